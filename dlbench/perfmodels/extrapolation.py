@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.lazy import Array, np
+from dlbench.perfmodels.schedules import power_below
 from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
 from dlbench.stats.pairing import SEED
@@ -37,6 +38,12 @@ PRIOR_SCALE = 0.03
 """Error per square root of a doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""
 PRIOR_POINTS = 2.0  # Points that the prior counts as.
 _ROUNDS = 100  # Of the likelihood's maximisation; each brings it nearer.
+HALVING = ("recursive-doubling", "recursive-halving", "recursive-halving-doubling", "shifted-halving-doubling")
+FREE_RUNNING = (0.85, 1.3)
+"""Time over price in lockstep of these where the ranks are no power of two and each goes on by its own clock, about the
+middle 80 % over 3 to 100 ranks. Simulated: with equal costs 1.00 where a message waits for both of its ranks, 1.00 to
+1.25 where it waits for its sender alone and ports are shared fairly; 0.78 to 1.43 with messages eight times faster in
+nodes of 2 to 8 ranks; bytes of recursive doubling up to 1.6. Rings and hierarchical are 1.00, start-ups 0.9 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,14 +116,29 @@ def network_error(network: NetworkModel, num_bytes: float) -> ModelError:
     return model_error([Miss(error=-math.log(near.ratio), doublings=math.log2(held.ranks / held.fitted_ranks[-1]))])
 
 
+def free_running(algorithm: str, ranks: int, draws: int) -> Array:
+    """Returns what a price in lockstep is multiplied with (1), shape (draws,): between the ends of `FREE_RUNNING`,
+    uniform in logarithms; 1 for other algorithms and powers of two.
+    """
+    if algorithm not in HALVING or ranks == power_below(ranks):
+        return np.ones(draws)
+    low, high = np.log(FREE_RUNNING)
+    factors: Array = np.exp(np.random.default_rng((SEED, 25, ranks)).uniform(low, high, draws))
+    return factors
+
+
 def network_factors(network: NetworkModel, collective: str, algorithm: str, num_bytes: float, ranks: int) -> Array:
     """What a predicted time is multiplied with in each of the network's draws (1), shape (draws,).
 
     Half of the draws are at either end of what the fit misses at the fitted rank counts next to this one. Beyond the
-    fitted rank counts the error of `network_error` comes to it, in a draw the same for all algorithms.
+    fitted rank counts the error of `network_error` comes to it, in a draw the same for all algorithms, and that of
+    ranks out of lockstep where it was not measured.
     """
     draws = len(network.draws)
     factors = network_error(network, num_bytes).drawn(doublings_beyond(network, ranks), draws, (SEED, 2))
     factors[0::2] *= (ends := network.residual(collective, algorithm, ranks))[0]
     factors[1::2] *= ends[1]
+    measured = {(one.collective, one.algorithm, one.ranks) for one in network.residuals}
+    if (collective, algorithm, ranks) not in measured:
+        factors *= free_running(algorithm, ranks, draws)
     return factors

@@ -70,6 +70,11 @@ class PointFigures(Spec):
     sent_bytes: NonNegative | None = Field(
         None, description="What a rank sends in a step, bytes, median over runs; null: not known."
     )
+    leaves: tuple[CountOrZero, ...] | None = Field(
+        None,
+        description="Number of the leaf switch above each node, in the order of ranks, of the run in the middle; null: "
+        "not recorded.",
+    )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
     @model_validator(mode="after")
@@ -77,6 +82,12 @@ class PointFigures(Spec):
         names = [run.run_id for run in self.runs]
         if len(set(names)) < len(names):
             raise ValueError(f"runs at {self.ranks} ranks: a name stands for one run, and some are given twice")
+        return self
+
+    @model_validator(mode="after")
+    def _leaf_of_each_node(self) -> Self:
+        if self.leaves is not None and len(self.leaves) != self.nodes:
+            raise ValueError(f"leaf switches are of {len(self.leaves)} nodes, {self.ranks} ranks are on {self.nodes}")
         return self
 
 

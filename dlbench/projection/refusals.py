@@ -1,7 +1,7 @@
 """What a projection refuses, and what it flags: each with a code, a sentence and what would mend it.
 
-`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10) it
-says by `refused` and `flagged`, so that all codes and their words are here.
+`reasons` and `flags` know what ingredients alone say. What only the model can tell (R5, R8, R10, F5, F7, F8, F10, F12)
+it says by `refused` and `flagged`, so that all codes and their words are here.
 """
 
 from __future__ import annotations
@@ -111,6 +111,12 @@ FLAGS = {
     "F11": (
         "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, and the band allows for it",
         "Measure more hosts, or give the history of this system (--history DIR)",
+    ),
+    "F12": (
+        "no measured run with recorded switches shows how ranks lie below several leaf switches, so their order is drawn "
+        "between sorted and shuffled",
+        "Measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
+        "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
     ),
 }
 """Of each code why a figure is less certain, and what to do; in braces what the case fills in."""

@@ -33,12 +33,13 @@ from dataclasses import dataclass, replace
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, model_error
+from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, free_running, model_error
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.batch import own_work
 from dlbench.projection.exchange import (
     AS_IT_RAN,
+    FASTEST,
     Cycle,
     Messages,
     NoModelError,
@@ -56,9 +57,10 @@ from dlbench.projection.exchange import (
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
+from dlbench.projection.placement import Order, leaves_at, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.projection.refusals import MIN_POINTS, LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -66,9 +68,12 @@ from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
+LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
+CHANGES = 0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+HARDLY = 0.02  # A chance below which an algorithm is left out.
 ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
-STEP_SCALE = 0.006
+STEP_SCALE = 0.002
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
 costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
 bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
@@ -79,7 +84,10 @@ TREND = 0.1
 """Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
 logarithm: congestion, or an algorithm of which the model knows nothing."""
 _SLOPES = 201  # Values that a slope may have, between its ends.
-_SESSIONS = 0.003  # Deviation of computing from point to point that runs of one point do not show, a share of it.
+HOST = 0.01
+"""Deviation, before any was seen, of what the causes without a model grow by with each doubling, a share of the step."""
+_HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
+SESSIONS = 0.004  # Deviation of computing from session to session, a share of it, before any was seen.
 _HIDDEN_ROUNDS = 3  # Until what is hidden and what it slows down agree.
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
@@ -179,7 +187,7 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
     What runs, costs and nodes scatter is drawn by itself in every projection, so it counts as scatter of the miss.
     """
     ingredients, found = model.ingredients, []
-    names = STAND_INS if model.costs is None else model.costs.algorithms
+    names = LIBRARY if model.costs is None else model.costs.algorithms
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
         nodes, supply, batch = ingredients.nodes, ingredients.supply, known[-1].batch_per_rank
@@ -246,12 +254,14 @@ class _Costs:
     ingredients: Ingredients
     network: NetworkModel
     ran: Way
+    orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
-    picks: npt.NDArray[np.int64]  # Which of them, by draw.
+    picks: npt.NDArray[np.int64]  # Which of them in which order, by draw: order x number of algorithms + algorithm.
+    rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
 
     @classmethod
-    def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_INS) -> _Costs | None:
+    def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Costs | None:
         """None where nothing is known of an exchange. `names`: what a library may choose by itself. Raises
         `NoModelError`: that of the runs has no model.
         """
@@ -263,30 +273,40 @@ class _Costs:
         # A library chooses by itself; Gloo's all-reduce is a ring.
         if own != "ring" or result.carrier in RINGS:
             names = (own,)
-        picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
         costs = cls(
-            ingredients=ingredients, network=costly, ran=ran, algorithms=names, picks=picks, trend=np.zeros(draws)
+            ingredients=ingredients,
+            network=_with_uplinks(ingredients, network),
+            ran=ran,
+            orders=orders_of(ingredients),
+            algorithms=names,
+            picks=np.zeros(draws, dtype=np.int64),
+            rows=np.zeros(draws, dtype=np.int64),
+            trend=np.zeros(draws),
         )
-        slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
-        evidence, trends = [], []
-        able: list[str] = []
+        missed: dict[str, Array] = {}
+        doublings = np.zeros(0)
         for name in names:
             try:
-                doublings, missed = replace(costs, algorithms=(name,))._missed()
+                doublings, missed[name] = replace(costs, algorithms=(name,))._missed()
             except NoModelError:
                 if len(names) == 1:
                     raise
-                continue
-            chance, trend = _slope(doublings, missed, slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2, draws)
-            able.append(name)
-            evidence.append(chance)
-            trends.append(trend)
-        chances = np.exp(np.array(evidence) - max(evidence))
-        picks = np.random.default_rng([SEED, 16]).choice(len(able), draws, p=chances / chances.sum())
-        standing = tuple(able[number] for number in np.unique(picks))
-        trend = np.choose(picks, trends)
-        picks = np.searchsorted(np.unique(picks), picks)
-        return replace(costs, algorithms=standing, picks=picks, trend=trend)
+        # Shape (points, orders, algorithms, rows of costs).
+        errors = np.stack(list(missed.values()), axis=2)
+        slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
+        line = _line(doublings, errors.reshape(len(doublings), -1), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
+        chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
+        if FASTEST in missed:
+            chances[:, list(missed).index(FASTEST)] *= CHANGES
+        # What is hardly possible is left out, and so never named.
+        by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
+        chances[:, by_algorithm < HARDLY] = 0.0
+        columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
+        order, algorithm, rows = np.unravel_index(columns, chances.shape)
+        standing = np.flatnonzero(by_algorithm >= HARDLY)
+        picks = order * len(standing) + np.searchsorted(standing, algorithm)
+        algorithms = tuple(list(missed)[number] for number in standing)
+        return replace(costs, algorithms=algorithms, picks=picks, rows=rows, trend=line.drawn(columns))
 
     def elsewhere(self, there: Ingredients) -> _Costs | None:
         """The same on another system: how its network's costs go on is not known."""
@@ -295,11 +315,18 @@ class _Costs:
         network = _with_uplinks(there, there.network)
         trend = self.trend if network == self.network else self.trend - np.median(self.trend)
         ran = replace(self.ran, group_size=there.exchange.group_size)
-        return replace(self, ingredients=there, network=network, ran=ran, trend=trend)
+        orders = orders_of(there)
+        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.picks))
+        picks = placed * len(self.algorithms) + self.picks % len(self.algorithms)
+        rows = self.rows % max(1, len(network.draws))
+        return replace(
+            self, ingredients=there, network=network, ran=ran, orders=orders, picks=picks, rows=rows, trend=trend
+        )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Of each point on several nodes whose runs say how long messages were under way: doublings from the anchor,
-        and the logarithm of that over what they cost by the fitted costs. Raises `NoModelError`: no such algorithm.
+        """Returns doublings from the anchor, shape (points,), of points on several nodes whose runs say how long messages
+        were under way, and the logarithm of that over what they cost, shape (points, orders, rows of costs). Raises
+        `NoModelError`: no such algorithm.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -307,28 +334,49 @@ class _Costs:
             if point.nodes > 1 and len(times) == len(point.runs):
                 backward = np.array([np.mean([run.parts.get("backward", 0.0) for run in point.runs])])
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
-                (price,) = self._prices(point.ranks, None)
+                prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                missed.append(math.log(np.mean(times) / sum(float(price(size)[0]) for size in messages.sizes)))
-        return np.array(doublings), np.array(missed)
+                costs = np.array([sum(self._rows(price(size)) for size in messages.sizes) for price in prices])
+                missed.append(np.log(np.mean(times) / costs))
+        num_rows = max(1, len(self.network.draws))
+        return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
+
+    def _rows(self, price: Array) -> Array:
+        """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
+        return price[1:] if self.network.draws else price
 
     def names(self, way: Way | None) -> tuple[str, ...]:
         """What stands for a way of exchanging."""
         own = priced_as(way or self.ran)
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
-    def _layout(self, ranks: int, way: Way | None) -> Layout:
+    def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
         """Raises `NoModelError`: groups that no node holds."""
         way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:
             raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
         leaf_size = leaf * full if leaf and ranks > full else None
-        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=min(ranks, full))
+        leaves = None
+        if leaf_size is not None and self.network.beyond is not None:
+            leaves = leaves_at(self.ingredients, ranks, order)
+        node = min(ranks, full)
+        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=node, leaves=leaves)
 
     def _prices(self, ranks: int, way: Way | None) -> list[Price]:
-        layout = self._layout(ranks, way)
-        return [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
+        """Of each order of nodes, each algorithm in turn; orders that are one layout share them."""
+        prices: list[Price] = []
+        made: dict[Layout, list[Price]] = {}
+        for order in self.orders:
+            layout = self._layout(ranks, way, order)
+            if layout not in made:
+                made[layout] = [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
+            prices += made[layout]
+        return prices
+
+    def is_order_open(self, ranks: int) -> bool:
+        """Returns whether nodes of a run may lie in the order of leaf switches, and may lie out of it."""
+        return len({self._layout(ranks, None, order).leaves is None for order in self.orders}) > 1
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
@@ -350,12 +398,16 @@ class _Costs:
 
     def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
         """Seconds of each message by draw, as the network has them."""
-        prices, draws, known = self._prices(ranks, way), len(self.picks), len(self.network.draws)
-        # Row 0 of a price is the fitted costs, the others are their draws.
-        rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
-        picks = self.picks if len(prices) == len(self.algorithms) else 0 * self.picks
-        longer = np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
-        return [longer * np.choose(picks, [price(size)[rows] for price in prices]) for size in messages.sizes]
+        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.picks)
+        order, algorithm = np.divmod(self.picks, len(self.algorithms))
+        if names != self.algorithms:
+            algorithm = np.zeros_like(algorithm)
+        longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
+        longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
+        picks, rows = len(names) * order + algorithm, self.rows
+        return [
+            longer * np.array([self._rows(price(size)) for price in prices])[picks, rows] for size in messages.sizes
+        ]
 
     def by_level(
         self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
@@ -365,10 +417,11 @@ class _Costs:
         """
         taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, _ready(messages, computing)))
         first = last_stretch(ready, taken)
+        layout = self._layout(ranks, way, self.orders[len(self.orders) // 2])
         levels: dict[str, float] = {}
         phi: dict[str, float] = {}
         for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
-            apart = taken_apart(self.network, self._layout(ranks, way), way or self.ran, self.names(way)[0], size)
+            apart = taken_apart(self.network, layout, way or self.ran, self.names(way)[0], size)
             whole = apart.seconds(self.network)
             for level, part in apart.by_level(self.network).items():
                 levels[level] = levels.get(level, 0.0) + seconds * part / whole
@@ -402,6 +455,8 @@ class _Model:
     shown: Array  # X at the anchor, seconds.
     hidden: Array  # G at the anchor, seconds.
     slowed: Array  # kappa.
+    host_growth: Array  # Seconds per doubling of the ranks.
+    session: Array  # Factor between the sessions of the anchor and of a target (1).
     is_home: bool = True  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
@@ -444,7 +499,7 @@ class _Model:
             "compute": computing["forward"] + computing["backward"],
             "optimizer": updating,
             "input": computing["input"],
-            "host": at["host"],
+            "host": np.maximum(0.0, at["host"] + self.host_growth * math.log2(ranks / anchor.ranks)),
             "straggler": straggler,
             "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
         }
@@ -459,7 +514,7 @@ class _Model:
         step = sum(parts.values(), np.zeros(draws))
         # What lies between measured points is known from both sides.
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in found.points)
-        factor = error.drawn(doublings, draws, (SEED, 15))
+        factor = self.session * error.drawn(doublings, draws, (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
         factor = ended / step
@@ -472,8 +527,11 @@ class _Model:
             whole_step = sum(account[name] for name in PARTS)
             is_known = all(run.parts for run in point.runs)
             parts = {name: account[name] * ended / whole_step for name in PARTS} if is_known else {}
-        elif unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
-            told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+        else:
+            if unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
+                told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+            if self.costs is not None and self.costs.is_order_open(ranks):
+                told = (*told, flagged("F12"))
         return replace(
             _target(found, ranks, ended, factor, parts, told),
             exchange_by_level=tuple(levels.items()),
@@ -482,24 +540,41 @@ class _Model:
         )
 
 
-def _slope(
-    x: Array, y: Array, slopes: Array, prior: Array, expected: float, draws: int
-) -> tuple[float, Array]:
-    """Returns the logarithm of how likely y is under a line over x, but for a constant, and drawn slopes, (draws,).
+@dataclass(frozen=True)
+class _Line:
+    """Slopes of lines of y over x, one for each column of y."""
 
-    The error is normal of unknown variance, expected to be `expected` with the weight of `PRIOR_POINTS` points (Gelman
-    et al., section 14.2); level and variance are integrated out. `slopes`, `prior`: values that the slope may have,
-    ascending, and the logarithm of how likely each was before.
+    evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
+    slopes: Array  # Values that a slope may have, ascending.
+    chances: Array  # Of each, summed up, shape (slopes, columns).
+    variances: Array  # That the errors about a line of each slope are expected to have, shape (slopes, columns).
+
+    def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
+        """Returns slopes of these columns by draw, shape (draws,)."""
+        draws = len(columns)
+        shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
+        found = np.zeros(draws)
+        for column in np.unique(columns):
+            is_drawn = columns == column
+            found[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
+        return found
+
+
+def _line(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> _Line:
+    """Returns lines through points of x, shape (points,), and y, shape (points, columns).
+
+    Their error is normal of unknown variance, expected to be `expected` with the weight of `PRIOR_POINTS` points
+    (Gelman et al., section 14.2); level and variance are integrated out. `slopes`, `prior`: values that a slope may
+    have, and the logarithm of how likely each was before.
     """
-    logs = prior - prior.max()
-    if len(x) > 1:
-        left = y[:, None] - x[:, None] * slopes
-        squares = ((left - left.mean(axis=0)) ** 2).sum(axis=0)
-        logs = logs - (PRIOR_POINTS + len(x) - 1) / 2 * np.log(PRIOR_POINTS * expected + squares)
-    chances = np.cumsum(np.exp(logs - logs.max()))
-    shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
-    drawn: Array = np.interp(shares * chances[-1], chances, slopes)
-    return float(np.log(chances[-1]) + logs.max()), drawn
+    x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
+    squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
+    total = PRIOR_POINTS * expected + np.maximum(0.0, squares)
+    freedom = PRIOR_POINTS + max(0, len(x) - 1)
+    logs = prior[:, None] - freedom / 2 * np.log(total)
+    chances = np.exp(logs - logs.max(axis=0))
+    evidence = np.log(chances.sum(axis=0)) + logs.max(axis=0)
+    return _Line(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0), total / freedom)
 
 
 def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
@@ -531,7 +606,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     return figures
 
 
-def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_INS) -> _Model | Refused:
+def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Model | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
     `names`: algorithms that may stand for a library's own.
     """
@@ -567,6 +642,7 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_IN
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
+    slowed, scatter = _slowed(ingredients, draws)
     return _Model(
         ingredients=ingredients,
         costs=costs,
@@ -575,18 +651,24 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = STAND_IN
         rho=rho,
         shown=shown,
         hidden=hidden,
-        slowed=_slowed(ingredients, draws),
+        slowed=slowed,
+        host_growth=_host_growth(ingredients, draws),
+        session=np.exp(math.sqrt(2) * scatter * np.random.default_rng([SEED, 21]).standard_normal(draws)),
     )
 
 
-def _slowed(ingredients: Ingredients, draws: int) -> Array:
-    """Returns how many seconds computing takes longer for each second of exchange hidden in it, shape (draws,).
+def _slowed(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
+    """Returns how many seconds computing takes longer for each second of exchange hidden in it, and by how much it differs
+    from session to session (standard deviation, a share of it), both of shape (draws,).
 
     Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
     tell, the prior of `SLOWED` is left.
     """
     computing, hidden, variances = [], [], []
-    for point in ingredients.points:
+    points = [point for point in ingredients.points if point.nodes > 2]
+    if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
+        points = list(ingredients.points)
+    for point in points:
         runs = [run for run in point.runs if run.parts and run.communication_s is not None]
         if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
             continue
@@ -595,11 +677,33 @@ def _slowed(ingredients: Ingredients, draws: int) -> Array:
         hidden.append(statistics.fmean(_hidden(run) for run in runs))
         if len(runs) > 1:
             variances.append(statistics.variance(passes) / len(runs))
-    expected = statistics.fmean(variances or [0.0])
-    if computing:
-        expected += (_SESSIONS * statistics.fmean(computing)) ** 2
+    if not computing:
+        return np.random.default_rng([SEED, 20]).exponential(SLOWED, draws), np.full(draws, SESSIONS)
+    middle = statistics.fmean(computing)
+    expected = statistics.fmean(variances or [0.0]) + (SESSIONS * middle) ** 2
     slopes = np.linspace(0.0, 1.0, _SLOPES)
-    return _slope(np.array(hidden), np.array(computing), slopes, -slopes / SLOWED, expected, draws)[1]
+    line = _line(np.array(hidden), np.array(computing)[:, None], slopes, -slopes / SLOWED, expected)
+    slowed = line.drawn(np.zeros(draws, dtype=np.int64))
+    freedom = PRIOR_POINTS + len(computing) - 1
+    chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
+    scatter: Array = np.sqrt(np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2) / middle
+    return slowed, scatter
+
+
+def _host_growth(ingredients: Ingredients, draws: int) -> Array:
+    """Returns how many seconds the causes without a model grow with each doubling of the ranks over the points on several
+    nodes, shape (draws,).
+    """
+    points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
+    if not points:
+        return np.zeros(draws)
+    host = [float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points]
+    doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
+    step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
+    slopes = np.linspace(-5 * HOST * step, 5 * HOST * step, _SLOPES)
+    prior = -((slopes / (HOST * step)) ** 2) / 2
+    line = _line(np.array(doublings), np.array(host)[:, None], slopes, prior, (_HOST_SCATTER * step) ** 2)
+    return line.drawn(np.zeros(draws, dtype=np.int64))
 
 
 def _hidden(run: RunFigures) -> float:

@@ -64,8 +64,9 @@ class Kind:
     slower: Span = Span(0, 0)  # By how much, a share, each host by itself.
     racks: bool = False  # Racks of eight share half of the variance of hosts.
     session_sd: float = 0.005
+    carrier: str = "gloo"  # What moves the bytes; its all-reduce is a ring, others choose by themselves.
     algorithm: str = "ring"
-    tree_from: tuple[int, ...] = ()  # Nodes from which the library takes a double binary tree, one of them.
+    tree_bias: Span | None = None  # What the library takes a tree to cost, over its true cost; None: it takes none.
     unmodelled: Span = Span(0, 0)  # What the host does more with each doubling, of a step's computing.
     delay_s: Span = Span(0, 0)
     spikes: Span = Span(0, 0)  # Share of steps in which a node is late.
@@ -92,8 +93,12 @@ KINDS: Mapping[str, Kind] = {
     "nodes are late in some steps": Kind(spikes=Span(0.001, 0.02), spike_ratio=Span(1.2, 3.0)),
     "late nodes and hidden exchange": Kind(spikes=Span(0.001, 0.02), spike_ratio=Span(1.2, 3.0), slowed=HIDDEN),
     "sessions drift by 2 %": Kind(session_sd=0.02),
-    "the library has another algorithm": Kind(algorithm="double-binary-tree"),
-    "the library changes its algorithm": Kind(tree_from=(4, 8, 16, 32, 64, 128)),
+    "the library has a ring": Kind(carrier="nccl"),
+    "the library has another algorithm": Kind(carrier="nccl", algorithm="double-binary-tree"),
+    "the library changes its algorithm": Kind(carrier="nccl", tree_bias=Span(0.8, 1.25)),
+    "ranks lie in the order of switches": Kind(switches="sorted"),
+    "ranks lie in another order than switches, as recorded": Kind(switches="shuffled"),
+    "nobody recorded in which order ranks lie": Kind(switches="not recorded"),
     "what has no model grows": Kind(unmodelled=Span(0, 0.04)),
     "messages start late, which no record says": Kind(delay_s=Span(0, 0.01)),
 }
@@ -117,14 +122,25 @@ def machine_of(rng: np.random.Generator, kind: Kind) -> Machine:
     # A ring of 16 ranks sends 15/8 of a message through each adapter.
     num_bytes = 4_000_000 * int(rng.integers(1, 8))
     beta = whole / messages / num_bytes * 8 / 15
+    placement: Mapping[str, Any] = {}
+    if kind.switches:
+        is_shuffled = kind.switches == "shuffled" or (kind.switches == "not recorded" and rng.random() < 0.5)
+        placement = {
+            "leaf_nodes": int(rng.choice((4, 8) if kind.switches == "shuffled" else (4, 8, 16, 32))),
+            "taper": float(rng.uniform(1.5, 4.0)),
+            "placement": "shuffled" if is_shuffled else "sorted",
+            "placement_seed": int(rng.integers(1 << 30)),
+            "records_switches": kind.switches != "not recorded",
+        }
     return Machine(
+        **placement,
         ranks_per_node=RANKS,
         sizes=(num_bytes,) * messages,
         shares=tuple(float(share) for share in shares),
         network=network_of((5e-6, beta / 8), (rng.uniform(5e-6, 5e-5), beta)),
         algorithm=kind.algorithm,
-        tree_from=int(rng.choice(kind.tree_from)) if kind.tree_from else None,
-        carrier="nccl",
+        tree_bias=None if kind.tree_bias is None else kind.tree_bias.drawn(rng),
+        carrier=kind.carrier,
         congestion=kind.congestion.drawn(rng),
         slowed=kind.slowed.drawn(rng),
         jitter=rng.uniform(0.005, 0.03),
