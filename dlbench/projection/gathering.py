@@ -38,6 +38,9 @@ from dlbench.specs.sync import SyncSpec, fusion_bytes
 from dlbench.specs.training import TrainSpec
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
+SHARED = 0.1
+"""Share of the CPU time of the ranks on other nodes that a node sees on its own cores, from which on these are the same:
+interrupts of networks are in the one figure and not in the other."""
 MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
 """Storage is saturated where demand rose by this factor or more, and the rate by no more than that one."""
 
@@ -92,6 +95,7 @@ def gathered(
         scaling=group.scaling,
         ranks_per_node=per_node,
         points=tuple(_figures(point, points, table) for point in points),
+        shared_cores=_shared_cores(runs),
         is_crowded=any(crowded_hosts(run.record) for run in group.runs if run.record is not None),
         exchange=exchange,
         engine=plan.engine.name,
@@ -160,6 +164,10 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         )
     middle = sorted(found, key=lambda run: run.step_s)[(len(found) - 1) // 2]
     records = [record for run_id in point.run_ids if (record := table.runs[run_id].record) is not None]
+    busy = [load for record in records for load in record.load if load.busy_s is not None and load.window_s > 0]
+    steps = table.runs[point.run_ids[0]].plan.measure.measured_steps
+    cpu_s = sum(load.own_s for load in busy) / (len(records) * point.ranks * steps) if busy else None
+    core_use = [(load.busy_s or 0.0) / (load.window_s * len(load.cores)) for load in busy]
     held = [one.held_bytes for one in records if one.held_bytes is not None]
     sent = [one.exchange.sent_bytes for one in records if one.exchange and one.exchange.sent_bytes is not None]
     return PointFigures(
@@ -169,6 +177,8 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         strategy=table.runs[point.run_ids[0]].plan.strategy,
         memory_bytes=statistics.median(held) if held else None,
         sent_bytes=statistics.median(sent) if sent else None,
+        cpu_s=cpu_s,
+        core_use=statistics.fmean(core_use) if core_use else None,
         leaves=_leaves(table.runs[middle.run_id].record, point.nodes),
         runs=tuple(found),
     )
@@ -191,6 +201,21 @@ def without_strategy(run: Run) -> Run:
         run, {"recompute": train["recompute"].default, "swap": train["swap"].default, "memory": MemorySpec()}
     )
     return replace(found, plan=found.plan.model_copy(update={"engine": EngineSpec(name="ddp"), "sync": SyncSpec()}))
+
+
+def _shared_cores(runs: Sequence[Run]) -> int | None:
+    """Returns how many cores all nodes of the runs share, as the nodes of a one-box cluster do; None where each node has
+    its own, or nobody measured whose processes used them.
+    """
+    loads = [load for run in runs if run.record is not None for load in run.record.load]
+    nodes = len(loads) / max(1, len(runs))
+    if nodes < 2 or any(load.others_s is None for load in loads):
+        return None
+    elsewhere_s = (nodes - 1) * sum(load.own_s for load in loads)
+    others_s = sum(load.others_s or 0.0 for load in loads)
+    if others_s < SHARED * elsewhere_s:
+        return None
+    return max(len(load.cores) for load in loads)
 
 
 def _own_work(run_id: str, table: RunTable) -> float | None:

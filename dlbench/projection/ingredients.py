@@ -70,6 +70,12 @@ class PointFigures(Spec):
     sent_bytes: NonNegative | None = Field(
         None, description="What a rank sends in a step, bytes, median over runs; null: not known."
     )
+    cpu_s: NonNegative | None = Field(
+        None, description="CPU time of a rank in a step, seconds, mean over ranks and runs; null: not measured."
+    )
+    core_use: NonNegative | None = Field(
+        None, description="Share of the time of a node's cores that processes used; null: not measured."
+    )
     leaves: tuple[CountOrZero, ...] | None = Field(
         None,
         description="Number of the leaf switch above each node, in the order of ranks, of the run in the middle; null: "
@@ -190,6 +196,9 @@ class Ingredients(Spec):
     )
     points: tuple[PointFigures, ...] = Field(min_length=1, description="By rank count, ascending.")
     is_crowded: Flag = Field(False, description="Whether ranks shared cores.")
+    shared_cores: Count | None = Field(
+        None, description="Cores that all nodes have together, as nodes of one machine do; null: each has its own."
+    )
     exchange: ExchangeResult | None = Field(
         None, description="Messages and gradients of a step, of the run in the middle at the largest point."
     )

@@ -25,6 +25,7 @@ UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) beyond which a
 SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest measured one.
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
 TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slower nodes than were ever seen.
+MOST_BUSY = 0.6  # Share of the time of shared cores from which on ranks wait for a core, and steps say nothing else.
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
 UNEXPLAINED = 0.5
 """Share of the measured exchange that the network's costs may miss: beyond, most of what is projected is not theirs."""
@@ -220,6 +221,13 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
     if len(anchor.runs) < LEAST_RUNS:
         yield refused("R1", None, ranks=ranks_text(anchor.ranks), least=LEAST_RUNS)
+    cores, core_use = ingredients.shared_cores, (anchor.core_use or 0.0) * ranks / anchor.ranks
+    if cores is not None and core_use > MOST_BUSY and ranks != anchor.ranks:
+        what = (
+            f"all nodes share {cores} cores of one machine, which {ranks_text(ranks)} would use for "
+            f"{percent(core_use, 0)} of the time (at most {percent(MOST_BUSY, 0)})"
+        )
+        yield refused("R4", ranks, what=what)
     leaf, known = ingredients.nodes_per_leaf, {} if network is None else network.levels
     is_beyond = leaf is not None and nodes > leaf and ingredients.leaf_taper is None
     unknown = [

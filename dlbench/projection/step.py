@@ -83,6 +83,9 @@ GPUs of five kinds 18.9 % on average, at most 40 % (arXiv 2507.03114). The prior
 TREND = 0.1
 """Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
 logarithm: congestion, or an algorithm of which the model knows nothing."""
+_OVERLAP = (0.1, 0.7)
+"""Ends of the inverse norm that joins the time of messages on the wire with that of their ranks' work on shared cores: 0
+is the longer of both, 1 their sum. Of 16 paced ranks on two cores, 0.3 to 0.6 (`make bench AREA=projection`)."""
 _SLOPES = 201  # Values that a slope may have, between its ends.
 HOST = 0.01
 """Deviation, before any was seen, of what the causes without a model grow by with each doubling, a share of the step."""
@@ -259,6 +262,7 @@ class _Costs:
     picks: npt.NDArray[np.int64]  # Which of them in which order, by draw: order x number of algorithms + algorithm.
     rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
+    crowding: float  # CPU time of messages over their time on the wire at the anchor, where nodes share cores; else 0.
 
     @classmethod
     def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Costs | None:
@@ -282,6 +286,7 @@ class _Costs:
             picks=np.zeros(draws, dtype=np.int64),
             rows=np.zeros(draws, dtype=np.int64),
             trend=np.zeros(draws),
+            crowding=_crowding(ingredients),
         )
         missed: dict[str, Array] = {}
         doublings = np.zeros(0)
@@ -293,8 +298,10 @@ class _Costs:
                     raise
         # Shape (points, orders, algorithms, rows of costs).
         errors = np.stack(list(missed.values()), axis=2)
+        if costs.crowding:  # Costs of the network hold some of it, too, so that what they miss is no trend.
+            doublings, errors = doublings[:0], errors[:0]
         slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
-        line = _line(doublings, errors.reshape(len(doublings), -1), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
+        line = _line(doublings, errors.reshape(len(doublings), math.prod(errors.shape[1:])), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
         chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
         if FASTEST in missed:
             chances[:, list(missed).index(FASTEST)] *= CHANGES
@@ -340,6 +347,12 @@ class _Costs:
                 missed.append(np.log(np.mean(times) / costs))
         num_rows = max(1, len(self.network.draws))
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
+
+    def _crowded(self, ranks: int, norms: Array) -> Array:
+        """Returns what messages take longer because ranks of all nodes share cores (1), by draw."""
+        share = self.crowding * ranks / self.ingredients.anchor.ranks
+        longer: Array = (1 + share**norms) ** (1 / norms)
+        return longer
 
     def _rows(self, price: Array) -> Array:
         """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
@@ -404,6 +417,8 @@ class _Costs:
             algorithm = np.zeros_like(algorithm)
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
         longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
+        norms = 1 / np.random.default_rng([SEED, 26]).uniform(*_OVERLAP, draws)
+        longer *= self._crowded(ranks, norms)
         picks, rows = len(names) * order + algorithm, self.rows
         return [
             longer * np.array([self._rows(price(size)) for price in prices])[picks, rows] for size in messages.sizes
@@ -427,6 +442,21 @@ class _Costs:
                 levels[level] = levels.get(level, 0.0) + seconds * part / whole
             phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
         return levels, phi
+
+
+def _crowding(ingredients: Ingredients) -> float:
+    """Returns the CPU time of messages over their time on the wire at the anchor, where all nodes share cores: the CPU
+    time that the ranks of the smallest point do not need, on so many cores. It grows with the ranks. 0 elsewhere.
+    """
+    anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
+    times = [run.communication_s for run in anchor.runs if run.communication_s]
+    if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
+        return 0.0
+    alone_s = 0.0 if first is anchor or first.cpu_s is None else first.cpu_s
+    cores_s = max(0.0, anchor.cpu_s - alone_s) * anchor.ranks / cores
+    norm = 2 / sum(_OVERLAP)
+    wire_s = max(0.0, statistics.fmean(times) ** norm - cores_s**norm) ** (1 / norm)
+    return cores_s / max(wire_s, cores_s)
 
 
 def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
