@@ -36,6 +36,7 @@ class Miss:
 
     error: float  # log(measured / predicted).
     doublings: float  # Beyond the points behind the prediction, above 0.
+    scatter: float = 0.0  # Standard deviation of the error that runs alone give it.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slowe
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
 UNEXPLAINED = 0.5
 """Share of the measured exchange that the network's costs may miss: beyond, most of what is projected is not theirs."""
+UPWARDS = 0.5  # Probability of a law that outgrows the logarithm from which a figure by points is flagged.
 SMALL = 0.05  # Share of a step below which that does not matter: it stays as it is at every rank count.
 WITH_MODEL = ("serial", "data", "out-of-core")  # Strategies whose step the model knows.
 LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of exchanging: else it is not of the wire.
@@ -76,10 +77,12 @@ FLAGS = {
     "F4": "the slowest of {nodes:,} nodes lies beyond what {seen:,} measured steps of nodes show",
     "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
     "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
-    "F7": "by the points alone: {why}",
+    "F7": "by the points alone, continued as {law}: {why}",
     "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
     "F9": "links between leaf switches were never measured: taken as those of nodes, {taper:g} times fewer",
     "F10": "{seconds} of the exchange are not in the network's costs and are taken to stay as they are",
+    "F13": "the points bend upwards: with a probability of {probability} a law goes on that outgrows the logarithm, so "
+    "that the band reaches far up; measure {ranks} or more",
 }
 
 
@@ -99,12 +102,13 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.
     """
-    if by == "model" and not ingredients.is_series:
+    without_model = tuple(_of_kind(ingredients, ranks))
+    if by == "model" and not without_model:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
     by_points = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
-    if not ingredients.is_series:
-        return by_points
-    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in by_points)
+    if ingredients.is_series:
+        return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in by_points)
+    return by_points if by == "points" else (*by_points, *without_model)
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:
@@ -175,6 +179,22 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     yield refused("R7", ranks, what=what, other=f"measure {MIN_POINTS - len(points)} more")
 
 
+def _of_kind(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
+    """Yields why no model knows steps of this kind, whatever else is measured."""
+    anchor, exchange = ingredients.anchor, ingredients.exchange
+    if not anchor.runs[0].parts:
+        yield refused("R8", ranks, what="the parts of the step are not known")
+    if anchor.strategy not in ("", *WITH_MODEL):
+        what = f"the model of the step knows no waiting for parameters and no collectives of {anchor.strategy}"
+        yield refused("R8", ranks, what=what)
+    elif any(run.parts.get("gather") for run in anchor.runs):
+        yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
+    if anchor.ranks > 1 and exchange is None:
+        yield refused("R8", ranks, what="the exchange was not recorded")
+    elif exchange is not None and exchange.averages_parameters:
+        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
+
+
 def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     """Yields what is refused for want of what the model needs."""
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
@@ -194,17 +214,6 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     if unknown:
         level, system = " and ".join(words for words, _ in unknown), ingredients.system or "SYSTEM"
         yield refused("R3", ranks, level=level, system=system, measured=unknown[-1][1])
-    if not anchor.runs[0].parts:
-        yield refused("R8", ranks, what="the parts of the step are not known")
-    if anchor.strategy not in ("", *WITH_MODEL):
-        what = f"the model of the step knows no waiting for parameters and no collectives of {anchor.strategy}"
-        yield refused("R8", ranks, what=what)
-    elif any(run.parts.get("gather") for run in anchor.runs):
-        yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
-    if anchor.ranks > 1 and ingredients.exchange is None:
-        yield refused("R8", ranks, what="the exchange was not recorded")
-    if ingredients.exchange is not None and ingredients.exchange.averages_parameters:
-        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
     wanted = ingredients.batch_at(ranks)
     if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)
