@@ -4,11 +4,11 @@ With k the nodes (inside one node: the ranks over those of the smallest point),
 
     T(p) = c0 ideal(p) + c1 x(p),   x of `LAWS`, e.g. log2 k (trees, the slowest of k) or 1 - 1/k (bytes of a ring)
 
-ideal = 1 under weak and 1/k under strong scaling; c0, c1 >= 0, by least relative squares. Which law goes on is drawn, by
-its prior times the likelihood of the points, which is how well it foretells each from the others (Gelman et al.,
-Bayesian Data Analysis, 3rd edition, 2013, section 7.4). Points miss a law by the scatter of their runs and by an error
-that no law explains, which is drawn along with it. How far a law is off beyond the points is learnt from every point
-that two or more smaller ones predict (`dlbench.perfmodels.extrapolation`).
+ideal = 1 under weak and 1/k under strong scaling; c0, c1 >= 0, by least relative squares. Each draw takes a law by its
+prior times the likelihood of the points, which is how well it foretells each from the others (Gelman et al., Bayesian
+Data Analysis, 3rd edition, 2013, section 7.4). Points miss a law by scatter and by an error that none explains.
+How far a law is off beyond the points is learnt from every point that two or more smaller ones predict
+(`dlbench.perfmodels.extrapolation`).
 
 The prior favours laws that flatten: fitted to four points of published series of a large machine, a straight line told
 20 to 420 % too long at 8 to 16 times the ranks, where logarithm and saturation were 4 to 14 % off.
@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import Miss, model_error
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.refusals import MIN_POINTS, reasons, usable_points
+from dlbench.projection.projected import Flag
+from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
+from dlbench.report.wording import percent, ranks_text
 from dlbench.stats.pairing import SEED, resampled
 
 DRAWS = 1000
@@ -37,13 +39,14 @@ LAWS: Mapping[str, Callable[[float], float]] = {
     "a square": lambda k: (k - 1) ** 2,
 }
 """How time beyond the ideal grows with the nodes, 0 for a single one; by name in words."""
-PRIOR = (0.38, 0.38, 0.02, 0.03, 0.03, 0.16)
+PRIOR = (0.39, 0.39, 0.02, 0.03, 0.03, 0.14)
 """Probability of each law before any point was seen. Runs may hide a square that is long at four times the ranks: with
 less for it, bands do not hold such series (`make bench AREA=truth.points`)."""
 NUM_FLAT = 2  # Laws that grow no faster than the logarithm: the first ones.
-UNEXPLAINED = (0.002, 0.01, 0.04)
+UPWARDS = 0.5  # Probability of a law that outgrows the logarithm beyond which a figure is flagged.
+UNEXPLAINED = (0.001, 0.005, 0.03)
 """Errors of a point that no law explains (standard deviation, logarithm), each as probable before any point was seen:
-up to 4 % in published series of large machines."""
+some per mille where runs are clean, 1 to 4 % in published series of large machines."""
 LAW_SCALE = 0.02
 """Error of a law per square root of a doubling before any was seen: `PRIOR_SCALE` less what is drawn by itself."""
 
@@ -53,9 +56,9 @@ class ByPoints:
     """The step at a rank count by the points alone."""
 
     law: str  # The most probable one of `LAWS`.
-    upwards: float  # Probability (1) that a law goes on which outgrows the logarithm.
     step_s: Array  # By draw, seconds.
     error: Array  # Factor of the law's own error that is in it, by draw.
+    flags: tuple[Flag, ...]  # Whether the points bend upwards.
 
 
 def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> ByPoints | None:
@@ -73,11 +76,9 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     drawn = resampled(by_run, centre="geometric mean", resamples=draws)
     assert drawn is not None  # Every point has `LEAST_RUNS`.
     middle = np.array([[statistics.geometric_mean(runs.values()) for runs in by_run]])
-    numbers = np.array([len(runs) for runs in by_run])
     # Runs of all points scatter alike, as far as so few of each can say.
-    squares = [statistics.pvariance(map(math.log, runs.values())) * len(runs) for runs in by_run]
-    variances = sum(squares) / (numbers - 1).sum() / numbers
-    weights = _weights(counts, middle, variances, is_strong)
+    variance = statistics.fmean(statistics.variance(map(math.log, runs.values())) for runs in by_run)
+    weights = _weights(counts, middle, variance / np.array([len(runs) for runs in by_run]), is_strong)
     rng = np.random.default_rng([SEED, 9])
     picks = np.searchsorted(np.cumsum(weights), rng.permutation((np.arange(draws) + 0.5) / draws))
     laws, unexplained = np.unravel_index(picks, weights.shape)
@@ -100,12 +101,17 @@ def points_only(ingredients: Ingredients, ranks: int, *, draws: int = DRAWS) -> 
     step *= error
     if doublings == 0:  # What was measured is no law's.
         step = drawn[:, [point.ranks for point in points].index(ranks)]
-    return ByPoints(law=best, upwards=float(by_law[NUM_FLAT:].sum()), step_s=step, error=error)
+    upwards = float(by_law[NUM_FLAT:].sum())
+    told: tuple[Flag, ...] = ()
+    if upwards > UPWARDS:
+        told = (flagged("F13", probability=percent(upwards, 0), ranks=ranks_text(2 * points[-1].ranks)),)
+    return ByPoints(law=best, step_s=step, error=error, flags=told)
 
 
 def _terms(law: str, counts: Sequence[float], is_strong: bool) -> Array:
     """Returns ideal and x of the law at each k, shape (counts, 2)."""
-    return np.array([(1 / k if is_strong else 1.0, LAWS[law](k)) for k in counts])
+    terms: Array = np.array([(1 / k if is_strong else 1.0, LAWS[law](k)) for k in counts])
+    return terms
 
 
 def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong: bool) -> Array:
@@ -124,7 +130,8 @@ def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong
         volume = np.linalg.slogdet(squares)[1] - np.log(precisions).sum(axis=1)
         logs[number] = math.log(PRIOR[number]) - (precisions.sum(axis=1) - fitted + volume) / 2
     weights: Array = np.exp(logs - logs.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights
 
 
 def _at(law: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:

@@ -28,7 +28,6 @@ TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slowe
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
 UNEXPLAINED = 0.5
 """Share of the measured exchange that the network's costs may miss: beyond, most of what is projected is not theirs."""
-UPWARDS = 0.5  # Probability of a law that outgrows the logarithm from which a figure by points is flagged.
 SMALL = 0.05  # Share of a step below which that does not matter: it stays as it is at every rank count.
 WITH_MODEL = ("serial", "data", "out-of-core")  # Strategies whose step the model knows.
 LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of exchanging: else it is not of the wire.

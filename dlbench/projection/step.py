@@ -56,18 +56,8 @@ from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import (
-    LEAST_EXPLAINED,
-    SCALE,
-    SMALL,
-    UNEXPLAINED,
-    UPWARDS,
-    flagged,
-    flags,
-    reasons,
-    refused,
-)
-from dlbench.report.wording import percent, ranks_text
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
@@ -148,11 +138,8 @@ def project(
             not_told += why
         else:
             words = "; ".join(f"{one.text} ({one.remedy})" for one in why) or "nothing else is known"
-            told = [flagged("F7", law=points.law, why=words), *flags(ingredients, count, by="points")]
-            if points.upwards > UPWARDS:
-                most = 2 * ingredients.anchor.ranks
-                told.append(flagged("F13", probability=percent(points.upwards, 0), ranks=ranks_text(most)))
-            targets.append(_target(ingredients, count, points.step_s, points.error, {}, tuple(told)))
+            told = (flagged("F7", law=points.law, why=words), *points.flags, *flags(ingredients, count, by="points"))
+            targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
         anchor_ranks=ingredients.anchor.ranks,
