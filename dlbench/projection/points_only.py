@@ -47,6 +47,7 @@ UPWARDS = 0.5  # Probability of a law that outgrows the logarithm beyond which a
 UNEXPLAINED = (0.001, 0.005, 0.03)
 """Errors of a point that no law explains (standard deviation, logarithm), each as probable before any point was seen:
 some per mille where runs are clean, 1 to 4 % in published series of large machines."""
+OVERHEAD = 0.3  # Overhead of the largest point (standard deviation), as a share of its step, before any was seen.
 LAW_SCALE = 0.02
 """Error of a law per square root of a doubling before any was seen: `PRIOR_SCALE` less what is drawn by itself."""
 
@@ -117,8 +118,8 @@ def _terms(law: str, counts: Sequence[float], is_strong: bool) -> Array:
 def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong: bool) -> Array:
     """Returns how probable each law is with each error that no law explains, shape (laws, errors); they sum to 1.
 
-    `variances`: of the logarithms of `middle`, by runs alone. The likelihood is a linear regression's with flat priors
-    of c0 and of the overhead at the largest point, as a share of the step there.
+    `variances`: of the logarithms of `middle`, by runs alone. The likelihood is a linear regression's with a flat prior
+    of c0 and a normal one of the overhead at the largest point, as a share of the step there.
     """
     precisions = 1 / (np.square(UNEXPLAINED)[:, None] + variances)  # Shape (errors, points).
     logs = np.empty((len(LAWS), len(UNEXPLAINED)))
@@ -126,6 +127,7 @@ def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong
         rows = _terms(law, counts, is_strong) / middle.T
         rows[:, 1] /= rows[-1, 1]
         squares, sums = rows.T * precisions[:, None] @ rows, precisions @ rows
+        squares[:, 1, 1] += OVERHEAD**-2
         fitted = (np.linalg.solve(squares, sums[..., None])[..., 0] * sums).sum(axis=1)
         volume = np.linalg.slogdet(squares)[1] - np.log(precisions).sum(axis=1)
         logs[number] = math.log(PRIOR[number]) - (precisions.sum(axis=1) - fitted + volume) / 2

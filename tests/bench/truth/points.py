@@ -2,7 +2,8 @@
 
 Overheads of each law, from barely visible to strong, are measured at several grids of nodes with few runs each, under
 weak and strong scaling, and asked for at 2 and 4 times the largest count. A series that no law explains has errors of
-its own at each point and at the target.
+its own at each point and at the target. Bands are made for such series, so that those that keep their law to the letter
+are held more often than 95 %.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def points(trials: int = TRIALS, draws: int = 500) -> Iterator[Figure]:
                 high=high,
                 n=len(given),
                 unit="% of series",
-                goal="90 to 99, within the scatter of the trials",
-                met=low <= 99 and high >= 90,
+                goal="at least 90, within the scatter of the trials",
+                met=high >= 90,
                 reason=f"answered {len(given)} of {trials}; median half width {width:.1f} %, bias {bias:+.1f} %",
             )
