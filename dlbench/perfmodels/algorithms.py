@@ -221,8 +221,21 @@ def patterns(
     return made[f"{collective} {algorithm}"]()
 
 
+def rank_leaves(layout: Layout) -> Numbers:
+    """Returns the number of the leaf switch above each rank."""
+    ranks = np.arange(layout.ranks)
+    if layout.leaves is None:
+        return ranks // (layout.leaf_size or layout.ranks)
+    numbers: Numbers = np.unique(layout.leaves, return_inverse=True)[1]
+    return numbers[ranks // layout.node_size]
+
+
 def _outer_block(layout: Layout) -> int:
-    """Ranks of the largest blocks that some messages leave; 1 where all ranks are in one."""
+    """Ranks of the largest blocks that some messages leave, one like the other; 1 where all ranks are in one, and all
+    ranks where nodes lie in any order.
+    """
+    if layout.leaves is not None:
+        return layout.ranks
     sizes = [size for size in (layout.leaf_size or layout.ranks, layout.node_size) if size < layout.ranks]
     return sizes[0] if sizes else 1
 
@@ -436,8 +449,9 @@ def _pairs(p: int, targets: int) -> tuple[Numbers, Numbers]:
 def _alike(layout: Layout, elements: int) -> Pattern | None:
     """Everyone to all others where all ranks are alike: one message of each level; None where they are not."""
     p, group = layout.ranks, min(layout.node_size, layout.ranks)
-    leaf = min(layout.leaf_size or p, p)
-    if elements % p or p % leaf or leaf % group:
+    by_leaf = rank_leaves(layout)
+    leaf, *others = np.unique(by_leaf, return_counts=True)[1].tolist()
+    if elements % p or any(other != leaf for other in others) or leaf % group:
         return None
     ranks = np.arange(p)
     near, far = ranks // group * group, ranks // leaf * leaf
@@ -446,7 +460,8 @@ def _alike(layout: Layout, elements: int) -> Pattern | None:
     source = np.repeat(ranks, [sum(n > 0 for n in many)] * p)
     target = np.stack([one for one, n in zip(targets, many, strict=True) if n], axis=1).ravel()
     weight = np.tile([n for n in many if n], p)
-    return Pattern(source, target, 0 * source, np.full(len(source), elements // p), weight=weight)
+    order = np.argsort(by_leaf, kind="stable")  # Ranks, one leaf after the other.
+    return Pattern(order[source], order[target], 0 * source, np.full(len(source), elements // p), weight=weight)
 
 
 def _all_to_all(layout: Layout, elements: int, lumped: bool) -> Iterator[Pattern]:

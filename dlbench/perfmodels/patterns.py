@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns
+from dlbench.perfmodels.algorithms import Numbers, Pattern, patterns, rank_leaves
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import LEVELS, Collective, LevelName
 
@@ -89,15 +89,15 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
     travels = pattern.count > 0
     source, target, count = pattern.source[travels], pattern.target[travels], pattern.count[travels]
     weight = np.ones(len(count), np.int64) if pattern.weight is None else pattern.weight[travels]
-    group, leaf = layout.node_size, layout.leaf_size or layout.ranks
-    level = np.where(source // group == target // group, 0, np.where(source // leaf == target // leaf, 1, 2))
+    node, leaf = np.arange(layout.ranks) // layout.node_size, rank_leaves(layout)
+    level = np.where(node[source] == node[target], 0, np.where(leaf[source] == leaf[target], 1, 2))
     sizes, index = np.unique(count, return_inverse=True)
     loads: set[Load] = set()
     for ranks in (source, target):
         shape = (layout.ranks, len(LEVELS), len(sizes))
         flat = np.ravel_multi_index((ranks, level, index), shape)
         messages = np.bincount(flat, weight, int(np.prod(shape))).astype(np.int64).reshape(shape)
-        for inner, name, block in ((0, "inside", group), (1, "across", group), (2, "beyond", leaf)):
+        for inner, name, block in ((0, "inside", node), (1, "across", node), (2, "beyond", leaf)):
             links: int | None = getattr(sharing, name)
             through = messages[:, inner:] if inner else messages[:, :1]  # those that leave the group, or the leaf
             busy = np.flatnonzero(through.any(axis=(1, 2)))
@@ -109,9 +109,9 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
                 loads.update(_distinct(LEVELS[inner:], sizes, through, own, 1))
             # A message inside a group is sent and received through the same memory.
             if links is not None and (inner or ranks is source):
-                flows = np.zeros((-(-layout.ranks // block), len(sizes)), np.int64)
-                np.add.at(flows, busy // block, own)
-                flows = flows[busy // block]
+                flows = np.zeros((block.max() + 1, len(sizes)), np.int64)
+                np.add.at(flows, block[busy], own)
+                flows = flows[block[busy]]
                 loads.update(_distinct(LEVELS[inner:], sizes, through, flows, links))
     reduced = int(np.bincount(target, pattern.added[travels] * weight).max(initial=0))
     order = sorted(loads, key=lambda load: (load.level, load.starts, load.flows, load.links))

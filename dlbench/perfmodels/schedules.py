@@ -142,14 +142,16 @@ def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> i
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """How ranks are grouped: rank r is in group r // group_size (of grouped algorithms), on node r // node_size (as
-    launchers number ranks) and below leaf switch r // leaf_size. A message belongs to the innermost level that holds
-    both of its ranks.
+    launchers number ranks) and below leaf switch r // leaf_size, or that of its node in `leaves`. A message belongs to
+    the innermost level that holds both of its ranks.
     """
 
     ranks: int
     group_size: int
     leaf_size: int | None = None  # Ranks below a leaf switch; None: all, or switches are not known.
     node_size: int = 0  # Ranks of a node, where groups are parts of it; 0: groups are nodes.
+    leaves: tuple[int, ...] | None = None
+    """Number of the leaf switch of each node, in the order of ranks; None: nodes lie in the order of switches."""
 
     def __post_init__(self) -> None:
         if not self.node_size:
@@ -158,6 +160,9 @@ class Layout:
             raise ValueError(f"{self.ranks} ranks in groups of {self.group_size}: both are at least 1")
         if self.leaf_size is not None and (self.leaf_size < 1 or self.leaf_size % self.node_size):
             raise ValueError(f"{self.leaf_size} ranks below a leaf switch are no whole groups of {self.node_size}")
+        nodes = -(-self.ranks // self.node_size)
+        if self.leaves is not None and len(self.leaves) != nodes:
+            raise ValueError(f"leaf switches of {len(self.leaves)} nodes are given, and the ranks are on {nodes}")
 
     @property
     def num_groups(self) -> int:
@@ -165,10 +170,17 @@ class Layout:
 
     @property
     def num_leaves(self) -> int:
+        if self.leaves is not None:
+            return len(set(self.leaves))
         return -(-self.ranks // (self.leaf_size or self.ranks))
+
+    def leaf(self, rank: int) -> int:
+        """Returns the number of the leaf switch above a rank."""
+        if self.leaves is not None:
+            return self.leaves[rank // self.node_size]
+        return rank // (self.leaf_size or self.ranks)
 
     def level(self, rank: int, other: int) -> LevelName:
         if rank // self.node_size == other // self.node_size:
             return "inside"
-        leaf = self.leaf_size or self.ranks
-        return "across" if rank // leaf == other // leaf else "beyond"
+        return "across" if self.leaf(rank) == self.leaf(other) else "beyond"

@@ -27,6 +27,7 @@ from dlbench.projection.ingredients import (
     Supply,
 )
 from dlbench.projection.nodes import scatter_of
+from dlbench.records.record import Record
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
@@ -157,6 +158,7 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
                 communication_s=None if taken is None else max(0.0, taken - waited),
             )
         )
+    middle = sorted(found, key=lambda run: run.step_s)[(len(found) - 1) // 2]
     records = [record for run_id in point.run_ids if (record := table.runs[run_id].record) is not None]
     held = [one.held_bytes for one in records if one.held_bytes is not None]
     sent = [one.exchange.sent_bytes for one in records if one.exchange and one.exchange.sent_bytes is not None]
@@ -167,8 +169,19 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         strategy=table.runs[point.run_ids[0]].plan.strategy,
         memory_bytes=statistics.median(held) if held else None,
         sent_bytes=statistics.median(sent) if sent else None,
+        leaves=_leaves(table.runs[middle.run_id].record, point.nodes),
         runs=tuple(found),
     )
+
+
+def _leaves(record: Record | None, nodes: int) -> tuple[int, ...] | None:
+    """Returns the number of the leaf switch above each node, in the order of ranks; None where one is not recorded."""
+    switches = {} if record is None else {rank.node_rank: rank.switch for rank in record.ranks}
+    in_order = [switches.get(node, "") for node in range(nodes)]
+    if "" in in_order:
+        return None
+    numbers = {switch: number for number, switch in enumerate(sorted(set(in_order)))}
+    return tuple(numbers[switch] for switch in in_order)
 
 
 def without_strategy(run: Run) -> Run:

@@ -70,6 +70,11 @@ class PointFigures(Spec):
     sent_bytes: NonNegative | None = Field(
         None, description="What a rank sends in a step, bytes, median over runs; null: not known."
     )
+    leaves: tuple[CountOrZero, ...] | None = Field(
+        None,
+        description="Number of the leaf switch above each node, in the order of ranks, of the run in the middle; null: "
+        "not recorded.",
+    )
     runs: tuple[RunFigures, ...] = Field(min_length=1, description="Its runs.")
 
     @model_validator(mode="after")
@@ -77,6 +82,12 @@ class PointFigures(Spec):
         names = [run.run_id for run in self.runs]
         if len(set(names)) < len(names):
             raise ValueError(f"runs at {self.ranks} ranks: a name stands for one run, and some are given twice")
+        return self
+
+    @model_validator(mode="after")
+    def _leaf_of_each_node(self) -> Self:
+        if self.leaves is not None and len(self.leaves) != self.nodes:
+            raise ValueError(f"leaf switches are of {len(self.leaves)} nodes, {self.ranks} ranks are on {self.nodes}")
         return self
 
 
@@ -101,6 +112,22 @@ class NodeScatter(Spec):
     def _ascend(self) -> Self:
         if list(self.maxima) != sorted(self.maxima):
             raise ValueError("maxima are quantiles, so they ascend")
+        return self
+
+
+class SlowHosts(Spec):
+    """Hosts of the system that a history found slower than the others."""
+
+    hosts: Count = Field(description="Hosts that were compared.")
+    ratios: tuple[LogRatio, ...] = Field(
+        (), description="Of each slow one, how much longer it works than the other hosts (log of the ratio)."
+    )
+    source: str = Field("", description="Where the figures are from.")
+
+    @model_validator(mode="after")
+    def _some_of_all(self) -> Self:
+        if len(self.ratios) > self.hosts:
+            raise ValueError(f"{len(self.ratios)} slow hosts of {self.hosts}")
         return self
 
 
@@ -183,6 +210,7 @@ class Ingredients(Spec):
         description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known.",
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
+    slow_hosts: SlowHosts | None = Field(None, description="Slow hosts of its history; null: no history was read.")
     supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
     batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
     quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")

@@ -56,3 +56,22 @@ def test_a_network_misses_by_size_and_by_doublings() -> None:
     assert set(inside.tolist()) == {0.9, 1.2}  # Half of the draws at either end of what the fit misses.
     ends = np.where(np.arange(200) % 2, 1.2, 0.9)
     np.testing.assert_allclose(np.log(twice / ends), math.sqrt(2) * np.log(once / ends))
+
+
+def test_ranks_out_of_lockstep_widen_halving_and_doubling_where_they_are_no_power_of_two() -> None:
+    network = fitted()
+
+    def width(algorithm: str, ranks: int) -> float:
+        """Of 95 % of the draws, as logarithm, over that of a ring, whose ranks stay in step."""
+        of_each = (network_factors(network, "allreduce", name, 1024, ranks) for name in (algorithm, "ring"))
+        ends = [np.log(np.quantile(factors, [0.025, 0.975])) for factors in of_each]
+        return float(np.diff(ends[0])[0] - np.diff(ends[1])[0])
+
+    for algorithm in ("recursive-halving-doubling", "shifted-halving-doubling", "recursive-doubling"):
+        assert width(algorithm, 12) > 0.2
+        assert width(algorithm, 16) == width(algorithm, 8) == 0
+    assert width("hierarchical", 12) == 0
+    # Where the fit has measured it, what it missed there says it.
+    left = Residual(collective="allreduce", algorithm="recursive-doubling", ranks=12, least=0.9, most=1.2)
+    network = network.model_copy(update={"residuals": (*network.residuals, left)})
+    assert width("recursive-doubling", 12) == 0

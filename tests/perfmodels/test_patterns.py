@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +35,7 @@ def network(*levels: Level, **other: object) -> NetworkModel:
 def test_patterns_load_a_network_as_the_schedules_do(
     data: st.DataObject, name: tuple, ranks: int, links: tuple
 ) -> None:
-    """Step by step, at any grouping, for vectors with whole parts, ragged ones, and ones shorter than a part."""
+    """Step by step, at any grouping and order of nodes, for vectors with whole parts, ragged and very short ones."""
     group = data.draw(st.sampled_from([g for g in range(1, ranks + 2) if ranks % g == 0 or g % 3 == 0]), label="group")
     if name[1] in GROUPED_ALGORITHMS and ranks % group:
         group = 1
@@ -43,7 +45,10 @@ def test_patterns_load_a_network_as_the_schedules_do(
     chunks = data.draw(st.sampled_from([1, 2, 3, 8])) if name[1] in CHUNKED else 1
     whole = 2 * ranks * power_below(ranks) * (shards or 1) * chunks
     elements = data.draw(st.just(whole) | st.integers(0, 3 * ranks), label="elements")
-    layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf, node_size=node)
+    nodes, per_leaf = -(-ranks // node), data.draw(st.integers(1, 4), label="nodes of a leaf")
+    orders = st.permutations(range(nodes)).map(lambda order: tuple(number // per_leaf for number in order))
+    leaves = data.draw(st.none() | orders, label="leaf of each node")
+    layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf, node_size=node, leaves=leaves)
     sharing = Sharing(**dict(zip(("inside", "across", "beyond"), links, strict=True)))
     expected = walked(*name, layout, elements, shards, chunks, sharing)
     found = {}
@@ -101,6 +106,20 @@ def test_a_message_beyond_a_leaf_loads_its_node_and_the_uplinks() -> None:
     assert predict("allreduce", "ring", size, LEAVES, ring) == pytest.approx(14 * (3 + 1000))
     taken_apart = features("allreduce", "ring", size, LEAVES, ring)
     assert taken_apart.by_level(ring) == {"across": pytest.approx(14 * 1000), "beyond": pytest.approx(14 * 3)}
+    # Where neighbours of the ring lie below different switches, each uplink carries the flows of both of its nodes.
+    shared = network(free, level(2.0, 1.0, 1), level(3.0, 1.0, 1))
+    seconds = {
+        leaves: predict("allreduce", "ring", size, replace(LEAVES, leaves=leaves), shared)
+        for leaves in ((0, 0, 1, 1), (1, 1, 0, 0), (0, 1, 0, 1), (0, 1, 1, 0))
+    }
+    assert seconds == pytest.approx(
+        {
+            (0, 0, 1, 1): 14 * (3 + 1000),
+            (1, 1, 0, 0): 14 * (3 + 1000),
+            (0, 1, 0, 1): 14 * (3 + 2000),
+            (0, 1, 1, 0): 14 * (3 + 1000),
+        }
+    )
 
 
 @pytest.mark.parametrize(("links", "phi"), [(None, 1.0), (1, 4.0), (2, 2.0), (3, 4 / 3), (8, 1.0)])
@@ -116,6 +135,8 @@ def test_phi_is_flows_over_links(links: int | None, phi: float) -> None:
 def test_leaf_switches_hold_whole_groups() -> None:
     with pytest.raises(ValueError, match="6 ranks below a leaf switch are no whole groups of 4"):
         Layout(ranks=12, group_size=4, leaf_size=6)
+    with pytest.raises(ValueError, match="leaf switches of 2 nodes are given, and the ranks are on 3"):
+        Layout(ranks=12, group_size=4, leaves=(0, 1))
 
 
 def test_draws_price_with_the_links_that_decide() -> None:

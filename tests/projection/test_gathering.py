@@ -162,3 +162,19 @@ def test_what_runs_read_is_what_storage_gave(tmp_path: Path) -> None:
     assert supply.sample_bytes == pytest.approx(5000)
     assert supply.is_saturated
     assert not supply.is_per_node
+
+
+@pytest.mark.parametrize(
+    ("leaf_of", "leaves"),
+    [
+        (lambda node: f"root.leaf{node % 2}", [(0,), (0, 1), (0, 1, 0, 1)]),
+        (lambda node: f"root.leaf{node // 2}", [(0,), (0, 0), (0, 0, 1, 1)]),
+        (lambda node: "" if node == 3 else "root.leaf0", [(0,), (0, 0), None]),
+    ],
+)
+def test_points_say_below_which_leaf_switch_their_nodes_are(tmp_path: Path, leaf_of: Any, leaves: list[Any]) -> None:
+    for plan in plans(**NODES, points=(1, 2, 4), repeats=3):
+        story = Story(of_rank=lambda rank: {"switch": leaf_of(rank // 2)})
+        write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), story)
+    found, *_ = read(tmp_path)
+    assert [point.leaves for point in found.points] == leaves

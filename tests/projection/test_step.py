@@ -159,6 +159,40 @@ def test_costs_that_grew_from_point_to_point_go_on_growing() -> None:
     assert np.quantile(found, 0.95) > truth
 
 
+@pytest.mark.parametrize("placement", ["sorted", "shuffled"])
+def test_ranks_lie_below_leaf_switches_as_recorded_or_are_drawn_between_sorted_and_shuffled(placement: Any) -> None:
+    machine = Machine(leaf_nodes=8, taper=4.0, placement=placement, run_sd=0.002, carrier="gloo")
+    truth = machine.point(generator(), 64, runs=1)[0].runs[0].step_s
+
+    def projected(nodes: tuple[int, ...], **changes: Any) -> Target:
+        return target(replace(machine, **changes).ingredients(generator(), nodes), 256)
+
+    recorded = projected((1, 2, 4, 8, 16, 32))
+    assert recorded.step.median == pytest.approx(truth, rel=0.05)
+    unknown = projected((1, 2, 4, 8))
+    low, high = unknown.step.middle(90)
+    assert low <= truth <= high
+    width = recorded.step.middle(90)[1] / recorded.step.middle(90)[0]
+    assert high / low > 1.5 * width
+    silent = projected((1, 2, 4, 8, 16, 32), records_switches=False)
+    assert silent.step.middle(90)[0] <= truth <= silent.step.middle(90)[1]
+    flagged = [{flag.code for flag in one.flags} & {"F9", "F12"} for one in (recorded, unknown, silent)]
+    assert flagged == [{"F9"}, {"F9", "F12"}, {"F9", "F12"}]
+
+
+def test_ranks_out_of_lockstep_widen_what_an_exchange_by_halving_may_take() -> None:
+    slow = network_of(across=(1e-4, 1e-9))
+    machine = Machine(carrier="mpi", algorithm="recursive-halving-doubling", network=slow, run_sd=0.002)
+    ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
+    widths = {}
+    for ranks in (48, 64):
+        found = target(ingredients, ranks)
+        assert found.algorithms == ("recursive-halving-doubling",)
+        low, high = np.quantile(found.drawn["exchange"], [0.05, 0.95])
+        widths[ranks] = high / low
+    assert widths[48] > widths[64] + 0.2
+
+
 def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     def width(found: Target) -> float:
         low, high = found.model_error.middle(90)

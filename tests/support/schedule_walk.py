@@ -42,23 +42,23 @@ def _step_loads(schedules: list[Schedule], number: int, layout: Layout, sharing:
     loads: set[Load] = set()
     shared: dict[tuple[LevelName, int, bool], list[Starts]] = {}
     reduced = 0
-    leaf_size = layout.leaf_size or layout.ranks
     for rank, steps in enumerate(schedules):
         step = steps[number]
         reduced = max(reduced, sum(t.count for t in step.receives if t.is_added))
+        node, leaf = rank // layout.node_size, layout.leaf(rank)
         for outwards, transfers in ((True, step.sends), (False, step.receives)):
             starts = _starts(transfers, layout, rank)
             crossing: dict[LevelName, tuple[Starts, int | None, int]] = {
-                "inside": (tuple(one for one in starts if one[0] == "inside"), sharing.inside, layout.node_size),
-                "across": (tuple(one for one in starts if one[0] != "inside"), sharing.across, layout.node_size),
-                "beyond": (tuple(one for one in starts if one[0] == "beyond"), sharing.beyond, leaf_size),
+                "inside": (tuple(one for one in starts if one[0] == "inside"), sharing.inside, node),
+                "across": (tuple(one for one in starts if one[0] != "inside"), sharing.across, node),
+                "beyond": (tuple(one for one in starts if one[0] == "beyond"), sharing.beyond, leaf),
             }
             for level, (through, links, block) in crossing.items():
                 if through and links != 1:
                     loads.add(Load(level, through, _flows([through])))
                 # A message inside a group is sent and received through the same memory.
                 if through and links is not None and (outwards or level != "inside"):
-                    shared.setdefault((level, rank // block, outwards), []).append(through)
+                    shared.setdefault((level, block, outwards), []).append(through)
     for (level, _, _), together in shared.items():
         links = getattr(sharing, level)
         loads.update(Load(level, starts, _flows(together), links) for starts in set(together))

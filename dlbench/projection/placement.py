@@ -1,0 +1,64 @@
+"""Below which leaf switch each node of a run is: nodes in the order of switches, or out of it.
+
+Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. How far a
+launcher's order is from that of switches is told by the largest measured point on several leaf switches; where none was
+recorded, it is drawn between sorted and shuffled.
+"""
+
+from __future__ import annotations
+
+from dlbench.lazy import Times, np
+from dlbench.projection.ingredients import Ingredients
+from dlbench.stats.pairing import SEED
+
+Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
+
+SORTED: Order = (0.0, 0)
+NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
+_SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # From sorted to shuffled, each as likely before anything was recorded.
+_SEEDS = 100  # Random orders of each share that are held against a recorded one.
+
+
+def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
+    """Returns orders of nodes that may be the launcher's, equally likely, from sorted to shuffled: those that cross
+    leaf switches as often as the recorded one.
+    """
+    if ingredients.nodes_per_leaf is None:
+        return (SORTED,)
+    orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
+    off = np.zeros(len(orders))
+    for point in ingredients.points:
+        if point.leaves is not None and len(set(point.leaves)) > 1:
+            by_switch = np.sort(np.array(point.leaves))
+            crossings = np.array([_crossings(_reordered(by_switch, order)) for order in orders])
+            off = np.abs(crossings - _crossings(np.array(point.leaves)))
+    likely = np.flatnonzero(off == off.min())
+    return tuple(orders[index] for index in likely[np.linspace(0, len(likely) - 1, NUM_ORDERS).astype(int)])
+
+
+def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
+    """Returns the number of the leaf switch above each node of a run, as recorded at a measured rank count; None: nodes
+    lie in the order of switches.
+    """
+    for point in ingredients.points:
+        if point.ranks == ranks and point.leaves is not None:
+            return point.leaves
+    nodes, leaf = ingredients.nodes_of(ranks), ingredients.nodes_per_leaf
+    if leaf is None or nodes <= leaf or not order[0]:
+        return None
+    return tuple(_reordered(np.arange(nodes) // leaf, order).tolist())
+
+
+def _reordered(by_switch: Times, order: Order) -> Times:
+    """Returns leaf numbers of nodes in an order, given those in the order of switches."""
+    share, seed = order
+    rng = np.random.default_rng([SEED, 23, seed])
+    moved = rng.permutation(len(by_switch))[: round(share * len(by_switch))]
+    leaves = by_switch.copy()
+    leaves[moved] = by_switch[rng.permutation(moved)]
+    return leaves
+
+
+def _crossings(leaves: Times) -> int:
+    """Returns how many nodes of a ring have their next one below another leaf switch."""
+    return int(np.count_nonzero(leaves != np.roll(leaves, -1)))
