@@ -48,8 +48,9 @@ UNEXPLAINED = (0.001, 0.005, 0.03)
 """Errors of a point that no law explains (standard deviation, logarithm), each as probable before any point was seen:
 some per mille where runs are clean, 1 to 4 % in published series of large machines."""
 OVERHEAD = 0.3  # Overhead of the largest point (standard deviation), as a share of its step, before any was seen.
-LAW_SCALE = 0.02
-"""Error of a law per square root of a doubling before any was seen: `PRIOR_SCALE` less what is drawn by itself."""
+LAW_SCALE = 0.015
+"""Error of a law per square root of a doubling before any was seen: less than `PRIOR_SCALE`, as the law itself and what
+no law explains are drawn."""
 
 
 @dataclass(frozen=True, kw_only=True)
