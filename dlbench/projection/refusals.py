@@ -119,8 +119,8 @@ FLAGS = {
         "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
     ),
     "F13": (
-        "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so the "
-        "band reaches far up",
+        "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so "
+        "the band reaches far up",
         "Measure {ranks} or more",
     ),
 }
