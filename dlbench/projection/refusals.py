@@ -96,7 +96,7 @@ FLAGS = {
         "the points are from {sessions} sessions, so what changed between sessions is in the result",
         "Measure all rank counts in one session",
     ),
-    "F7": ("this continues the measured step times alone, because {why}", "{remedy}"),
+    "F7": ("this continues the measured step times alone, as {law}, because {why}", "{remedy}"),
     "F8": (
         "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made",
         "Run the workload there once to see how far off this is",
@@ -119,6 +119,11 @@ FLAGS = {
         "Measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
         "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
     ),
+    "F13": (
+        "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so "
+        "the band reaches far up",
+        "Measure {ranks} or more",
+    ),
 }
 """Of each code why a figure is less certain, and what to do; in braces what the case fills in."""
 
@@ -140,12 +145,13 @@ def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "point
 
     `by`: the model needs a network and a recorded exchange; points alone reach less far.
     """
-    if by == "model" and not ingredients.is_series:
+    without_model = tuple(_of_kind(ingredients, ranks))
+    if by == "model" and not without_model:
         return (*_of_any(ingredients, ranks, FARTHEST), *_of_model(ingredients, ranks))
     by_points = (*_of_any(ingredients, ranks, FARTHEST_BY_POINTS), *_of_points(ingredients, ranks))
-    if not ingredients.is_series:
-        return by_points
-    return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in by_points)
+    if ingredients.is_series:
+        return tuple(replace(one, remedy=SERIES_REMEDIES.get(one.code, one.remedy)) for one in by_points)
+    return by_points if by == "points" else (*by_points, *without_model)
 
 
 def usable_points(ingredients: Ingredients, ranks: int, least_runs: int = LEAST_RUNS) -> list[PointFigures]:
@@ -216,6 +222,22 @@ def _of_points(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     yield refused("R7", ranks, what=what, other=f"measure {MIN_POINTS - len(points)} more")
 
 
+def _of_kind(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
+    """Yields why no model knows steps of this kind, whatever else is measured."""
+    anchor, exchange = ingredients.anchor, ingredients.exchange
+    if not anchor.runs[0].parts:
+        yield refused("R8", ranks, what="the parts of the step are not known")
+    if anchor.strategy not in ("", *WITH_MODEL):
+        what = f"the model of the step knows no waiting for parameters and no collectives of {anchor.strategy}"
+        yield refused("R8", ranks, what=what)
+    elif any(run.parts.get("gather") for run in anchor.runs):
+        yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
+    if anchor.ranks > 1 and exchange is None:
+        yield refused("R8", ranks, what="the exchange was not recorded")
+    elif exchange is not None and exchange.averages_parameters:
+        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
+
+
 def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     """Yields what is refused for want of what the model needs."""
     anchor, network, nodes = ingredients.anchor, ingredients.network, ingredients.nodes_of(ranks)
@@ -242,17 +264,6 @@ def _of_model(ingredients: Ingredients, ranks: int) -> Iterator[Refused]:
     if unknown:
         level, system = " and ".join(words for words, _ in unknown), ingredients.system or "SYSTEM"
         yield refused("R3", ranks, level=level, system=system, measured=unknown[-1][1])
-    if not anchor.runs[0].parts:
-        yield refused("R8", ranks, what="the parts of the step are not known")
-    if anchor.strategy not in ("", *WITH_MODEL):
-        what = f"the model of the step knows no waiting for parameters and no collectives of {anchor.strategy}"
-        yield refused("R8", ranks, what=what)
-    elif any(run.parts.get("gather") for run in anchor.runs):
-        yield refused("R8", ranks, what="steps hold waiting for parameters, which has no model")
-    if anchor.ranks > 1 and ingredients.exchange is None:
-        yield refused("R8", ranks, what="the exchange was not recorded")
-    if ingredients.exchange is not None and ingredients.exchange.averages_parameters:
-        yield refused("R8", ranks, what="ranks averaged parameters, and the model exchanges gradients in each step")
     wanted = ingredients.batch_at(ranks)
     if ingredients.scaling == "strong" and ingredients.measured_at(ranks) is None:
         batches = sorted(one.batch_per_rank for one in ingredients.batches)

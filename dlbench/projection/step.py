@@ -161,7 +161,8 @@ def project(
         else:
             cause = "; ".join(one.text for one in why) or "nothing else is known"
             remedy = "; ".join(one.remedy for one in why) or "Measure larger rank counts"
-            told = (flagged("F7", why=cause, remedy=remedy), *flags(ingredients, count, by="points"))
+            alone = flagged("F7", law=points.law, why=cause, remedy=remedy)
+            told = (alone, *points.flags, *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,

@@ -57,6 +57,17 @@ def with_more(seconds: float) -> PointFigures:
 
 
 UNEXPLAINED = with_more(1.5)
+BENT = tuple(
+    point.model_copy(
+        update={
+            "runs": tuple(
+                run.model_copy(update={"step_s": 0.1 + 0.002 * (point.nodes - 1) ** 2 + number * 1e-5, "parts": {}})
+                for number, run in enumerate(point.runs)
+            )
+        }
+    )
+    for point in SOUND.points
+)
 
 
 def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) -> Projection:
@@ -81,9 +92,6 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R7", {}, 1024, "measure 16 ranks or more"),
         ("R7", {}, 10**6, "measure 15,625 ranks or more"),
         ("R7", STRONG, 10, "divisor"),
-        ("R8", {"exchange": None}, 64, "measure it"),
-        ("R8", {"exchange": AVERAGED}, 64, "measure it"),
-        ("R8", {"points": (FIRST, MIDDLE, runs_of(ANCHOR, parts={}))}, 64, "measure it"),
         ("R9", STRONG, 64, "--set train.batch_per_rank=4"),
         ("R9", STRONG | BATCHES, 64, "--set train.batch_per_rank=4"),
     ],
@@ -97,6 +105,27 @@ def test_what_was_never_measured_in_kind_is_refused_with_its_remedy(
     assert why.code == code
     assert remedy in why.remedy
     assert "{" not in why.text + why.remedy
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"exchange": None},
+        {"exchange": None, "network": None},
+        {"exchange": AVERAGED},
+        {"points": (FIRST, MIDDLE, runs_of(ANCHOR, parts={}))},
+        {"points": (FIRST, MIDDLE, ANCHOR.model_copy(update={"strategy": "fsdp"})), "network": None},
+    ],
+)
+def test_steps_without_a_model_are_told_how_far_points_reach(changes: dict[str, Any]) -> None:
+    """Costs of the network would not help: no remedy is to measure these."""
+    found = told(changes, 64)
+    assert found.targets == ()
+    assert [why.code for why in found.refused] == ["R7", "R8"]
+    assert found.refused[0].remedy == "measure 16 ranks or more"
+    assert "dlbench comm submit" not in found.refused[1].remedy
+    (near,) = told(changes, 16).targets
+    assert "dlbench comm submit" not in near.flags[0].text
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:
@@ -145,6 +174,7 @@ def test_what_was_measured_in_kind_is_not_refused(changes: dict[str, Any], ranks
         ("F9", {"nodes_per_leaf": 4, "leaf_taper": 2.0}, 16),
         ("F10", {"points": (FIRST, MIDDLE, with_more(0.02))}, 16),
         ("F12", {"nodes_per_leaf": 4, "leaf_taper": 2.0}, 16),
+        ("F13", {"network": None, "points": BENT}, 16),
     ],
 )
 def test_what_a_figure_does_not_know_is_flagged_beside_it(code: str, changes: dict[str, Any], ranks: int) -> None:
