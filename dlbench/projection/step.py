@@ -67,6 +67,7 @@ from dlbench.units import format_bytes, format_seconds
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
 _ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
+_ORDERLY = 0.1  # The same of orders of nodes below leaf switches, whose crossings look much like congestion.
 STEP_SCALE = 0.015
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
 costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
@@ -269,18 +270,21 @@ class _Costs:
             except NoModelError:
                 if len(names) == 1:
                     raise
-        scatter = {
-            name: float(np.abs(one - one.mean(axis=0)).mean(axis=0).min()) if len(one) else 0.0
-            for name, (_, one) in missed.items()
-        }
-        most = 2 * min(scatter.values()) + _ALIKE
-        standing = tuple(name for name in missed if scatter[name] <= most)
+        scatter = {}  # Of each algorithm, by order of nodes.
+        for name, (_, errors) in missed.items():
+            scatter[name] = np.zeros(len(costs.orders))
+            if len(errors):
+                scatter[name] = np.abs(errors - errors.mean(axis=0)).mean(axis=0)
+        least = min(float(one.min()) for one in scatter.values())
+        standing = tuple(name for name in missed if scatter[name].min() <= 2 * least + _ALIKE)
+        likely = np.flatnonzero(np.min([scatter[name] for name in standing], axis=0) <= 2 * least + _ORDERLY)
+        costs = replace(costs, orders=tuple(costs.orders[place] for place in likely))
         picks = np.random.default_rng([SEED, 16]).integers(0, len(standing), draws)
         trend = np.zeros(draws)
         for pick, name in enumerate(standing):
             doublings, errors = missed[name]
-            for order in range(len(costs.orders)):
-                is_drawn = (picks == pick) & (costs.placed == order)
+            for placed, order in enumerate(likely):
+                is_drawn = (picks == pick) & (costs.placed == placed)
                 trend[is_drawn] = _trend(doublings, errors[:, order], draws)[is_drawn]
         return replace(costs, algorithms=standing, picks=picks, trend=trend)
 
