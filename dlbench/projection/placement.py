@@ -33,7 +33,8 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
             crossings = np.array([_crossings(_reordered(by_switch, order)) for order in orders])
             off = np.abs(crossings - _crossings(np.array(point.leaves)))
     likely = np.flatnonzero(off == off.min())
-    return tuple(orders[index] for index in likely[np.linspace(0, len(likely) - 1, NUM_ORDERS).astype(int)])
+    middles = (np.arange(NUM_ORDERS) + 0.5) / NUM_ORDERS * len(likely)
+    return tuple(orders[index] for index in likely[middles.astype(int)])
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
