@@ -13,9 +13,9 @@ from dlbench.stats.pairing import SEED
 
 Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
 
-SORTED: Order = (0.0, 0)
-NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
-_SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # From sorted to shuffled, each as likely before anything was recorded.
+_SORTED: Order = (0.0, 0)
+_NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
+_SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled: as likely as each other before anything was recorded.
 _SEEDS = 100  # Random orders of each share that are held against a recorded one.
 
 
@@ -24,7 +24,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
     leaf switches as often as the recorded one.
     """
     if ingredients.nodes_per_leaf is None:
-        return (SORTED,)
+        return (_SORTED,)
     orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
     off = np.zeros(len(orders))
     for point in ingredients.points:
@@ -33,7 +33,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
             crossings = np.array([_crossings(_reordered(by_switch, order)) for order in orders])
             off = np.abs(crossings - _crossings(np.array(point.leaves)))
     likely = np.flatnonzero(off == off.min())
-    middles = (np.arange(NUM_ORDERS) + 0.5) / NUM_ORDERS * len(likely)
+    middles = (np.arange(_NUM_ORDERS) + 0.5) / _NUM_ORDERS * len(likely)
     return tuple(orders[index] for index in likely[middles.astype(int)])
 
 

@@ -19,7 +19,7 @@ c_j is the price of the network's fitted costs, by an algorithm that may stand f
 over the measured rank counts have the shape of the measured ones. What is left of that shape, the trend, goes on, as
 congestion does: costs grow by exp(trend log2(p / anchor)) more.
 
-A draw has its own runs, network costs, algorithm, nodes, and error of the model; these seeds are fixed.
+A draw has its own runs, network costs, algorithm, order of nodes, nodes, and error of the model; these seeds are fixed.
 """
 
 from __future__ import annotations

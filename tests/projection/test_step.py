@@ -176,7 +176,7 @@ def test_ranks_lie_below_leaf_switches_as_recorded_or_are_drawn_between_sorted_a
     assert high / low > 1.5 * width
     # Where records name no switches, the times of points on several leaf switches tell nearly as much.
     silent = projected((1, 2, 4, 8, 16, 32), records_switches=False)
-    assert silent.step.median == pytest.approx(truth, rel=0.1)
+    assert silent.step.median == pytest.approx(truth, rel=0.12)
     assert silent.step.middle(90)[0] <= truth <= silent.step.middle(90)[1]
     flagged = [{flag.code for flag in one.flags} & {"F9", "F12"} for one in (recorded, unknown, silent)]
     assert flagged == [{"F9"}, {"F9", "F12"}, {"F9"}]
