@@ -10,6 +10,14 @@ the posterior predictive of a normal error with a scaled inverse chi-squared pri
 Bayesian Data Analysis, 3rd edition, 2013, section 2.6). Errors of successive doublings are taken to be independent, so
 that their variances add.
 
+Runs scatter, so that a miss is e_i ~ N(0, s^2 d_i + v_i) where its runs alone have the variance v_i. With w_i =
+s^2 d_i / (s^2 d_i + v_i), the share of it that the model can have, s is the root of
+
+    s^2 = (nu0 s0^2 + sum_i w_i^2 (e_i^2 - v_i) / d_i) / (nu0 + sum_i w_i^2),   nu = nu0 + sum_i w_i^2
+
+at which the posterior density of s is largest (w_i^2 is the Fisher information of a miss about s, over that of one
+without scatter): a miss within the scatter of its runs says nothing, neither that the model is right nor wrong.
+
 `network_factors` applies it to fitted costs of a network, for all that is said of collectives at rank counts beyond the
 fitted ones.
 """
@@ -29,6 +37,7 @@ from dlbench.stats.pairing import SEED
 PRIOR_SCALE = 0.03
 """Error per square root of a doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""
 PRIOR_POINTS = 2.0  # Points that the prior counts as.
+_ROUNDS = 100  # Of the likelihood's maximisation; each brings it nearer.
 HALVING = ("recursive-doubling", "recursive-halving", "recursive-halving-doubling", "shifted-halving-doubling")
 FREE_RUNNING = (0.85, 1.3)
 """Time over price in lockstep of these where the ranks are no power of two and each goes on by its own clock, about the
@@ -43,6 +52,7 @@ class Miss:
 
     error: float  # log(measured / predicted).
     doublings: float  # Beyond the points behind the prediction, above 0.
+    scatter: float = 0.0  # Standard deviation of the error that runs alone give it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +86,18 @@ def model_error(
     """
     if any(miss.doublings <= 0 for miss in misses):
         raise ValueError("a miss lies beyond the points it was predicted from, so its doublings are above 0")
-    freedom = prior_points + len(misses)
-    total = prior_points * prior_scale**2 + sum(miss.error**2 / miss.doublings for miss in misses)
-    return ModelError(scale=math.sqrt(total / freedom), freedom=freedom)
+    variance, information = prior_scale**2, float(len(misses))
+    for _ in range(_ROUNDS):
+        # Expected squares of the model's own errors, given what it missed (Dempster, Laird and Rubin, JRSS B 39, 1977).
+        total, information = prior_points * prior_scale**2, 0.0
+        for miss in misses:
+            share = 1.0
+            if miss.scatter:
+                share = variance * miss.doublings / (variance * miss.doublings + miss.scatter**2)
+            total += share**2 * miss.error**2 / miss.doublings + (1 - share) * variance
+            information += share**2
+        variance = total / (prior_points + len(misses))
+    return ModelError(scale=math.sqrt(variance), freedom=prior_points + information)
 
 
 def doublings_beyond(network: NetworkModel, ranks: int) -> float:

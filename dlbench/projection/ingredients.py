@@ -115,6 +115,22 @@ class NodeScatter(Spec):
         return self
 
 
+class SlowHosts(Spec):
+    """Hosts of the system that a history found slower than the others."""
+
+    hosts: Count = Field(description="Hosts that were compared.")
+    ratios: tuple[LogRatio, ...] = Field(
+        (), description="Of each slow one, how much longer it works than the other hosts (log of the ratio)."
+    )
+    source: str = Field("", description="Where the figures are from.")
+
+    @model_validator(mode="after")
+    def _some_of_all(self) -> Self:
+        if len(self.ratios) > self.hosts:
+            raise ValueError(f"{len(self.ratios)} slow hosts of {self.hosts}")
+        return self
+
+
 class Supply(Spec):
     """What storage was seen to deliver."""
 
@@ -194,6 +210,7 @@ class Ingredients(Spec):
         description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known.",
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
+    slow_hosts: SlowHosts | None = Field(None, description="Slow hosts of its history; null: no history was read.")
     supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
     batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
     quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")

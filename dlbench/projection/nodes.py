@@ -5,9 +5,11 @@ add. Of each node its slowest rank counts: h_n is the median over steps of how m
 works, y_nt what is left. With m nodes a step is late by L = max over n of exp(h_n + y_nt) - 1; what all nodes have in
 common (c_t) makes no node wait and is part of every mean.
 
-* h of nodes that were not measured is normal with the mean and the variance of those that were, both unknown: of k
-  hosts with standard deviation s, sigma = s sqrt((k - 1) / chi2_{k-1}) and mu = mean + sigma z / sqrt(k) (Gelman et
-  al., Bayesian Data Analysis, 3rd edition, 2013, section 3.2). Of fewer than `LEAST_HOSTS` these are drawn again.
+* h of nodes that were not measured is of a mixture: most hosts are normal about their middle, a share of them is
+  slower. Middle, scatter, share and how much slower are drawn from a prior and weighted by how likely they make the
+  hosts that were measured (importance resampling; Gelman et al., Bayesian Data Analysis, 3rd edition, 2013, section
+  10.4). So k hosts that are alike still leave a share of some 1 / k of slower ones. Of fewer than `LEAST_HOSTS` hosts
+  these are drawn again.
 * y is drawn as it was seen, the largest of n equal nodes as the quantile U^(1/n) (David and Nagaraja, Order Statistics,
   3rd edition, 2003, section 2.1). No tail is fitted: where 1 % of the steps are spikes of one size, a fitted tail of a
   generalised Pareto distribution was off by 41 % for 64 nodes, and this by 2 %.
@@ -18,10 +20,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlbench.lazy import Array, np
-from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter
+from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter, SlowHosts
 from dlbench.projection.refusals import LEAST_HOSTS
 from dlbench.stats.pairing import SEED
 
+SLOW_SHARE = (0.25, 8.0)
+"""Beta distribution of the share of slower hosts before any was seen: half of all sites have less than 3 % of them."""
+SLOWER = (0.08, 0.7)
+"""Median and standard deviation (of the logarithm) of how much longer a slower host works, before any was seen. Sinha
+et al. (SC'22, arXiv 2208.11035) found GPUs of one model 8 % apart on average over applications and clusters, at most
+22 %, and single ones 1.5 times slower than the median."""
+_UNEQUAL = 0.3  # Standard deviation of how much longer slower hosts of one site work, over its mean.
+_LEAST_SCATTER = 1e-3  # Of hosts: less is not known of a clock.
+_WIDER = 1.5  # By how much values that are weighted scatter more than hosts leave them open.
+_PROPOSALS = 8  # Sets of middle, scatter, share and slowness that are weighted, for each draw.
+_NEVER = 1e-300  # A likelihood of which a logarithm is taken.
 STEPS = 32  # Simulated steps that a lateness is the mean of.
 _APART = 64  # So many of the slowest nodes are drawn one by one, those behind them in groups of doubling size.
 
@@ -62,9 +75,17 @@ def scatter_of(runs: Sequence[tuple[Array, Sequence[str]]]) -> NodeScatter | Non
     )
 
 
-def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured: bool = False) -> Array:
-    """By how much the slowest of `nodes` nodes takes longer than a median rank (a share), mean over steps, by draw; 0
-    where nothing is known of nodes. `is_measured`: of the hosts that were measured themselves, not of any.
+def lateness(
+    scatter: NodeScatter | None,
+    nodes: int,
+    draws: int,
+    *,
+    is_measured: bool = False,
+    slow_hosts: SlowHosts | None = None,
+) -> Array:
+    """Returns by how much the slowest of `nodes` nodes takes longer than a median rank (a share), mean over steps, by
+    draw; 0 where nothing is known of nodes. `is_measured`: of the hosts that were measured themselves, not of any;
+    `slow_hosts`: of the site's history.
     """
     if scatter is None or not scatter.hosts:
         return np.zeros(draws)
@@ -76,9 +97,7 @@ def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured
     elif is_measured or k < LEAST_HOSTS:
         hosts = known[rng.integers(0, k, (nodes, draws)).T]
     else:
-        sigma = known.std(ddof=1) * np.sqrt((k - 1) / rng.chisquare(k - 1, draws))
-        centre = known.mean() + sigma * rng.standard_normal(draws) / k**0.5
-        hosts = centre[:, None] + sigma[:, None] * rng.standard_normal((nodes, draws)).T
+        hosts = _unseen(known, nodes, draws, rng, slow_hosts)
     # Columns of nodes that are taken as equally slow: the slowest by themselves, the others in groups.
     starts = list(range(min(nodes, _APART)))
     while (after := starts[-1] + max(1, starts[-1] // 2)) < nodes:
@@ -92,3 +111,35 @@ def lateness(scatter: NodeScatter | None, nodes: int, draws: int, *, is_measured
         left = np.interp(rng.random(sums.shape) ** (1 / sizes), levels, maxima)
         late += np.maximum(0.0, np.expm1((sums + left).max(axis=1)))
     return late / STEPS
+
+
+def _unseen(hosts: Array, nodes: int, draws: int, rng: np.random.Generator, slow_hosts: SlowHosts | None) -> Array:
+    """Returns effects of hosts that nobody measured, given those that were: logarithms, shape (draws, nodes)."""
+    count, size = len(hosts), draws * _PROPOSALS
+    low, middle, high = np.quantile(hosts, (0.16, 0.5, 0.84))  # One standard deviation of a normal one to either side.
+    width = max((high - low) / 2, _LEAST_SCATTER)
+    centre_noise, scatter_noise = rng.standard_normal((2, size))
+    centre = middle + _WIDER * width / count**0.5 * centre_noise
+    scatter = width * np.exp(_WIDER / count**0.5 * scatter_noise)
+    alike, unlike = SLOW_SHARE[1], SLOW_SHARE[0]
+    slower = SLOWER[0] * np.exp(SLOWER[1] * rng.standard_normal(size))
+    if slow_hosts is not None:
+        alike, unlike = alike + slow_hosts.hosts - len(slow_hosts.ratios), unlike + len(slow_hosts.ratios)
+        if slow_hosts.ratios:
+            slower = rng.choice(np.array(slow_hosts.ratios), size)
+    share = rng.beta(unlike, alike, size)
+    slower_scatter = np.hypot(scatter, _UNEQUAL * slower)
+    # Logarithms of prior over proposal: centre and log of the scatter are equally likely everywhere beforehand.
+    weight = (centre_noise**2 + scatter_noise**2) / 2
+    for host in hosts:
+        normal = (1 - share) / scatter * np.exp(-(((host - centre) / scatter) ** 2) / 2)
+        slow = share / slower_scatter * np.exp(-(((host - centre - slower) / slower_scatter) ** 2) / 2)
+        weight += np.log(normal + slow + _NEVER)
+    chance = np.exp(weight - weight.max())
+    picks = rng.choice(size, draws, p=chance / chance.sum())
+    noise, chance_of_slow = rng.standard_normal((nodes, draws)).T, rng.random((nodes, draws)).T
+    centre, scatter, share = centre[picks, None], scatter[picks, None], share[picks, None]
+    slower, slower_scatter = slower[picks, None], slower_scatter[picks, None]
+    is_slow = chance_of_slow < share
+    effects: Array = centre + np.where(is_slow, slower + slower_scatter * noise, scatter * noise)
+    return effects

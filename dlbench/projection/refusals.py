@@ -34,29 +34,32 @@ LEAST_EXPLAINED = 0.2  # Share that they must give for a word on another way of 
 
 
 REFUSALS = {
-    "R1": ("fewer than {least} runs at {ranks} do not show how far runs scatter", "repeat them: --repeats 5"),
+    "R1": (
+        "fewer than {least} runs at {ranks} do not show how much runs differ from each other",
+        "repeat the runs: --repeats 5",
+    ),
     "R2": (
-        "all points are on one node, and what a network between nodes costs is in none of them",
-        "measure on a machine of several nodes: --nodes 1,2,4",
+        "all measured points are on one node, so the cost of messages between nodes is in none of them",
+        "measure several nodes: --nodes 1,2,4",
     ),
     "R3": (
-        "the costs of messages {level} were never measured",
-        "dlbench comm submit --system {system} --nodes {measured}",
+        "the cost of messages {level} was never measured",
+        "measure it: dlbench comm submit --system {system} --nodes {measured}",
     ),
-    "R4": ("ranks shared cores, so points say nothing of more ranks", "give ranks cores of their own"),
+    "R4": ("{what}", "give each rank cores of its own, then measure again"),
     "R5": (
-        "the network's costs are of something else: {what}",
-        "measure the network of these runs: dlbench comm submit, then --network FILE",
+        "the network file does not belong to these runs: {what}",
+        "measure the network of these runs (dlbench comm submit) and pass it with --network FILE",
     ),
     "R6": (
-        "the runs at {ranks} scatter by {scatter} (at most {most}), so the machine was in no one state",
-        "look for neighbours and storage (dlbench diagnose RUNS), then repeat them",
+        "the runs at {ranks} differ by {scatter} (at most {most}), so the machine changed between them",
+        "find what disturbed them (dlbench diagnose RUNS), then repeat them",
     ),
     "R7": ("{what}", "{other}"),
-    "R8": ("{what}", "ask for a setting that has one, or measure it at that size"),
-    "R9": ("{what}", "measure it: --set train.batch_per_rank={batch}"),
+    "R8": ("{what}", "choose a setting that has a model, or measure this one at that rank count"),
+    "R9": ("{what}", "measure that batch: --set train.batch_per_rank={batch}"),
     "R10": (
-        "{known} to the target and no gradient noise scale do not say how epochs grow with the batch",
+        "{known} to the target and no gradient noise scale do not show how many epochs other batches need",
         "train to the target at three batches, or measure the noise scale: --set measure.noise_scale=true",
     ),
 }
@@ -70,20 +73,53 @@ SERIES_REMEDIES = {
 """Remedies in place of those of `REFUSALS` where nothing but step times is known, so that no command measures more."""
 
 FLAGS = {
-    "F1": "one point on several nodes: how far the model is off is assumed, not seen",
-    "F2": "far: {times} times the largest measured rank count",
-    "F3": "how unequal nodes are is not known ({hosts} measured, at least {least}): new ones are taken as like these",
-    "F4": "the slowest of {nodes:,} nodes lies beyond what {seen:,} measured steps of nodes show",
-    "F5": "needs {needed} of storage; {proven} was proven at {nodes} nodes",
-    "F6": "its points are of {sessions} sessions, so that what changed between these is part of it",
-    "F7": "by the points alone: {why}",
-    "F8": "computing was measured on {system}, messages are priced for {there} by {by}: no run there says how far off",
-    "F9": "links between leaf switches were never measured: taken as those of nodes, {taper:g} times fewer",
-    "F10": "{seconds} of the exchange are not in the network's costs and are taken to stay as they are",
-    "F12": "no measured run with recorded switches tells how ranks lie below several leaf switches, so their order is "
-    "drawn between sorted and shuffled; measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
-    "TopologyParam=SwitchAsNodeRank has it order nodes by switch)",
+    "F1": (
+        "only one measured point is on several nodes, so the error of the model is assumed and not measured",
+        "Measure two more node counts",
+    ),
+    "F2": ("this is {times} times the largest measured rank count", "Measure a larger rank count before you rely on it"),
+    "F3": (
+        "{hosts} measured hosts do not show how unequal hosts are, so new ones are taken to be like these",
+        "Measure at least {least} hosts",
+    ),
+    "F4": (
+        "the slowest of {nodes:,} nodes in a step is rarer than anything in the {seen:,} steps of nodes measured",
+        "Measure more steps",
+    ),
+    "F5": (
+        "the step needs {needed} of storage, {proven} was measured at {nodes} nodes, and if there is no more, a step "
+        "takes {longest:.4g} s",
+        "Measure the storage on more nodes: dlbench io",
+    ),
+    "F6": (
+        "the points are from {sessions} sessions, so what changed between sessions is in the result",
+        "Measure all rank counts in one session",
+    ),
+    "F7": ("this continues the measured step times alone, because {why}", "{remedy}"),
+    "F8": (
+        "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made",
+        "Run the workload there once to see how far off this is",
+    ),
+    "F9": (
+        "links between leaf switches were never measured, and are assumed to be {taper:g} times fewer than nodes' links",
+        "Measure them: dlbench comm submit on nodes of two leaf switches",
+    ),
+    "F10": (
+        "{seconds} of the exchange are not explained by the network's costs and are assumed not to change",
+        "Measure the network with the messages of these runs: dlbench comm submit",
+    ),
+    "F11": (
+        "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, and the band allows for it",
+        "Measure more hosts, or give the history of this system (--history DIR)",
+    ),
+    "F12": (
+        "no measured run with recorded switches shows how ranks lie below several leaf switches, so their order is drawn "
+        "between sorted and shuffled",
+        "Measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
+        "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
+    ),
 }
+"""Of each code why a figure is less certain, and what to do; in braces what the case fills in."""
 
 
 def refused(code: str, target: int | None, /, **words: object) -> Refused:
@@ -94,7 +130,8 @@ def refused(code: str, target: int | None, /, **words: object) -> Refused:
 
 def flagged(code: str, /, **words: object) -> Flag:
     """A flag of the table, in words."""
-    return Flag(code=code, text=FLAGS[code].format(**words))
+    why, action = (text.format(**words) for text in FLAGS[code])
+    return Flag(code=code, text=f"{why}. {action}")
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:
@@ -133,7 +170,7 @@ def _of_any(ingredients: Ingredients, ranks: int, farthest: int) -> Iterator[Ref
     """Yields what is refused whatever projects."""
     first, anchor, per_node = ingredients.points[0].ranks, ingredients.anchor, ingredients.per_node
     if ingredients.is_crowded:
-        yield refused("R4", None)
+        yield refused("R4", None, what="ranks shared cores, so the points do not show what more ranks would do")
     for point in ingredients.points:
         steps = [run.step_s for run in point.runs]
         scatter = statistics.stdev(steps) / statistics.fmean(steps) if len(steps) > 1 else 0.0

@@ -4,6 +4,7 @@ Of the largest measured point, the anchor, with its account by causes (`dlbench.
 B backward, U optimizer, H all causes without a model; A = In + F + B. At p ranks, with c_j the price of message j, and
 beta_j when it is ready as a share of the backward pass,
 
+    B(p)  = B + kappa (G(p) - G(anchor))                      G: hidden exchange, sum of rho c_j less X
     S(p)  = straggler + A (L(p) - L(anchor))                  L: lateness of the slowest node (`nodes`)
     a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
@@ -12,7 +13,8 @@ beta_j when it is ready as a share of the backward pass,
     T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
-So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
+kappa is what computing takes longer for each second of exchange hidden in it: its slope over the measured points, with a
+prior (`_slowed`). So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
 Under strong scaling A is scaled by the own work at the batch that a rank then has.
 
 c_j is the price of the network's fitted costs, by an algorithm that may stand for the library's own: one whose times
@@ -31,12 +33,13 @@ from dataclasses import dataclass, replace
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, ModelError, free_running, model_error
+from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, free_running, model_error
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.batch import own_work
 from dlbench.projection.exchange import (
     AS_IT_RAN,
+    FASTEST,
     Cycle,
     Messages,
     NoModelError,
@@ -57,7 +60,7 @@ from dlbench.projection.nodes import lateness
 from dlbench.projection.placement import Order, leaves_at, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.projection.refusals import MIN_POINTS, LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -65,13 +68,27 @@ from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
+LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-_ALIKE = 0.01  # Deviation of times from a model's, as logarithm, below which algorithms are not told apart.
-_ORDERLY = 0.1  # The same of orders of nodes below leaf switches, whose crossings look much like congestion.
-STEP_SCALE = 0.015
+CHANGES = 0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+HARDLY = 0.02  # A chance below which an algorithm is left out.
+ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
+STEP_SCALE = 0.002
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
 costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
 bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
+SLOWED = 0.19
+"""Mean, before any was seen, of the seconds that computing takes longer for each second of exchange hidden in it: over
+GPUs of five kinds 18.9 % on average, at most 40 % (arXiv 2507.03114). The prior is exponential."""
+TREND = 0.1
+"""Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
+logarithm: congestion, or an algorithm of which the model knows nothing."""
+_SLOPES = 201  # Values that a slope may have, between its ends.
+HOST = 0.01
+"""Deviation, before any was seen, of what the causes without a model grow by with each doubling, a share of the step."""
+_HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
+SESSIONS = 0.004  # Deviation of computing from session to session, a share of it, before any was seen.
+_HIDDEN_ROUNDS = 3  # Until what is hidden and what it slows down agree.
 _MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
 
 
@@ -139,8 +156,9 @@ def project(
         if points is None:
             not_told += why
         else:
-            words = "; ".join(f"{one.text} ({one.remedy})" for one in why) or "nothing else is known"
-            told = (flagged("F7", why=words), *flags(ingredients, count, by="points"))
+            cause = "; ".join(one.text for one in why) or "nothing else is known"
+            remedy = "; ".join(one.remedy for one in why) or "Measure larger rank counts"
+            told = (flagged("F7", why=cause, remedy=remedy), *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(
         digest=ingredients.digest,
@@ -163,13 +181,13 @@ def _is_apart(one: Band, other: Band) -> bool:
 
 
 def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
-    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network. Not
-    where these leave more algorithms open than all points do, because then they know less of it than the projection.
+    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network and
+    the algorithms that all points leave open.
 
-    What runs, costs and nodes scatter is drawn by itself in every projection. So a miss is what is left of the
-    difference when their share in it is taken away; else it would be in the bands twice.
+    What runs, costs and nodes scatter is drawn by itself in every projection, so it counts as scatter of the miss.
     """
     ingredients, found = model.ingredients, []
+    names = LIBRARY if model.costs is None else model.costs.algorithms
     for place in range(2, len(ingredients.points)):
         point, known = ingredients.points[place], ingredients.points[:place]
         nodes, supply, batch = ingredients.nodes, ingredients.supply, known[-1].batch_per_rank
@@ -183,14 +201,12 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         if ingredients.scaling == "strong":
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
-        less = None if reasons(below, point.ranks) else _model(below, len(model.rho))
+        less = None if reasons(below, point.ranks) else _model(below, len(model.rho), names)
         if not isinstance(less, _Model):
             continue
         try:
             told = less.at(point.ranks, model_error((), prior_scale=0.0), None)
         except NoModelError:
-            continue
-        if model.costs is not None and not set(told.algorithms) <= set(model.costs.algorithms):
             continue
         steps = [run.step_s for run in point.runs]
         one = HeldOut(
@@ -204,8 +220,8 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
         scatter = ((high - low) / 2) ** 2
         if len(steps) > 1:
             scatter += statistics.variance(steps) / len(steps) / one.measured_s**2
-        left = math.sqrt(max(0.0, math.log1p(one.error) ** 2 - scatter))
-        found.append((one, Miss(error=left, doublings=one.doublings)))
+        error = -math.log1p(one.error)
+        found.append((one, Miss(error=error, doublings=one.doublings, scatter=math.sqrt(scatter))))
     return found
 
 
@@ -240,53 +256,57 @@ class _Costs:
     ran: Way
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
-    picks: npt.NDArray[np.int64]  # Which of them, by draw.
+    picks: npt.NDArray[np.int64]  # Which of them in which order, by draw: order x number of algorithms + algorithm.
+    rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
 
     @classmethod
-    def of(cls, ingredients: Ingredients, draws: int) -> _Costs | None:
-        """None where nothing is known of an exchange. Raises `NoModelError`: that of the runs has no model."""
+    def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Costs | None:
+        """None where nothing is known of an exchange. `names`: what a library may choose by itself. Raises
+        `NoModelError`: that of the runs has no model.
+        """
         network, result = ingredients.network, ingredients.exchange
         if network is None or result is None or ingredients.anchor.ranks == 1:
             return None
         ran = way_of(result, ingredients.engine)
         own = priced_as(ran)
         # A library chooses by itself; Gloo's all-reduce is a ring.
-        names = STAND_INS if own == "ring" and result.carrier not in RINGS else (own,)
-        picks, costly = np.zeros(draws, dtype=np.int64), _with_uplinks(ingredients, network)
+        if own != "ring" or result.carrier in RINGS:
+            names = (own,)
         costs = cls(
             ingredients=ingredients,
-            network=costly,
+            network=_with_uplinks(ingredients, network),
             ran=ran,
-            algorithms=names,
             orders=orders_of(ingredients),
-            picks=picks,
+            algorithms=names,
+            picks=np.zeros(draws, dtype=np.int64),
+            rows=np.zeros(draws, dtype=np.int64),
             trend=np.zeros(draws),
         )
-        missed = {}
+        missed: dict[str, Array] = {}
+        doublings = np.zeros(0)
         for name in names:
             try:
-                missed[name] = replace(costs, algorithms=(name,))._missed()
+                doublings, missed[name] = replace(costs, algorithms=(name,))._missed()
             except NoModelError:
                 if len(names) == 1:
                     raise
-        scatter = {}  # Of each algorithm, by order of nodes.
-        for name, (_, errors) in missed.items():
-            scatter[name] = np.zeros(len(costs.orders))
-            if len(errors):
-                scatter[name] = np.abs(errors - errors.mean(axis=0)).mean(axis=0)
-        least = min(float(one.min()) for one in scatter.values())
-        standing = tuple(name for name in missed if scatter[name].min() <= 2 * least + _ALIKE)
-        likely = np.flatnonzero(np.min([scatter[name] for name in standing], axis=0) <= 2 * least + _ORDERLY)
-        costs = replace(costs, orders=tuple(costs.orders[place] for place in likely))
-        picks = np.random.default_rng([SEED, 16]).integers(0, len(standing), draws)
-        trend = np.zeros(draws)
-        for pick, name in enumerate(standing):
-            doublings, errors = missed[name]
-            for placed, order in enumerate(likely):
-                is_drawn = (picks == pick) & (costs.placed == placed)
-                trend[is_drawn] = _trend(doublings, errors[:, order], draws)[is_drawn]
-        return replace(costs, algorithms=standing, picks=picks, trend=trend)
+        # Shape (points, orders, algorithms, rows of costs).
+        errors = np.stack(list(missed.values()), axis=2)
+        slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
+        line = _line(doublings, errors.reshape(len(doublings), -1), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
+        chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
+        if FASTEST in missed:
+            chances[:, list(missed).index(FASTEST)] *= CHANGES
+        # What is hardly possible is left out, and so never named.
+        by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
+        chances[:, by_algorithm < HARDLY] = 0.0
+        columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
+        order, algorithm, rows = np.unravel_index(columns, chances.shape)
+        standing = np.flatnonzero(by_algorithm >= HARDLY)
+        picks = order * len(standing) + np.searchsorted(standing, algorithm)
+        algorithms = tuple(list(missed)[number] for number in standing)
+        return replace(costs, algorithms=algorithms, picks=picks, rows=rows, trend=line.drawn(columns))
 
     def elsewhere(self, there: Ingredients) -> _Costs | None:
         """The same on another system: how its network's costs go on is not known."""
@@ -295,18 +315,18 @@ class _Costs:
         network = _with_uplinks(there, there.network)
         trend = self.trend if network == self.network else self.trend - np.median(self.trend)
         ran = replace(self.ran, group_size=there.exchange.group_size)
-        return replace(self, ingredients=there, network=network, ran=ran, orders=orders_of(there), trend=trend)
-
-    @property
-    def placed(self) -> npt.NDArray[np.int64]:
-        """Which order of nodes is drawn, by draw."""
-        order: npt.NDArray[np.int64] = np.random.default_rng([SEED, 24]).permutation(len(self.picks)) % len(self.orders)
-        return order
+        orders = orders_of(there)
+        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.picks))
+        picks = placed * len(self.algorithms) + self.picks % len(self.algorithms)
+        rows = self.rows % max(1, len(network.draws))
+        return replace(
+            self, ingredients=there, network=network, ran=ran, orders=orders, picks=picks, rows=rows, trend=trend
+        )
 
     def _missed(self) -> tuple[Array, Array]:
-        """Of each point on several nodes whose runs say how long messages were under way: doublings from the anchor,
-        and the logarithm of that over what they cost by the fitted costs, by order of nodes. Raises `NoModelError`: no
-        such algorithm.
+        """Returns doublings from the anchor, shape (points,), of points on several nodes whose runs say how long messages
+        were under way, and the logarithm of that over what they cost, shape (points, orders, rows of costs). Raises
+        `NoModelError`: no such algorithm.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -316,9 +336,14 @@ class _Costs:
                 messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
                 prices = self._prices(point.ranks, None)
                 doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                costs = np.array([sum(float(price(size)[0]) for size in messages.sizes) for price in prices])
+                costs = np.array([sum(self._rows(price(size)) for size in messages.sizes) for price in prices])
                 missed.append(np.log(np.mean(times) / costs))
-        return np.array(doublings), np.array(missed).reshape(-1, len(self.orders))
+        num_rows = max(1, len(self.network.draws))
+        return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
+
+    def _rows(self, price: Array) -> Array:
+        """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
+        return price[1:] if self.network.draws else price
 
     def names(self, way: Way | None) -> tuple[str, ...]:
         """What stands for a way of exchanging."""
@@ -373,15 +398,16 @@ class _Costs:
 
     def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
         """Seconds of each message by draw, as the network has them."""
-        prices, draws, known = self._prices(ranks, way), len(self.picks), len(self.network.draws)
-        # Row 0 of a price is the fitted costs, the others are their draws.
-        rows = 1 + np.random.default_rng([SEED, 19]).integers(0, known, draws) if known else np.zeros(draws, dtype=int)
-        names = self.names(way)
-        picks = self.picks if len(names) == len(self.algorithms) else 0 * self.picks
-        longer = np.array([free_running(name, ranks, draws) for name in names])[picks, np.arange(draws)]
+        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.picks)
+        order, algorithm = np.divmod(self.picks, len(self.algorithms))
+        if names != self.algorithms:
+            algorithm = np.zeros_like(algorithm)
+        longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
         longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
-        picks = picks + len(names) * self.placed
-        return [longer * np.array([price(size) for price in prices])[picks, rows] for size in messages.sizes]
+        picks, rows = len(names) * order + algorithm, self.rows
+        return [
+            longer * np.array([self._rows(price(size)) for price in prices])[picks, rows] for size in messages.sizes
+        ]
 
     def by_level(
         self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
@@ -427,6 +453,10 @@ class _Model:
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
     shown: Array  # X at the anchor, seconds.
+    hidden: Array  # G at the anchor, seconds.
+    slowed: Array  # kappa.
+    host_growth: Array  # Seconds per doubling of the ranks.
+    session: Array  # Factor between the sessions of the anchor and of a target (1).
     is_home: bool = True  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
@@ -441,9 +471,9 @@ class _Model:
             # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
             scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (work / before - 1))
         computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
-        straggler = at["straggler"]
+        straggler, late = at["straggler"], np.zeros(draws)
         if nodes != anchor.nodes:
-            late = lateness(found.nodes, nodes, draws) - self.late
+            late = lateness(found.nodes, nodes, draws, slow_hosts=found.slow_hosts) - self.late
             straggler = np.maximum(0.0, straggler + begun * scale * late)
         shown = np.zeros(draws)
         whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
@@ -458,12 +488,18 @@ class _Model:
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
             costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
             shown = _shown(messages, costs, computing, straggler)
+            alone = computing["backward"] - self.slowed * self.hidden
+            for _ in range(_HIDDEN_ROUNDS):
+                computing["backward"] = np.maximum(0.0, alone + self.slowed * (sum(costs) - shown))
+                begun_here = sum(computing.values(), np.zeros(draws))
+                straggler = np.maximum(0.0, at["straggler"] + begun_here * late)
+                shown = _shown(messages, costs, computing, straggler)
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
             "optimizer": updating,
             "input": computing["input"],
-            "host": at["host"],
+            "host": np.maximum(0.0, at["host"] + self.host_growth * math.log2(ranks / anchor.ranks)),
             "straggler": straggler,
             "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
         }
@@ -478,7 +514,7 @@ class _Model:
         step = sum(parts.values(), np.zeros(draws))
         # What lies between measured points is known from both sides.
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in found.points)
-        factor = error.drawn(doublings, draws, (SEED, 15))
+        factor = self.session * error.drawn(doublings, draws, (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
         ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
         factor = ended / step
@@ -504,21 +540,41 @@ class _Model:
         )
 
 
-def _trend(doublings: Array, missed: Array, draws: int) -> Array:
-    """What messages take longer with each doubling than their costs have it, as logarithm, by draw: congestion, or an
-    algorithm of which the model knows nothing. Of the changes from point to point, normal with unknown mean and
-    variance (Gelman et al., section 3.3), with one change of 0 and the prior of the model's error before any was seen.
+@dataclass(frozen=True)
+class _Line:
+    """Slopes of lines of y over x, one for each column of y."""
+
+    evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
+    slopes: Array  # Values that a slope may have, ascending.
+    chances: Array  # Of each, summed up, shape (slopes, columns).
+    variances: Array  # That the errors about a line of each slope are expected to have, shape (slopes, columns).
+
+    def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
+        """Returns slopes of these columns by draw, shape (draws,)."""
+        draws = len(columns)
+        shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
+        found = np.zeros(draws)
+        for column in np.unique(columns):
+            is_drawn = columns == column
+            found[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
+        return found
+
+
+def _line(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> _Line:
+    """Returns lines through points of x, shape (points,), and y, shape (points, columns).
+
+    Their error is normal of unknown variance, expected to be `expected` with the weight of `PRIOR_POINTS` points
+    (Gelman et al., section 14.2); level and variance are integrated out. `slopes`, `prior`: values that a slope may
+    have, and the logarithm of how likely each was before.
     """
-    changes = np.diff(missed) / np.diff(doublings)
-    if not len(changes):
-        return np.zeros(draws)
-    n, mean = len(changes), changes.mean()
-    freedom = PRIOR_POINTS + n
-    total = PRIOR_POINTS * PRIOR_SCALE**2 + ((changes - mean) ** 2).sum() + n / (n + 1) * mean**2
-    rng = np.random.default_rng([SEED, 18])
-    sigma = np.sqrt(total / rng.chisquare(freedom, draws) / (n + 1))
-    found: Array = n * mean / (n + 1) + sigma * rng.standard_normal(draws)
-    return found
+    x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
+    squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
+    total = PRIOR_POINTS * expected + np.maximum(0.0, squares)
+    freedom = PRIOR_POINTS + max(0, len(x) - 1)
+    logs = prior[:, None] - freedom / 2 * np.log(total)
+    chances = np.exp(logs - logs.max(axis=0))
+    evidence = np.log(chances.sum(axis=0)) + logs.max(axis=0)
+    return _Line(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0), total / freedom)
 
 
 def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
@@ -550,8 +606,10 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     return figures
 
 
-def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
-    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8)."""
+def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Model | Refused:
+    """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
+    `names`: algorithms that may stand for a library's own.
+    """
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
 
@@ -560,9 +618,9 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
         return found
 
     figures = _account(anchor.runs, weights)
-    shown, rho = np.zeros(draws), np.ones(draws)
+    shown, rho, hidden = np.zeros(draws), np.ones(draws), np.zeros(draws)
     try:
-        costs = _Costs.of(ingredients, draws)
+        costs = _Costs.of(ingredients, draws, names)
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, figures, 1.0)
             prices = costs.drawn(anchor.ranks, None, messages)
@@ -572,6 +630,7 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
 
             rho = _calibrated(prices, anchor, drawn, shown_of, figures["exchange"])
             shown = shown_of(rho)
+            hidden = rho * sum(prices) - shown
             scale = float(np.median(rho))
             whole, off = (float(np.median(one)) for one in (figures["exchange"], figures["exchange"] - shown))
             step = float(np.median(sum(figures.values(), np.zeros(draws))))
@@ -583,7 +642,73 @@ def _model(ingredients: Ingredients, draws: int) -> _Model | Refused:
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
-    return _Model(ingredients=ingredients, costs=costs, figures=figures, late=late, rho=rho, shown=shown)
+    slowed, scatter = _slowed(ingredients, draws)
+    return _Model(
+        ingredients=ingredients,
+        costs=costs,
+        figures=figures,
+        late=late,
+        rho=rho,
+        shown=shown,
+        hidden=hidden,
+        slowed=slowed,
+        host_growth=_host_growth(ingredients, draws),
+        session=np.exp(math.sqrt(2) * scatter * np.random.default_rng([SEED, 21]).standard_normal(draws)),
+    )
+
+
+def _slowed(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
+    """Returns how many seconds computing takes longer for each second of exchange hidden in it, and by how much it differs
+    from session to session (standard deviation, a share of it), both of shape (draws,).
+
+    Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
+    tell, the prior of `SLOWED` is left.
+    """
+    computing, hidden, variances = [], [], []
+    points = [point for point in ingredients.points if point.nodes > 2]
+    if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
+        points = list(ingredients.points)
+    for point in points:
+        runs = [run for run in point.runs if run.parts and run.communication_s is not None]
+        if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
+            continue
+        passes = [run.parts.get("forward", 0.0) + run.parts.get("backward", 0.0) for run in runs]
+        computing.append(statistics.fmean(passes))
+        hidden.append(statistics.fmean(_hidden(run) for run in runs))
+        if len(runs) > 1:
+            variances.append(statistics.variance(passes) / len(runs))
+    if not computing:
+        return np.random.default_rng([SEED, 20]).exponential(SLOWED, draws), np.full(draws, SESSIONS)
+    middle = statistics.fmean(computing)
+    expected = statistics.fmean(variances or [0.0]) + (SESSIONS * middle) ** 2
+    slopes = np.linspace(0.0, 1.0, _SLOPES)
+    line = _line(np.array(hidden), np.array(computing)[:, None], slopes, -slopes / SLOWED, expected)
+    slowed = line.drawn(np.zeros(draws, dtype=np.int64))
+    freedom = PRIOR_POINTS + len(computing) - 1
+    chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
+    scatter: Array = np.sqrt(np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2) / middle
+    return slowed, scatter
+
+
+def _host_growth(ingredients: Ingredients, draws: int) -> Array:
+    """Returns how many seconds the causes without a model grow with each doubling of the ranks over the points on several
+    nodes, shape (draws,).
+    """
+    points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
+    if not points:
+        return np.zeros(draws)
+    host = [float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points]
+    doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
+    step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
+    slopes = np.linspace(-5 * HOST * step, 5 * HOST * step, _SLOPES)
+    prior = -((slopes / (HOST * step)) ** 2) / 2
+    line = _line(np.array(doublings), np.array(host)[:, None], slopes, prior, (_HOST_SCATTER * step) ** 2)
+    return line.drawn(np.zeros(draws, dtype=np.int64))
+
+
+def _hidden(run: RunFigures) -> float:
+    """Returns the exchange of a run that computing hid, seconds per step."""
+    return max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0))
 
 
 def _calibrated(
@@ -662,6 +787,5 @@ def _input_wait(
     if asked <= limit:
         return none, ()
     needed, seen = (f"{format_bytes(round(one))}/s" for one in (asked, limit))
-    flag = flagged("F5", needed=needed, proven=seen, nodes=supply.nodes or "some")
-    if_all = f"; if that is all there is, a step takes {wanted / limit:.4g} s"
-    return none, (Flag(code=flag.code, text=flag.text + if_all),)
+    nodes_seen = supply.nodes or "some"
+    return none, (flagged("F5", needed=needed, proven=seen, nodes=nodes_seen, longest=wanted / limit),)

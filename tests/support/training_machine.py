@@ -52,13 +52,17 @@ class Machine:
     shares: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0)  # When messages are ready, of the backward pass.
     network: NetworkModel = field(default_factory=network_of)
     algorithm: str = "ring"
+    tree_bias: float | None = None
+    """What the library takes a double binary tree to cost, over its true cost: it takes that instead where it seems
+    cheaper than `algorithm`; None: it knows none."""
     carrier: str = "gloo"
     congestion: float = 0.0  # By which messages take longer with each doubling of the nodes (1).
     slowed: float = 0.0  # Seconds that computing takes longer per second of hidden exchange.
     # Logarithms of what hosts take longer.
     hosts: Callable[[np.random.Generator, int], Array] = lambda generator, nodes: np.zeros(nodes)
     jitter: float = 0.0  # Standard deviation of what a node takes longer in a step, as logarithm.
-    spikes: float = 0.0  # Share of steps in which a node takes 20 % longer.
+    spikes: float = 0.0  # Share of steps in which a node takes `spike_ratio` times as long.
+    spike_ratio: float = 1.2
     session_sd: float = 0.0
     run_sd: float = 0.0
     delay_s: float = 0.0  # Between the last gradient of a message and its start: not in what runs record of messages.
@@ -77,6 +81,13 @@ class Machine:
             order = np.argsort(np.random.default_rng(self.placement_seed).random(nodes))
         return tuple((order // (self.leaf_nodes or nodes)).tolist())
 
+    def price(self, names: Sequence[str], size: int, layout: Layout, network: NetworkModel) -> float:
+        """Seconds of a message of so many bytes, by the one of the algorithms that the library takes."""
+        costs = [predict("allreduce", name, size, layout, network) for name in names]
+        if self.tree_bias is not None and costs[0] > costs[1] * self.tree_bias:
+            return costs[1]
+        return costs[0]
+
     def prices(self, nodes: int) -> Array:
         group, network = self.ranks_per_node, self.network
         layout = Layout(ranks=nodes * group, group_size=group)
@@ -85,7 +96,10 @@ class Machine:
             uplinks = max(1, round((network.across.links or group) * self.leaf_nodes / self.taper))
             beyond = network.across.model_copy(update={"links": uplinks})
             network = network.model_copy(update={"beyond": beyond})
-        known = {size: predict("allreduce", self.algorithm, size, layout, network) for size in set(self.sizes)}
+        names = [self.algorithm]
+        if self.tree_bias is not None:
+            names.append("double-binary-tree")
+        known = {size: self.price(names, size, layout, network) for size in set(self.sizes)}
         more = (1 + self.congestion) ** math.log2(nodes / REFERENCE) if nodes > 1 else 1.0
         return np.array([known[size] * more for size in self.sizes])
 
@@ -95,7 +109,7 @@ class Machine:
         """A run on nodes of these effects, and the own work of its ranks, shape (ranks, steps)."""
         g = self.ranks_per_node
         noise = self.jitter * generator.standard_normal((nodes, self.steps))
-        noise += math.log(1.2) * (generator.random(noise.shape) < self.spikes)
+        noise += math.log(self.spike_ratio) * (generator.random(noise.shape) < self.spikes)
         factors = np.exp(np.repeat(hosts[:, None] + noise, g, axis=0))
         speed = drift * math.exp(self.run_sd * generator.standard_normal())
         costs = self.prices(nodes) * speed if nodes * g > 1 else np.zeros(len(self.sizes))
