@@ -7,7 +7,7 @@ recorded, it is drawn between sorted and shuffled.
 
 from __future__ import annotations
 
-from dlbench.lazy import Times, np
+from dlbench.lazy import Array, Times, np
 from dlbench.projection.ingredients import Ingredients
 from dlbench.stats.pairing import SEED
 
@@ -48,6 +48,15 @@ def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, 
     if leaf is None or nodes <= leaf or not order[0]:
         return None
     return tuple(_reordered(np.arange(nodes) // leaf, order).tolist())
+
+
+def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
+    """Returns chances of orders of nodes, the first axis, alike for all of one share: the launcher's is none of them."""
+    shares = np.array([share for share, _ in orders])
+    of_order = chances.reshape(len(orders), -1).sum(axis=1)
+    of_share = np.array([of_order[shares == share].mean() for share in shares])
+    levels: Array = chances * (of_share / of_order)[:, None, None]
+    return levels
 
 
 def _reordered(by_switch: Times, order: Order) -> Times:

@@ -57,10 +57,20 @@ from dlbench.projection.exchange import (
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
-from dlbench.projection.placement import Order, leaves_at, orders_of
+from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import MIN_POINTS, LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.projection.refusals import (
+    MIN_POINTS,
+    LEAST_EXPLAINED,
+    SCALE,
+    SMALL,
+    UNEXPLAINED,
+    flagged,
+    flags,
+    reasons,
+    refused,
+)
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -70,7 +80,9 @@ from dlbench.units import format_bytes, format_seconds
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-CHANGES = 0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+CHANGES = (
+    0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+)
 HARDLY = 0.02  # A chance below which an algorithm is left out.
 ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
 STEP_SCALE = 0.002
@@ -296,6 +308,7 @@ class _Costs:
         slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
         line = _line(doublings, errors.reshape(len(doublings), -1), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
         chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
+        chances = levelled(costs.orders, chances)
         if FASTEST in missed:
             chances[:, list(missed).index(FASTEST)] *= CHANGES
         # What is hardly possible is left out, and so never named.
@@ -375,8 +388,11 @@ class _Costs:
         return prices
 
     def is_order_open(self, ranks: int) -> bool:
-        """Returns whether nodes of a run may lie in the order of leaf switches, and may lie out of it."""
-        return len({self._layout(ranks, None, order).leaves is None for order in self.orders}) > 1
+        """Returns whether nodes of a run may well lie in the order of leaf switches, and may well lie out of it."""
+        layouts = [self._layout(ranks, None, order) for order in self.orders]
+        is_in_order = np.array([layout.leaves is None for layout in layouts])
+        chance = float(np.mean(is_in_order[self.picks // len(self.algorithms)]))
+        return HARDLY < chance < 1 - HARDLY
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
@@ -697,7 +713,9 @@ def _host_growth(ingredients: Ingredients, draws: int) -> Array:
     points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
     if not points:
         return np.zeros(draws)
-    host = [float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points]
+    host = [
+        float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points
+    ]
     doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
     step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
     slopes = np.linspace(-5 * HOST * step, 5 * HOST * step, _SLOPES)

@@ -189,7 +189,7 @@ def test_ranks_out_of_lockstep_widen_what_an_exchange_by_halving_may_take() -> N
     widths = {}
     for ranks in (48, 64):
         found = target(ingredients, ranks)
-        assert found.algorithms == ("recursive-halving-doubling",)
+        assert "recursive-halving-doubling" in found.algorithms
         low, high = np.quantile(found.drawn["exchange"], [0.05, 0.95])
         widths[ranks] = high / low
     assert widths[48] > widths[64] + 0.2
