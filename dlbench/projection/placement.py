@@ -7,15 +7,16 @@ recorded, it is drawn between sorted and shuffled.
 
 from __future__ import annotations
 
-from dlbench.lazy import Times, np
+from dlbench.lazy import Array, Times, np
 from dlbench.projection.ingredients import Ingredients
 from dlbench.stats.pairing import SEED
 
 Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
 
-SORTED: Order = (0.0, 0)
-NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
-_SHARES = (0.0, 1 / 3, 2 / 3, 1.0)  # From sorted to shuffled, each as likely before anything was recorded.
+_SORTED: Order = (0.0, 0)
+_NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
+_SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled: as likely as each other before anything was recorded.
+_NEVER = 1e-300  # A chance by which another is divided.
 _SEEDS = 100  # Random orders of each share that are held against a recorded one.
 
 
@@ -24,7 +25,7 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
     leaf switches as often as the recorded one.
     """
     if ingredients.nodes_per_leaf is None:
-        return (SORTED,)
+        return (_SORTED,)
     orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
     off = np.zeros(len(orders))
     for point in ingredients.points:
@@ -33,7 +34,8 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
             crossings = np.array([_crossings(_reordered(by_switch, order)) for order in orders])
             off = np.abs(crossings - _crossings(np.array(point.leaves)))
     likely = np.flatnonzero(off == off.min())
-    return tuple(orders[index] for index in likely[np.linspace(0, len(likely) - 1, NUM_ORDERS).astype(int)])
+    middles = (np.arange(_NUM_ORDERS) + 0.5) / _NUM_ORDERS * len(likely)
+    return tuple(orders[index] for index in likely[middles.astype(int)])
 
 
 def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
@@ -47,6 +49,15 @@ def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, 
     if leaf is None or nodes <= leaf or not order[0]:
         return None
     return tuple(_reordered(np.arange(nodes) // leaf, order).tolist())
+
+
+def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
+    """Returns chances of orders of nodes, the first axis, alike for all of one share: the launcher's is none of them."""
+    shares = np.array([share for share, _ in orders])
+    of_order = chances.reshape(len(orders), -1).sum(axis=1)
+    of_share = np.array([of_order[shares == share].mean() for share in shares])
+    levels: Array = chances * (of_share / np.maximum(of_order, _NEVER))[:, None, None]
+    return levels
 
 
 def _reordered(by_switch: Times, order: Order) -> Times:

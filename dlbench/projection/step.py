@@ -21,7 +21,7 @@ c_j is the price of the network's fitted costs, by an algorithm that may stand f
 over the measured rank counts have the shape of the measured ones. What is left of that shape, the trend, goes on, as
 congestion does: costs grow by exp(trend log2(p / anchor)) more.
 
-A draw has its own runs, network costs, algorithm, nodes, and error of the model; these seeds are fixed.
+A draw has its own runs, network costs, algorithm, order of nodes, nodes, and error of the model; these seeds are fixed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from dlbench.projection.exchange import (
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
-from dlbench.projection.placement import Order, leaves_at, orders_of
+from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
 from dlbench.projection.refusals import MIN_POINTS, LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
@@ -304,6 +304,7 @@ class _Costs:
         slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
         line = _line(doublings, errors.reshape(len(doublings), math.prod(errors.shape[1:])), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
         chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
+        chances = levelled(costs.orders, chances)
         if FASTEST in missed:
             chances[:, list(missed).index(FASTEST)] *= CHANGES
         # What is hardly possible is left out, and so never named.
@@ -389,8 +390,11 @@ class _Costs:
         return prices
 
     def is_order_open(self, ranks: int) -> bool:
-        """Returns whether nodes of a run may lie in the order of leaf switches, and may lie out of it."""
-        return len({self._layout(ranks, None, order).leaves is None for order in self.orders}) > 1
+        """Returns whether nodes of a run may well lie in the order of leaf switches, and may well lie out of it."""
+        layouts = [self._layout(ranks, None, order) for order in self.orders]
+        is_in_order = np.array([layout.leaves is None for layout in layouts])
+        chance = float(np.mean(is_in_order[self.picks // len(self.algorithms)]))
+        return HARDLY < chance < 1 - HARDLY
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""

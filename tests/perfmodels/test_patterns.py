@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dlbench.perfmodels.algorithms import patterns
 from dlbench.perfmodels.closed_forms import closed_form
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
-from dlbench.perfmodels.patterns import Sharing, loads_of
+from dlbench.perfmodels.patterns import Sharing, StepLoads, loads_of
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
@@ -50,13 +50,31 @@ def test_patterns_load_a_network_as_the_schedules_do(
     leaves = data.draw(st.none() | orders, label="leaf of each node")
     layout = Layout(ranks=ranks, group_size=group, leaf_size=leaf, node_size=node, leaves=leaves)
     sharing = Sharing(**dict(zip(("inside", "across", "beyond"), links, strict=True)))
-    expected = walked(*name, layout, elements, shards, chunks, sharing)
-    found = {}
+    assert lumped(name, layout, elements, shards, chunks, sharing) == walked(
+        *name, layout, elements, shards, chunks, sharing
+    )
+
+
+@pytest.mark.parametrize("leaves", [(1, 0, 2, 0, 2, 1), (0, 1, 1, 0, 1, 2)])  # Two nodes below each, or not.
+@pytest.mark.parametrize("name", NAMES)
+def test_every_collective_loads_leaf_switches_as_its_schedule_does_in_any_order(name: tuple, leaves: tuple) -> None:
+    layout = Layout(ranks=12, group_size=2, leaves=leaves)
+    for elements in (2 * 12 * 8, 41):
+        for sharing in (Sharing(), Sharing(across=2, beyond=3)):
+            expected = walked(*name, layout, elements, None, 2, sharing)
+            assert lumped(name, layout, elements, None, 2, sharing) == expected
+
+
+def lumped(
+    name: tuple, layout: Layout, elements: int, shards: int | None, chunks: int, sharing: Sharing
+) -> dict[StepLoads, int]:
+    """Kinds of steps by the patterns, each with how many there are."""
+    kinds: dict[StepLoads, int] = {}
     for pattern in patterns(*name, layout, elements, shards=shards, chunks=chunks, lumped=True):
         step = loads_of(pattern, layout, sharing)
         if step.loads:
-            found[step] = found.get(step, 0) + pattern.repeat
-    assert found == expected
+            kinds[step] = kinds.get(step, 0) + pattern.repeat
+    return kinds
 
 
 @pytest.mark.parametrize("leaf", [None, 256])

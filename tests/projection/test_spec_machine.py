@@ -131,6 +131,10 @@ def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the
     assert one.second is None  # points say nothing of another machine
     tapered = elsewhere(given, system_of("abci"), None)
     assert (tapered.nodes_per_leaf, tapered.per_node) == (34, 4)
+    # Its runs lie below other switches.
+    points = tuple(point.model_copy(update={"leaves": (0,) * point.nodes}) for point in given.points)
+    there = elsewhere(given.model_copy(update={"points": points}), system_of("abci"), None)
+    assert {point.leaves for point in there.points} == {None}
 
 
 def test_the_system_of_the_runs_fills_in_what_they_do_not_know() -> None:

@@ -174,10 +174,12 @@ def test_ranks_lie_below_leaf_switches_as_recorded_or_are_drawn_between_sorted_a
     assert low <= truth <= high
     width = recorded.step.middle(90)[1] / recorded.step.middle(90)[0]
     assert high / low > 1.5 * width
+    # Where records name no switches, the times of points on several leaf switches tell nearly as much.
     silent = projected((1, 2, 4, 8, 16, 32), records_switches=False)
+    assert silent.step.median == pytest.approx(truth, rel=0.12)
     assert silent.step.middle(90)[0] <= truth <= silent.step.middle(90)[1]
     flagged = [{flag.code for flag in one.flags} & {"F9", "F12"} for one in (recorded, unknown, silent)]
-    assert flagged == [{"F9"}, {"F9", "F12"}, {"F9", "F12"}]
+    assert flagged == [{"F9"}, {"F9", "F12"}, {"F9"}]
 
 
 def test_ranks_out_of_lockstep_widen_what_an_exchange_by_halving_may_take() -> None:
@@ -187,7 +189,7 @@ def test_ranks_out_of_lockstep_widen_what_an_exchange_by_halving_may_take() -> N
     widths = {}
     for ranks in (48, 64):
         found = target(ingredients, ranks)
-        assert found.algorithms == ("recursive-halving-doubling",)
+        assert "recursive-halving-doubling" in found.algorithms
         low, high = np.quantile(found.drawn["exchange"], [0.05, 0.95])
         widths[ranks] = high / low
     assert widths[48] > widths[64] + 0.2
