@@ -78,7 +78,10 @@ FLAGS = {
         "only one measured point is on several nodes, so the error of the model is assumed and not measured",
         "Measure two more node counts",
     ),
-    "F2": ("this is {times} times the largest measured rank count", "Measure a larger rank count before you rely on it"),
+    "F2": (
+        "this is {times} times the largest measured rank count",
+        "Measure a larger rank count before you rely on it",
+    ),
     "F3": (
         "{hosts} measured hosts do not show how unequal hosts are, so new ones are taken to be like these",
         "Measure at least {least} hosts",

@@ -60,7 +60,17 @@ from dlbench.projection.nodes import lateness
 from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import MIN_POINTS, LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.projection.refusals import (
+    LEAST_EXPLAINED,
+    MIN_POINTS,
+    SCALE,
+    SMALL,
+    UNEXPLAINED,
+    flagged,
+    flags,
+    reasons,
+    refused,
+)
 from dlbench.report.wording import percent
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED, fusion_bytes
@@ -70,7 +80,9 @@ from dlbench.units import format_bytes, format_seconds
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-CHANGES = 0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+CHANGES = (
+    0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
+)
 HARDLY = 0.02  # A chance below which an algorithm is left out.
 ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
 STEP_SCALE = 0.002
@@ -302,7 +314,13 @@ class _Costs:
         if costs.crowding:  # Costs of the network hold some of it, too, so that what they miss is no trend.
             doublings, errors = doublings[:0], errors[:0]
         slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
-        line = _line(doublings, errors.reshape(len(doublings), math.prod(errors.shape[1:])), slopes, -((slopes / TREND) ** 2) / 2, ALIKE**2)
+        line = _line(
+            doublings,
+            errors.reshape(len(doublings), math.prod(errors.shape[1:])),
+            slopes,
+            -((slopes / TREND) ** 2) / 2,
+            ALIKE**2,
+        )
         chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
         chances = levelled(costs.orders, chances)
         if FASTEST in missed:
@@ -732,7 +750,9 @@ def _host_growth(ingredients: Ingredients, draws: int) -> Array:
     points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
     if not points:
         return np.zeros(draws)
-    host = [float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points]
+    host = [
+        float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points
+    ]
     doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
     step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
     slopes = np.linspace(-5 * HOST * step, 5 * HOST * step, _SLOPES)

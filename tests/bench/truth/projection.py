@@ -25,9 +25,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from dlbench.perfmodels.extrapolation import ModelError, model_error
-from dlbench.projection.ingredients import SlowHosts
 from dlbench.projection import nodes as node_module
 from dlbench.projection import step as module
+from dlbench.projection.ingredients import SlowHosts
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from tests.bench.figures import Figure
 from tests.bench.gate import share
