@@ -189,6 +189,16 @@ def messages_of(
     return Messages(sizes=tuple(sizes), ready_s=tuple(ready), backward_s=new_s)
 
 
+def ready_at(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
+    """When messages are ready on a median rank, after the start of the step; all at the end of the backward pass where
+    that was not recorded.
+    """
+    shares = [1.0] * len(messages.sizes)
+    if messages.ready_s is not None and messages.backward_s > 0:
+        shares = [min(1.0, one / messages.backward_s) for one in messages.ready_s]
+    return [computing["input"] + computing["forward"] + share * computing["backward"] for share in shares]
+
+
 def last_end(ready: Sequence[Array | float], costs: Sequence[Array]) -> Array:
     """When the last message is through: each begins when it is ready and the one before is through. Same clock."""
     free: Array = np.full_like(costs[0], -math.inf)

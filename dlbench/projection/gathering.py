@@ -39,8 +39,8 @@ from dlbench.specs.training import TrainSpec
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
 SHARED = 0.1
-"""Share of the CPU time of the ranks on other nodes that a node sees on its own cores, from which on these are the same:
-interrupts of networks are in the one figure and not in the other."""
+"""Share of the CPU time of ranks on other nodes that a node sees on its own cores, from which on these are the same
+cores. It is no more, as interrupts are in the one figure and not in the other."""
 MORE_DEMAND, NO_MORE_RATE = 1.5, 1.05
 """Storage is saturated where demand rose by this factor or more, and the rate by no more than that one."""
 
@@ -204,8 +204,8 @@ def without_strategy(run: Run) -> Run:
 
 
 def _shared_cores(runs: Sequence[Run]) -> int | None:
-    """Returns how many cores all nodes of the runs share, as the nodes of a one-box cluster do; None where each node has
-    its own, or nobody measured whose processes used them.
+    """Returns how many cores all nodes of the runs share, as those of a one-box cluster do; None where each node has
+    cores of its own, or nobody measured whose processes used them.
     """
     loads = [load for run in runs if run.record is not None for load in run.record.load]
     nodes = len(loads) / max(1, len(runs))

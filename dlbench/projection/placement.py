@@ -52,7 +52,7 @@ def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, 
 
 
 def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
-    """Returns chances of orders of nodes, the first axis, alike for all of one share: the launcher's is none of them."""
+    """Returns chances of orders of nodes, the first axis, alike within a share: the launcher's own is none of them."""
     shares = np.array([share for share, _ in orders])
     of_order = chances.reshape(len(orders), -1).sum(axis=1)
     of_share = np.array([of_order[shares == share].mean() for share in shares])

@@ -24,6 +24,7 @@ MIN_POINTS = 3  # Rank counts of a curve through points alone: through two goes 
 UNSTABLE = 0.15  # Scatter of runs (standard deviation over mean) beyond which a point is of no one state of a machine.
 SMALLEST_BATCH = 4  # The least batch is so many times smaller than the smallest measured one.
 LEAST_HOSTS = 4  # With fewer, their scatter is hardly known.
+LEAST_SLOWER = 0.03  # How much longer a slow host works than the one in the middle (log of the ratio), at least.
 TAIL = 4  # More nodes than 1 / so many of the observed node-steps ask for slower nodes than were ever seen.
 MOST_BUSY = 0.6  # Share of the time of shared cores from which on ranks wait for a core, and steps say nothing else.
 SCALE = 3.0  # Costs of the network may be so many times too high or too low for the measured exchange.
@@ -105,7 +106,7 @@ FLAGS = {
         "Run the workload there once to see how far off this is",
     ),
     "F9": (
-        "links between leaf switches were never measured, and are assumed to be {taper:g} times fewer than nodes' links",
+        "links between leaf switches were never measured and are assumed to be {taper:g} times fewer than nodes' links",
         "Measure them: dlbench comm submit on nodes of two leaf switches",
     ),
     "F10": (
@@ -113,12 +114,12 @@ FLAGS = {
         "Measure the network with the messages of these runs: dlbench comm submit",
     ),
     "F11": (
-        "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, and the band allows for it",
+        "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, which is in the band",
         "Measure more hosts, or give the history of this system (--history DIR)",
     ),
     "F12": (
-        "no measured run with recorded switches shows how ranks lie below several leaf switches, so their order is drawn "
-        "between sorted and shuffled",
+        "no measured run with recorded switches shows how ranks lie below several leaf switches, so their order is "
+        "drawn between sorted and shuffled",
         "Measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
         "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
     ),
@@ -292,6 +293,11 @@ def flags(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"
         found.append(flagged("F3", hosts=hosts, least=LEAST_HOSTS))
     elif by == "model" and scatter is not None and nodes > max(1, scatter.num_maxima / TAIL):
         found.append(flagged("F4", nodes=nodes, seen=scatter.num_maxima))
+    effects = (0.0,) if scatter is None else scatter.hosts
+    is_one_slow = max(effects) - statistics.median(effects) >= LEAST_SLOWER
+    if by == "model" and nodes > hosts >= LEAST_HOSTS and not is_one_slow and ingredients.slow_hosts is None:
+        # So large a share of slow hosts leaves a chance of 5 % that none is among those measured.
+        found.append(flagged("F11", hosts=hosts, share=percent(1 - 0.05 ** (1 / hosts), 0)))
     leaf, taper, network = ingredients.nodes_per_leaf, ingredients.leaf_taper, ingredients.network
     if by == "model" and leaf and taper and nodes > leaf and network is not None and network.beyond is None:
         found.append(flagged("F9", taper=taper))

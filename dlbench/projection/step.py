@@ -13,13 +13,9 @@ beta_j when it is ready as a share of the backward pass,
     T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
-kappa is what computing takes longer for each second of exchange hidden in it: its slope over the measured points, with a
-prior (`_slowed`). So at the anchor all parts are the account's, whatever the models say of it, and they only say what changes from there.
-Under strong scaling A is scaled by the own work at the batch that a rank then has.
-
-c_j is the price of the network's fitted costs, by an algorithm that may stand for the library's own: one whose times
-over the measured rank counts have the shape of the measured ones. What is left of that shape, the trend, goes on, as
-congestion does: costs grow by exp(trend log2(p / anchor)) more.
+kappa is what computing takes longer for each second of exchange hidden in it (`slopes`). So at the anchor all parts are
+the account's, whatever the models say of it, and they only say what changes from there. H grows by its slope over the
+points. Under strong scaling A is scaled by the own work at the batch that a rank then has. c_j is drawn by `costs`.
 
 A draw has its own runs, network costs, algorithm, order of nodes, nodes, and error of the model; these seeds are fixed.
 """
@@ -31,80 +27,28 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dlbench.analysis.causes import CAUSES
-from dlbench.lazy import Array, np, npt
-from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, free_running, model_error
-from dlbench.perfmodels.predictions import STAND_INS
-from dlbench.perfmodels.schedules import Layout
+from dlbench.lazy import Array, np
+from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, model_error
 from dlbench.projection.batch import own_work
-from dlbench.projection.exchange import (
-    AS_IT_RAN,
-    FASTEST,
-    Cycle,
-    Messages,
-    NoModelError,
-    Price,
-    Way,
-    bisected,
-    last_end,
-    last_stretch,
-    messages_of,
-    price_of,
-    priced_as,
-    taken_apart,
-    way_of,
-)
+from dlbench.projection.costs import LIBRARY, Costs
+from dlbench.projection.exchange import Messages, NoModelError, Way, bisected, last_end, ready_at
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
-from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.points_only import DRAWS, points_only
 from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
-from dlbench.projection.refusals import (
-    LEAST_EXPLAINED,
-    MIN_POINTS,
-    SCALE,
-    SMALL,
-    UNEXPLAINED,
-    flagged,
-    flags,
-    reasons,
-    refused,
-)
+from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
+from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
-from dlbench.specs.comm import NetworkModel
-from dlbench.specs.sync import GROUPED, fusion_bytes
+from dlbench.specs.sync import GROUPED
 from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
-LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
-RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
-CHANGES = (
-    0.25  # How likely it is beforehand that a library changes its algorithm with the ranks, over that it keeps one.
-)
-HARDLY = 0.02  # A chance below which an algorithm is left out.
-ALIKE = 0.01  # Deviation of times from those of the right algorithm and a trend, as logarithm, that is expected.
 STEP_SCALE = 0.002
 """Error of a projected step per square root of a doubling before any was seen. Less than `PRIOR_SCALE`, which is of
-costs of messages alone: these are part of a step, and what they miss is drawn by itself (`_trend`). With 0.03, 90 %
-bands are 1.8 times as wide as an oracle's and hold 96 to 99 % (`make bench AREA=truth.projection`)."""
-SLOWED = 0.19
-"""Mean, before any was seen, of the seconds that computing takes longer for each second of exchange hidden in it: over
-GPUs of five kinds 18.9 % on average, at most 40 % (arXiv 2507.03114). The prior is exponential."""
-TREND = 0.1
-"""Deviation, before any was seen, of what messages take longer with each doubling of the ranks than their costs say, as
-logarithm: congestion, or an algorithm of which the model knows nothing."""
-_OVERLAP = (0.1, 0.7)
-"""Ends of the inverse norm that joins the time of messages on the wire with that of their ranks' work on shared cores: 0
-is the longer of both, 1 their sum. Of 16 paced ranks on two cores, 0.3 to 0.6 (`make bench AREA=projection`)."""
-_SLOPES = 201  # Values that a slope may have, between its ends.
-HOST = 0.01
-"""Deviation, before any was seen, of what the causes without a model grow by with each doubling, a share of the step."""
-_HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
-SESSIONS = 0.004  # Deviation of computing from session to session, a share of it, before any was seen.
-_HIDDEN_ROUNDS = 3  # Until what is hidden and what it slows down agree.
-_MODELLED = ("exchange", "straggler", "input", "compute")  # Causes that have a model; the others stay as they are.
+costs of messages alone: what costs, nodes, hidden exchange, sessions and host miss is drawn by itself."""
+_HIDDEN_ROUNDS = 4  # Until what is hidden and what it slows down agree.
 
 
 def project(
@@ -264,244 +208,11 @@ def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Costs:
-    """What messages of the runs cost, by draw."""
-
-    ingredients: Ingredients
-    network: NetworkModel
-    ran: Way
-    orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
-    algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
-    picks: npt.NDArray[np.int64]  # Which of them in which order, by draw: order x number of algorithms + algorithm.
-    rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
-    trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
-    crowding: float  # CPU time of messages over their time on the wire at the anchor, where nodes share cores; else 0.
-
-    @classmethod
-    def of(cls, ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Costs | None:
-        """None where nothing is known of an exchange. `names`: what a library may choose by itself. Raises
-        `NoModelError`: that of the runs has no model.
-        """
-        network, result = ingredients.network, ingredients.exchange
-        if network is None or result is None or ingredients.anchor.ranks == 1:
-            return None
-        ran = way_of(result, ingredients.engine)
-        own = priced_as(ran)
-        # A library chooses by itself; Gloo's all-reduce is a ring.
-        if own != "ring" or result.carrier in RINGS:
-            names = (own,)
-        costs = cls(
-            ingredients=ingredients,
-            network=_with_uplinks(ingredients, network),
-            ran=ran,
-            orders=orders_of(ingredients),
-            algorithms=names,
-            picks=np.zeros(draws, dtype=np.int64),
-            rows=np.zeros(draws, dtype=np.int64),
-            trend=np.zeros(draws),
-            crowding=_crowding(ingredients),
-        )
-        missed: dict[str, Array] = {}
-        doublings = np.zeros(0)
-        for name in names:
-            try:
-                doublings, missed[name] = replace(costs, algorithms=(name,))._missed()
-            except NoModelError:
-                if len(names) == 1:
-                    raise
-        # Shape (points, orders, algorithms, rows of costs).
-        errors = np.stack(list(missed.values()), axis=2)
-        if costs.crowding:  # Costs of the network hold some of it, too, so that what they miss is no trend.
-            doublings, errors = doublings[:0], errors[:0]
-        slopes = np.linspace(-5 * TREND, 5 * TREND, _SLOPES)
-        line = _line(
-            doublings,
-            errors.reshape(len(doublings), math.prod(errors.shape[1:])),
-            slopes,
-            -((slopes / TREND) ** 2) / 2,
-            ALIKE**2,
-        )
-        chances = np.exp(line.evidence - line.evidence.max()).reshape(errors.shape[1:])
-        chances = levelled(costs.orders, chances)
-        if FASTEST in missed:
-            chances[:, list(missed).index(FASTEST)] *= CHANGES
-        # What is hardly possible is left out, and so never named.
-        by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
-        chances[:, by_algorithm < HARDLY] = 0.0
-        columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
-        order, algorithm, rows = np.unravel_index(columns, chances.shape)
-        standing = np.flatnonzero(by_algorithm >= HARDLY)
-        picks = order * len(standing) + np.searchsorted(standing, algorithm)
-        algorithms = tuple(list(missed)[number] for number in standing)
-        return replace(costs, algorithms=algorithms, picks=picks, rows=rows, trend=line.drawn(columns))
-
-    def elsewhere(self, there: Ingredients) -> _Costs | None:
-        """The same on another system: how its network's costs go on is not known."""
-        if there.network is None or there.exchange is None:
-            return None
-        network = _with_uplinks(there, there.network)
-        trend = self.trend if network == self.network else self.trend - np.median(self.trend)
-        ran = replace(self.ran, group_size=there.exchange.group_size)
-        orders = orders_of(there)
-        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.picks))
-        picks = placed * len(self.algorithms) + self.picks % len(self.algorithms)
-        rows = self.rows % max(1, len(network.draws))
-        return replace(
-            self, ingredients=there, network=network, ran=ran, orders=orders, picks=picks, rows=rows, trend=trend
-        )
-
-    def _missed(self) -> tuple[Array, Array]:
-        """Returns doublings from the anchor, shape (points,), of points on several nodes whose runs say how long messages
-        were under way, and the logarithm of that over what they cost, shape (points, orders, rows of costs). Raises
-        `NoModelError`: no such algorithm.
-        """
-        doublings, missed = [], []
-        for point in self.ingredients.points:
-            times = [run.communication_s for run in point.runs if run.communication_s]
-            if point.nodes > 1 and len(times) == len(point.runs):
-                backward = np.array([np.mean([run.parts.get("backward", 0.0) for run in point.runs])])
-                messages = self.messages(point.ranks, None, {"backward": backward}, 1.0)
-                prices = self._prices(point.ranks, None)
-                doublings.append(math.log2(point.ranks / self.ingredients.anchor.ranks))
-                costs = np.array([sum(self._rows(price(size)) for size in messages.sizes) for price in prices])
-                missed.append(np.log(np.mean(times) / costs))
-        num_rows = max(1, len(self.network.draws))
-        return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
-
-    def _crowded(self, ranks: int, norms: Array) -> Array:
-        """Returns what messages take longer because ranks of all nodes share cores (1), by draw."""
-        share = self.crowding * ranks / self.ingredients.anchor.ranks
-        longer: Array = (1 + share**norms) ** (1 / norms)
-        return longer
-
-    def _rows(self, price: Array) -> Array:
-        """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
-        return price[1:] if self.network.draws else price
-
-    def names(self, way: Way | None) -> tuple[str, ...]:
-        """What stands for a way of exchanging."""
-        own = priced_as(way or self.ran)
-        return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
-
-    def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
-        """Raises `NoModelError`: groups that no node holds."""
-        way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
-        group = way.group_size if way.exchange in GROUPED else full
-        if full % group:
-            raise NoModelError(f"groups of {group} ranks do not divide the {full} ranks of a node")
-        leaf_size = leaf * full if leaf and ranks > full else None
-        leaves = None
-        if leaf_size is not None and self.network.beyond is not None:
-            leaves = leaves_at(self.ingredients, ranks, order)
-        node = min(ranks, full)
-        return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=node, leaves=leaves)
-
-    def _prices(self, ranks: int, way: Way | None) -> list[Price]:
-        """Of each order of nodes, each algorithm in turn; orders that are one layout share them."""
-        prices: list[Price] = []
-        made: dict[Layout, list[Price]] = {}
-        for order in self.orders:
-            layout = self._layout(ranks, way, order)
-            if layout not in made:
-                made[layout] = [price_of(self.network, layout, way or self.ran, name) for name in self.names(way)]
-            prices += made[layout]
-        return prices
-
-    def is_order_open(self, ranks: int) -> bool:
-        """Returns whether nodes of a run may well lie in the order of leaf switches, and may well lie out of it."""
-        layouts = [self._layout(ranks, None, order) for order in self.orders]
-        is_in_order = np.array([layout.leaves is None for layout in layouts])
-        chance = float(np.mean(is_in_order[self.picks // len(self.algorithms)]))
-        return HARDLY < chance < 1 - HARDLY
-
-    def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
-        """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
-        found, result = self.ingredients, self.ingredients.exchange
-        assert result is not None
-        fusion = (way or self.ran).fusion
-        if fusion == AS_IT_RAN and result.fusion == "own:mgwfbp" and ranks != found.anchor.ranks:
-            fusion = "mgwfbp"
-        cycle = None
-        if found.engine == "horovod" and result.by == "backend" and result.gradients:
-            threshold = found.fusion_threshold_bytes if fusion == AS_IT_RAN else fusion_bytes(fusion)
-            if threshold is not None and not fusion.startswith("own:"):
-                cycle = Cycle(threshold_bytes=threshold, cycle_s=found.cycle_s or 0.0)
-        price = self._prices(ranks, way)[0]
-        backward = float(np.median(computing["backward"]))
-        return messages_of(
-            result, fusion, lambda size: float(price(size)[0]) * scale, ranks, backward_s=backward, cycle=cycle
-        )
-
-    def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
-        """Seconds of each message by draw, as the network has them."""
-        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.picks)
-        order, algorithm = np.divmod(self.picks, len(self.algorithms))
-        if names != self.algorithms:
-            algorithm = np.zeros_like(algorithm)
-        longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
-        longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
-        norms = 1 / np.random.default_rng([SEED, 26]).uniform(*_OVERLAP, draws)
-        longer *= self._crowded(ranks, norms)
-        picks, rows = len(names) * order + algorithm, self.rows
-        return [
-            longer * np.array([self._rows(price(size)) for price in prices])[picks, rows] for size in messages.sizes
-        ]
-
-    def by_level(
-        self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """By level of the network, of the last busy stretch: its seconds in the middle of the draws, and the most flows
-        that a link carries at once. `costs`: of messages.
-        """
-        taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, _ready(messages, computing)))
-        first = last_stretch(ready, taken)
-        layout = self._layout(ranks, way, self.orders[len(self.orders) // 2])
-        levels: dict[str, float] = {}
-        phi: dict[str, float] = {}
-        for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
-            apart = taken_apart(self.network, layout, way or self.ran, self.names(way)[0], size)
-            whole = apart.seconds(self.network)
-            for level, part in apart.by_level(self.network).items():
-                levels[level] = levels.get(level, 0.0) + seconds * part / whole
-            phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
-        return levels, phi
-
-
-def _crowding(ingredients: Ingredients) -> float:
-    """Returns the CPU time of messages over their time on the wire at the anchor, where all nodes share cores: the CPU
-    time that the ranks of the smallest point do not need, on so many cores. It grows with the ranks. 0 elsewhere.
-    """
-    anchor, cores, first = ingredients.anchor, ingredients.shared_cores, ingredients.points[0]
-    times = [run.communication_s for run in anchor.runs if run.communication_s]
-    if cores is None or anchor.cpu_s is None or len(times) < len(anchor.runs):
-        return 0.0
-    alone_s = 0.0 if first is anchor or first.cpu_s is None else first.cpu_s
-    cores_s = max(0.0, anchor.cpu_s - alone_s) * anchor.ranks / cores
-    norm = 2 / sum(_OVERLAP)
-    wire_s = max(0.0, statistics.fmean(times) ** norm - cores_s**norm) ** (1 / norm)
-    return cores_s / max(wire_s, cores_s)
-
-
-def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkModel:
-    """With a level beyond leaves where that was not measured but their taper is known: uplinks as fast as the nodes'
-    links, and so many fewer of them. R3 and its flag say that it is assumed.
-    """
-    leaf, taper = ingredients.nodes_per_leaf, ingredients.leaf_taper
-    if network.beyond is not None or network.across is None or leaf is None or taper is None:
-        return network
-    links = max(1, round((network.across.links or ingredients.per_node) * leaf / taper))
-    beyond = network.across.model_copy(update={"links": links})
-    columns, width = 2 * sum(len(level.pieces) for level in network.levels.values()), 2 * len(beyond.pieces)
-    drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
-    return network.model_copy(update={"beyond": beyond, "draws": drawn})
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Model:
     """What all targets share: the draws of the anchor, and what anchors the models there."""
 
     ingredients: Ingredients  # Of the targets' system.
-    costs: _Costs | None  # Of messages there; None: nothing is exchanged.
+    costs: Costs | None  # Of messages there; None: nothing is exchanged.
     figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
@@ -540,13 +251,12 @@ class _Model:
                 raise NoModelError("an exchange of which one rank alone says nothing")
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
             costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
-            shown = _shown(messages, costs, computing, straggler)
-            alone = computing["backward"] - self.slowed * self.hidden
+            alone, hidden = computing["backward"] - self.slowed * self.hidden, self.hidden
             for _ in range(_HIDDEN_ROUNDS):
-                computing["backward"] = np.maximum(0.0, alone + self.slowed * (sum(costs) - shown))
-                begun_here = sum(computing.values(), np.zeros(draws))
-                straggler = np.maximum(0.0, at["straggler"] + begun_here * late)
+                computing["backward"] = np.maximum(0.0, alone + self.slowed * hidden)
+                straggler = np.maximum(0.0, at["straggler"] + sum(computing.values()) * late)
                 shown = _shown(messages, costs, computing, straggler)
+                hidden = sum(costs) - shown
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
@@ -593,57 +303,10 @@ class _Model:
         )
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Slopes of lines of y over x, one for each column of y."""
-
-    evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
-    slopes: Array  # Values that a slope may have, ascending.
-    chances: Array  # Of each, summed up, shape (slopes, columns).
-    variances: Array  # That the errors about a line of each slope are expected to have, shape (slopes, columns).
-
-    def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
-        """Returns slopes of these columns by draw, shape (draws,)."""
-        draws = len(columns)
-        shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
-        found = np.zeros(draws)
-        for column in np.unique(columns):
-            is_drawn = columns == column
-            found[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
-        return found
-
-
-def _line(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> _Line:
-    """Returns lines through points of x, shape (points,), and y, shape (points, columns).
-
-    Their error is normal of unknown variance, expected to be `expected` with the weight of `PRIOR_POINTS` points
-    (Gelman et al., section 14.2); level and variance are integrated out. `slopes`, `prior`: values that a slope may
-    have, and the logarithm of how likely each was before.
-    """
-    x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
-    squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
-    total = PRIOR_POINTS * expected + np.maximum(0.0, squares)
-    freedom = PRIOR_POINTS + max(0, len(x) - 1)
-    logs = prior[:, None] - freedom / 2 * np.log(total)
-    chances = np.exp(logs - logs.max(axis=0))
-    evidence = np.log(chances.sum(axis=0)) + logs.max(axis=0)
-    return _Line(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0), total / freedom)
-
-
-def _ready(messages: Messages, computing: Mapping[str, Array]) -> list[Array]:
-    """When messages are ready on a median rank, after the start of the step; all at the end of the backward pass where
-    that was not recorded.
-    """
-    shares = [1.0] * len(messages.sizes)
-    if messages.ready_s is not None and messages.backward_s > 0:
-        shares = [min(1.0, one / messages.backward_s) for one in messages.ready_s]
-    return [computing["input"] + computing["forward"] + share * computing["backward"] for share in shares]
-
-
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
     """What of the exchange shows behind the backward pass of the slowest rank, seconds by draw."""
     begun = computing["input"] + computing["forward"] + computing["backward"]
-    ready = [one * (1 + straggler / begun) for one in _ready(messages, computing)]
+    ready = [one * (1 + straggler / begun) for one in ready_at(messages, computing)]
     return np.maximum(0.0, last_end(ready, costs) - (begun + straggler))
 
 
@@ -655,7 +318,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
         return found
 
     figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
-    figures["host"] = sum((part(name) for name in CAUSES if name not in _MODELLED), np.zeros(len(weights)))
+    figures["host"] = sum((part(name) for name in WITHOUT_MODEL), np.zeros(len(weights)))
     return figures
 
 
@@ -673,7 +336,7 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY)
     figures = _account(anchor.runs, weights)
     shown, rho, hidden = np.zeros(draws), np.ones(draws), np.zeros(draws)
     try:
-        costs = _Costs.of(ingredients, draws, names)
+        costs = Costs.of(ingredients, draws, names)
         if costs is not None:
             messages = costs.messages(anchor.ranks, None, figures, 1.0)
             prices = costs.drawn(anchor.ranks, None, messages)
@@ -695,7 +358,7 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY)
     except NoModelError as problem:
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
-    slowed, scatter = _slowed(ingredients, draws)
+    slowed, scatter = slowed_by_hidden(ingredients, draws)
     return _Model(
         ingredients=ingredients,
         costs=costs,
@@ -705,65 +368,9 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY)
         shown=shown,
         hidden=hidden,
         slowed=slowed,
-        host_growth=_host_growth(ingredients, draws),
+        host_growth=host_growth(ingredients, draws),
         session=np.exp(math.sqrt(2) * scatter * np.random.default_rng([SEED, 21]).standard_normal(draws)),
     )
-
-
-def _slowed(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
-    """Returns how many seconds computing takes longer for each second of exchange hidden in it, and by how much it differs
-    from session to session (standard deviation, a share of it), both of shape (draws,).
-
-    Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
-    tell, the prior of `SLOWED` is left.
-    """
-    computing, hidden, variances = [], [], []
-    points = [point for point in ingredients.points if point.nodes > 2]
-    if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
-        points = list(ingredients.points)
-    for point in points:
-        runs = [run for run in point.runs if run.parts and run.communication_s is not None]
-        if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
-            continue
-        passes = [run.parts.get("forward", 0.0) + run.parts.get("backward", 0.0) for run in runs]
-        computing.append(statistics.fmean(passes))
-        hidden.append(statistics.fmean(_hidden(run) for run in runs))
-        if len(runs) > 1:
-            variances.append(statistics.variance(passes) / len(runs))
-    if not computing:
-        return np.random.default_rng([SEED, 20]).exponential(SLOWED, draws), np.full(draws, SESSIONS)
-    middle = statistics.fmean(computing)
-    expected = statistics.fmean(variances or [0.0]) + (SESSIONS * middle) ** 2
-    slopes = np.linspace(0.0, 1.0, _SLOPES)
-    line = _line(np.array(hidden), np.array(computing)[:, None], slopes, -slopes / SLOWED, expected)
-    slowed = line.drawn(np.zeros(draws, dtype=np.int64))
-    freedom = PRIOR_POINTS + len(computing) - 1
-    chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
-    scatter: Array = np.sqrt(np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2) / middle
-    return slowed, scatter
-
-
-def _host_growth(ingredients: Ingredients, draws: int) -> Array:
-    """Returns how many seconds the causes without a model grow with each doubling of the ranks over the points on several
-    nodes, shape (draws,).
-    """
-    points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
-    if not points:
-        return np.zeros(draws)
-    host = [
-        float(_account(point.runs, np.full((1, len(point.runs)), 1 / len(point.runs)))["host"][0]) for point in points
-    ]
-    doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
-    step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
-    slopes = np.linspace(-5 * HOST * step, 5 * HOST * step, _SLOPES)
-    prior = -((slopes / (HOST * step)) ** 2) / 2
-    line = _line(np.array(doublings), np.array(host)[:, None], slopes, prior, (_HOST_SCATTER * step) ** 2)
-    return line.drawn(np.zeros(draws, dtype=np.int64))
-
-
-def _hidden(run: RunFigures) -> float:
-    """Returns the exchange of a run that computing hid, seconds per step."""
-    return max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0))
 
 
 def _calibrated(

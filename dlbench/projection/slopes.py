@@ -1,0 +1,130 @@
+"""How figures grow over the measured points: slopes of lines, drawn by how likely the points make them.
+
+A slope has a prior; the points' error about the line is normal of unknown variance (Gelman et al., Bayesian Data
+Analysis, 3rd edition, 2013, section 14.2), and level and variance are integrated out on a grid of slopes. So where the
+points cannot tell, the prior is left, and the band is wide.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+
+from dlbench.analysis.causes import CAUSES
+from dlbench.lazy import Array, np, npt
+from dlbench.perfmodels.extrapolation import PRIOR_POINTS
+from dlbench.projection.ingredients import Ingredients, RunFigures
+from dlbench.projection.refusals import MIN_POINTS
+from dlbench.stats.pairing import SEED
+
+SLOWED = 0.19
+"""Mean, before any was seen, of the seconds that computing takes longer for each second of exchange hidden in it: over
+four models of GPUs 18.9 % on average, at most 40 % (arXiv 2507.03114). The prior is exponential."""
+SESSIONS = 0.004  # Deviation of computing from session to session, a share of it, before any was seen.
+HOST = 0.01
+"""Deviation, before any was seen, of what causes without a model grow by with each doubling, a share of the step."""
+_HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
+WITHOUT_MODEL = tuple(name for name in CAUSES if name not in ("exchange", "straggler", "input", "compute"))
+"""Causes of the account that stay as they are but for their growth over the points."""
+_SLOPES = 201  # Values that a slope may have, between its ends.
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Slopes of lines of y over x, one for each column of y."""
+
+    evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
+    slopes: Array  # Values that a slope may have, ascending.
+    chances: Array  # Of each, summed up, shape (slopes, columns).
+    variances: Array  # That the errors about a line of each slope are expected to have, shape (slopes, columns).
+
+    def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
+        """Returns slopes of these columns by draw, shape (draws,)."""
+        draws = len(columns)
+        shares = np.random.default_rng([SEED, 18]).permutation((np.arange(draws) + 0.5) / draws)
+        found = np.zeros(draws)
+        for column in np.unique(columns):
+            is_drawn = columns == column
+            found[is_drawn] = np.interp(shares[is_drawn], self.chances[:, column], self.slopes)
+        return found
+
+
+def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> Lines:
+    """Returns lines through points of x, shape (points,), and y, shape (points, columns).
+
+    `slopes`, `prior`: values that a slope may have, and the logarithm of how likely each was before; `expected`: the
+    variance expected of the error, with the weight of `PRIOR_POINTS` points.
+    """
+    x, y = x - x.sum() / max(1, len(x)), y - y.sum(axis=0) / max(1, len(y))
+    squares = (y**2).sum(axis=0) - 2 * slopes[:, None] * (x @ y) + slopes[:, None] ** 2 * (x @ x)
+    total = PRIOR_POINTS * expected + np.maximum(0.0, squares)
+    freedom = PRIOR_POINTS + max(0, len(x) - 1)
+    logs = prior[:, None] - freedom / 2 * np.log(total)
+    chances = np.exp(logs - logs.max(axis=0))
+    evidence = np.log(chances.sum(axis=0)) + logs.max(axis=0)
+    return Lines(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0), total / freedom)
+
+
+def normal_slopes(deviation: float) -> tuple[Array, Array]:
+    """Returns values of a slope and the logarithms of their chances by a normal prior about 0."""
+    slopes = np.linspace(-5 * deviation, 5 * deviation, _SLOPES)
+    return slopes, -((slopes / deviation) ** 2) / 2
+
+
+def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
+    """Returns how many seconds computing takes longer for each second of exchange hidden in it, and how much it differs
+    from session to session (standard deviation, a share of it), both of shape (draws,).
+
+    Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
+    tell, the prior of `SLOWED` is left.
+    """
+    computing, hidden, variances = [], [], []
+    points = [point for point in ingredients.points if point.nodes > 2]
+    if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
+        points = list(ingredients.points)
+    for point in points:
+        runs = [run for run in point.runs if run.parts and run.communication_s is not None]
+        if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
+            continue
+        passes = [run.parts.get("forward", 0.0) + run.parts.get("backward", 0.0) for run in runs]
+        computing.append(statistics.fmean(passes))
+        hidden.append(statistics.fmean(_hidden(run) for run in runs))
+        if len(runs) > 1:
+            variances.append(statistics.variance(passes) / len(runs))
+    if not computing:
+        return np.random.default_rng([SEED, 20]).exponential(SLOWED, draws), np.full(draws, SESSIONS)
+    middle = statistics.fmean(computing)
+    expected = statistics.fmean(variances or [0.0]) + (SESSIONS * middle) ** 2
+    slopes = np.linspace(0.0, 1.0, _SLOPES)
+    line = lines(np.array(hidden), np.array(computing)[:, None], slopes, -slopes / SLOWED, expected)
+    slowed = line.drawn(np.zeros(draws, dtype=np.int64))
+    freedom = PRIOR_POINTS + len(computing) - 1
+    chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
+    scatter: Array = np.sqrt(np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2) / middle
+    return slowed, scatter
+
+
+def host_growth(ingredients: Ingredients, draws: int) -> Array:
+    """Returns how many seconds the causes without a model grow with each doubling of the ranks, over the points on
+    several nodes, shape (draws,).
+    """
+    points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
+    if not points:
+        return np.zeros(draws)
+    host = [statistics.fmean(_without_model(run) for run in point.runs) for point in points]
+    doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
+    step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
+    slopes, prior = normal_slopes(HOST * step)
+    line = lines(np.array(doublings), np.array(host)[:, None], slopes, prior, (_HOST_SCATTER * step) ** 2)
+    return line.drawn(np.zeros(draws, dtype=np.int64))
+
+
+def _without_model(run: RunFigures) -> float:
+    """Returns the causes of a run that have no model, seconds per step."""
+    return sum(run.parts.get(name, 0.0) for name in WITHOUT_MODEL)
+
+
+def _hidden(run: RunFigures) -> float:
+    """Returns the exchange of a run that computing hid, seconds per step."""
+    return max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0))
