@@ -104,6 +104,16 @@ class NodeScatter(Spec):
         return self
 
 
+class SlowHosts(Spec):
+    """How many hosts of a system are slow, and by how much, by a history of its runs."""
+
+    hosts: Count = Field(description="Hosts that the history compared.")
+    ratios: tuple[LogRatio, ...] = Field(
+        description="Of each slow one, how much longer its own work takes than the other hosts' (log of the ratio)."
+    )
+    source: str = Field(description="Where the figures are from.")
+
+
 class Supply(Spec):
     """What storage was seen to deliver."""
 
@@ -183,6 +193,7 @@ class Ingredients(Spec):
         description="Links of all nodes of a leaf over links from there on, e.g. 2 for 2:1; null: not known.",
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
+    slow_hosts: SlowHosts | None = Field(None, description="Slow hosts of the system; null: not known.")
     supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
     batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
     quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")
