@@ -307,9 +307,9 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
             found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
     if options["history"] is not None:
         entries = open_store(options["history"], None).entries()
-        for place, one in enumerate(found):
-            slow_hosts = _slow_hosts(entries, one.system, str(options["history"]))
-            found[place] = one.model_copy(update={"slow_hosts": slow_hosts})
+        for number, group in enumerate(found):
+            slow_hosts = _slow_hosts(entries, group.system, str(options["history"]))
+            found[number] = group.model_copy(update={"slow_hosts": slow_hosts})
     return read._replace(ingredients=found)
 
 

@@ -402,7 +402,7 @@ def _test(logs: Array, start: int, end: int) -> _Tested:
         clear = _steps(len(part)).log_factors(_drawn_in(part))
     orders = np.full(len(factors), math.inf)
     for index in np.flatnonzero(np.maximum(factors, clear) > 0):
-        orders[index] = _evidence_of_order(part, index + MIN_SEGMENT)
+        orders[index] = _evidence_of_order(part, int(index) + MIN_SEGMENT)
     evidence = float(np.logaddexp.reduce(np.minimum(factors, orders)))
     factors = np.minimum(clear, orders)
     place = int(factors.argmax()) + MIN_SEGMENT
