@@ -306,6 +306,7 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
             notes = (f"Projected for {scaling} scaling, and measured for the other.", *one.notes)
             found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
     if options["history"] is not None:
+        require_modules("project --history", "scipy")
         entries = open_store(options["history"], None).entries()
         for number, group in enumerate(found):
             slow_hosts = _slow_hosts(entries, group.system, str(options["history"]))
