@@ -3,7 +3,8 @@
 A night's value scatters by 3 % (2 % where changes are looked for), on logarithms. The noise is normal, of long tails
 (Student's t with 2 degrees of freedom), one-sided (exponential: nights are only ever slower), or normal with one night
 in twenty far off; of normal noise a share of a night's deviation is handed on to the next (first-order autoregression):
-a machine has moods. A history is looked at every fourth night until it has 110, in each look every change counts.
+a machine has moods. In further histories a share of the nights is slow, all by as much or each by its own amount. A
+history is looked at every fourth night until it has 110, in each look every change counts.
 """
 
 from __future__ import annotations
