@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import click
 
-from dlbench.cli.choosing import expanded, named, read_comm_runs, read_runs, where_option
+from dlbench.cli.choosing import expanded, named, open_store, read_comm_runs, read_runs, where_option
 from dlbench.cli.estimate import amount_of
 from dlbench.cli.options import FILE, OUTPUT, size_in_bytes, value_option, write_output
 from dlbench.cli.report import (
@@ -27,8 +28,9 @@ from dlbench.units import whole_seconds
 
 if TYPE_CHECKING:
     from dlbench.comm.measurements import CollectiveTable
+    from dlbench.history.entry import HistoryEntry
     from dlbench.projection.exchange import Way
-    from dlbench.projection.ingredients import Ingredients
+    from dlbench.projection.ingredients import Ingredients, SlowHosts
     from dlbench.projection.ledger import Measured
     from dlbench.projection.projected import Projection
     from dlbench.records.scan import Run
@@ -48,6 +50,7 @@ ACTS_ON = {
     "preset": ("--from-spec",),
     "price_per_node_hour": ("RUNS", "--from"),
     "record": ("RUNS",),
+    "history": ("RUNS", "--from"),
     "strategy": ("RUNS", "--from-spec"),
     "memory_limit": ("RUNS", "--from-spec"),
 }
@@ -88,6 +91,9 @@ ACTS_ON = {
 @click.option("--workload", metavar="WORKLOAD", help="What is trained, for --from-spec.")
 @click.option("--preset", metavar="NAME", help="Preset of --workload.  [default: one whose precision --system has]")
 @click.option("--price-per-node-hour", metavar="PRICE", help="What a node costs per hour, e.g. '9 EUR'.")
+@value_option(
+    "--history", "DIR", "Folder of a history: how many of the system's nodes are slow, and by how much.", type=FILE
+)
 @click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
 @click.option("--against", is_flag=True, help="Instead of --to: score recorded projections by runs planned since.")
 @value_option(
@@ -299,7 +305,31 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
             # Of another scaling no run of these is a measurement.
             notes = (f"Projected for {scaling} scaling, and measured for the other.", *one.notes)
             found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
+    if options["history"] is not None:
+        require_modules("project --history", "scipy")
+        entries = open_store(options["history"], None).entries()
+        for number, group in enumerate(found):
+            slow_hosts = _slow_hosts(entries, group.system, str(options["history"]))
+            found[number] = group.model_copy(update={"slow_hosts": slow_hosts})
     return read._replace(ingredients=found)
+
+
+def _slow_hosts(entries: Sequence[HistoryEntry], system: str, source: str) -> SlowHosts:
+    """Returns how many hosts of a system are slow by its history. Raises `UserError`: the history compares none."""
+    from dlbench.analysis.slow_nodes import TO_EXCLUDE
+    from dlbench.history.slow_months import slow_months
+    from dlbench.projection.ingredients import SlowHosts
+
+    hosts = slow_months(entry for entry in entries if system in ("", entry.system)).hosts
+    ratios = [(host.verdict, host.current.value) for host in hosts if host.current is not None]
+    compared = [(verdict, ratio) for verdict, ratio in ratios if verdict != "too few sessions"]
+    if not compared:
+        raise UserError(
+            f"--history {source}: no host of system {system} has the five sessions that show whether it is slow; leave "
+            "the option out, or import more runs on several hosts"
+        )
+    slow = tuple(math.log(ratio) for verdict, ratio in compared if verdict in TO_EXCLUDE)
+    return SlowHosts(hosts=len(compared), ratios=slow, source=source)
 
 
 def _of_runs(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool) -> _Found:

@@ -11,7 +11,8 @@ runs of one night share its state of the machine.
    (moods of a machine then explain the nights), with one it is near 0.5. Scale and level are integrated out, the step
    has a normal prior of variance `_STEP` in units of the scatter. Odd nights are drawn in to `_CLIP` robust standard
    deviations (of differences of neighbours, which know nothing of levels) of the nights around them, so that no few of
-   them are a level, and all nights to `_MOST` of the median.
+   them are a level, and all nights to `_MOST` of the median. Where a share of all nights is odd, some are neighbours by
+   chance: a large step has at most the evidence of the order of its nights (beta-binomial, against one share).
 2. Candidates are the likeliest places of overlapping stretches of all lengths (seeded binary segmentation: Kovács,
    Bühlmann, Li and Munk, Biometrika 110, 2023). Those that do not hold are merged from the bottom, the weakest first,
    as Hunter does (Fleming et al., ICPE'23): each is moved to the likeliest place between its neighbours, and judged
@@ -47,7 +48,7 @@ MIN_NIGHTS = 12  # With fewer nights no order of them, however clear, reaches `M
 MIN_DRIFT = 2 * MIN_SEGMENT
 SHAPE_FACTOR = 10.0
 """A ramp must be this many times as likely as steps to be called a drift, and the other way round (Jeffreys, Theory of
-Probability, 1961, appendix B: "strong")."""
+Probability, 1961, appendix B: "strong"); two levels so many times as likely as one with odd nights."""
 
 NAMED = 0.01  # Share of ordinary nights that lie beyond the usual range.
 _MOST_USUAL = 250  # Newest nights of a level of which its usual range is made.
@@ -57,6 +58,8 @@ _WIDTHS = tuple(math.exp(-1.5 + 0.25 * step) for step in range(17))  # The scale
 _SHIFTS = tuple(-3.0 + step for step in range(7))  # What the centre may be off the median, in standard errors.
 
 _CLIP, _MOST = 3.0, 4.0
+_LARGE = 3.0  # Scatters of the least step that odd nights may look like.
+_ODD_SHARE = (0.5, 3.0)  # Beta distribution of the share of odd nights: mean 1/7, and any share up to most nights.
 _STEP = 2.0
 _NORMAL_MAD = 0.6744897501960817  # Median of the absolute value of a standard normal.
 _RAMP = 50.0  # As `_STEP`, where a ramp is held against steps: what is compared may be many scatters high.
@@ -393,11 +396,15 @@ def _test(logs: Array, start: int, end: int) -> _Tested:
     nights = _drawn_in(part, _MOST)
     if not nights.any():
         return _Tested(start + MIN_SEGMENT, -math.inf, 0.0, start + MIN_SEGMENT, start + MIN_SEGMENT, 0.0)
-    factors = _steps(len(part)).log_factors(nights)
-    evidence = float(np.logaddexp.reduce(factors))
-    if evidence > 0 and np.abs(nights).max() >= _MOST:
+    factors = clear = _steps(len(part)).log_factors(nights)
+    if np.logaddexp.reduce(factors) > 0 and np.abs(nights).max() >= _MOST:
         # Where a clear step lies is clearest in all of its height.
-        factors = _steps(len(part)).log_factors(_drawn_in(part))
+        clear = _steps(len(part)).log_factors(_drawn_in(part))
+    orders = np.full(len(factors), math.inf)
+    for index in np.flatnonzero(np.maximum(factors, clear) > 0):
+        orders[index] = _evidence_of_order(part, int(index) + MIN_SEGMENT)
+    evidence = float(np.logaddexp.reduce(np.minimum(factors, orders)))
+    factors = np.minimum(clear, orders)
     place = int(factors.argmax()) + MIN_SEGMENT
     whole = float(np.logaddexp.reduce(factors))
     chances = np.cumsum(np.exp(factors - whole))
@@ -410,6 +417,32 @@ def _test(logs: Array, start: int, end: int) -> _Tested:
         latest=start + max(min(latest, len(part) - MIN_SEGMENT), place),
         spread=whole - float(factors.max()),
     )
+
+
+def _evidence_of_order(logs: Array, start: int) -> float:
+    """Returns the logarithm of how much likelier the order of the nights is with a step at `start` than without one.
+
+    Two levels, each with a share of nights that lie at the other, are held against one whose odd nights come in any
+    order. Nights farther from both levels than these are apart say nothing. Infinite where the step is below `_LARGE`.
+    """
+    early, late = np.median(logs[:start]), np.median(logs[start:])
+    scatter = float(np.median(np.minimum(np.abs(logs - early), np.abs(logs - late)))) / _NORMAL_MAD
+    if abs(late - early) <= _LARGE * scatter:
+        return math.inf
+    heights = (logs - early) / (late - early)
+    is_early, is_late = (heights >= -1) & (heights < 0.5), (heights >= 0.5) & (heights <= 2)
+    before = int(is_early[:start].sum()), int(is_late[:start].sum())
+    after = int(is_late[start:].sum()), int(is_early[start:].sum())
+    num_early, num_late = before[0] + after[1], before[1] + after[0]
+    one_level = np.logaddexp(_with_odd(num_early, num_late), _with_odd(num_late, num_early)) - math.log(2)
+    return _with_odd(*before) + _with_odd(*after) - float(one_level) - math.log(SHAPE_FACTOR)
+
+
+def _with_odd(usual: int, odd: int) -> float:
+    """Returns the logarithm of the chance of nights in their order, where the share of odd ones is not known."""
+    a, b = _ODD_SHARE
+    chance = math.lgamma(odd + a) + math.lgamma(usual + b) - math.lgamma(odd + usual + a + b)
+    return chance + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
 
 
 def _candidates(logs: Array, evidence: float) -> list[int]:
@@ -469,7 +502,10 @@ def _with_drifts(logs: Array, found: Sequence[Found], evidence: float, min_effec
         odds, index, end = _ramp(logs, start, stop, ())
         if odds > math.log(evidence / MIN_EVIDENCE):
             rise = float(_slope(logs[index:end]).slope) * (end - 1 - index)
-            if abs(rise) >= math.log1p(min_effect):
+            places = range(max(index - start, MIN_SEGMENT), min(end, stop - MIN_SEGMENT) - start + 1)
+            orders = [_evidence_of_order(logs[start:stop], place) for place in places]
+            large = max((order for order in orders if order < math.inf), default=math.inf)
+            if abs(rise) >= math.log1p(min_effect) and large >= math.log(evidence):
                 certain = math.exp(min(odds, 700.0)) * MIN_EVIDENCE
                 made.append(Found(index, end, certain, "drift", index + 1, end - 1))
     return sorted(made, key=lambda one: one.index)

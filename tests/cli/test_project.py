@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.errors import DlbenchError
 from dlbench.projection.ingredients import Ingredients
-from tests.projection.test_gathering import NETWORK, write
+from tests.projection.test_gathering import NETWORK, NODES, write
+from tests.support.history_factory import write_history
 from tests.support.training_machine import Machine
 
 SERIES = "\n".join(
@@ -145,6 +146,7 @@ def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path)
             (["runs", "--to", "16", "--record", *more], "2 --record keeps what later runs can score")
             for more in (["--set", "sync.wire=fp16"], ["--system", "p40-roce"], ["--scaling", "strong"])
         ),
+        (["--points", "series.csv", "--to", "8", "--history", "DIR"], "2 --history has no effect on --points"),
         (["--points", "series.csv", "--against"], "2 --against has no effect on --points"),
         (["runs"], "2 give --to RANKS"),
         (["runs", "--to", "8", "--against"], "2 give --to RANKS"),
@@ -159,6 +161,30 @@ def test_what_makes_no_sense_is_one_line(folder: Path, words: list[str], told: s
     line = problem(ask(folder, *words))
     assert re.match(told, line), line
     assert "\n" not in line
+
+
+def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) -> None:
+    """One of four hosts computes 10 % longer in each of six nights; a history of another system says nothing."""
+    store, made = tmp_path / "store", tmp_path / "made.json"
+    nights = [(float(night), 1.0) for night in range(6)]
+    write_history(
+        store,
+        nights,
+        host=lambda number, rank: f"n{rank}",
+        slow_rank=lambda number, rank: (1.0 + number / 1000) * (1.1 if rank == 2 else 1.0),
+        **{**NODES, "repeats": 1},
+    )
+    words = ("runs", "--to", "16", "--history", str(store), "--ingredients", str(made))
+    assert ask(folder, *words).exit_code == 0
+    slow_hosts = Ingredients.model_validate_json(made.read_text()).slow_hosts
+    assert slow_hosts.hosts == 4
+    assert slow_hosts.ratios == pytest.approx([math.log(1.1)], abs=1e-6)
+    assert slow_hosts.source == str(store)
+    content = json.loads(made.read_text()) | {"system": "elsewhere"}
+    made.write_text(json.dumps(content))
+    assert "no host of system elsewhere" in problem(
+        ask(folder, "--from", str(made), "--to", "16", "--history", str(store))
+    )
 
 
 def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path) -> None:

@@ -90,6 +90,29 @@ def test_few_odd_nights_are_no_change(length: int, factor: float) -> None:
     assert change_points(values) == []
 
 
+def among_slow(seed: int, count: int, steps: Sequence[tuple[int, float]] = (), factor: float = 1.2) -> list[float]:
+    """Nights of which every fourth, by chance, is slower; the others scatter by 1 %."""
+    is_slow = np.random.default_rng([seed, 4]).random(count) < 0.25
+    return list(np.where(is_slow, factor, 1.0) * nights([seed, 5], count, steps, scatter=0.01))
+
+
+@pytest.mark.parametrize("factor", [1.3, 0.85])
+def test_a_share_of_odd_nights_is_no_change_however_often_it_is_looked_at(factor: float) -> None:
+    """One night in four: by the height of the nights alone every third history showed a change or a drift."""
+    alarms = 0
+    for seed in range(20):
+        values = among_slow(seed, 110, factor=factor)
+        alarms += any(detect(values[:seen]) for seen in range(14, 111, 8))
+    assert alarms <= 1
+
+
+def test_a_level_among_odd_nights_is_found() -> None:
+    """All nights are slow from the 80th on, by less than the odd nights before, or by as much: seen after 20 nights."""
+    for factor in (1.1, 1.2):
+        found = [detect(among_slow(seed, 100, [(80, factor)])) for seed in range(10)]
+        assert sum(any(abs(one.index - 80) <= 5 for one in changes) for changes in found) >= 7
+
+
 def test_a_short_episode_is_two_changes() -> None:
     found = change_points(nights(4, 100, [(40, 1.1), (52, 1 / 1.1)]))
     assert [abs(point.index - place) <= 2 for point, place in zip(found, (40, 52), strict=True)] == [True, True]

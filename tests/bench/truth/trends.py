@@ -3,7 +3,8 @@
 A night's value scatters by 3 % (2 % where changes are looked for), on logarithms. The noise is normal, of long tails
 (Student's t with 2 degrees of freedom), one-sided (exponential: nights are only ever slower), or normal with one night
 in twenty far off; of normal noise a share of a night's deviation is handed on to the next (first-order autoregression):
-a machine has moods. A history is looked at every fourth night until it has 110, in each look every change counts.
+a machine has moods. In further histories a share of the nights is slow, all by as much or each by its own amount. A
+history is looked at every fourth night until it has 110, in each look every change counts.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ DRIFTS, DRIFT_NIGHTS, DRIFT = 15, 120, 0.10
 NEWEST = 1000
 FALSE = 5.0
 """Percent of histories without change that may ever show one."""
+SLOW_SHARES = (0.05, 0.10, 0.15, 0.25)
+"""Shares of nights that are slow for a reason of their own, in histories without change and with one."""
+SLOW_HISTORIES, SLOW_FALSE = 120, 3.0
 
 
 def figures() -> Iterator[Figure]:
@@ -43,6 +47,11 @@ def figures() -> Iterator[Figure]:
     for kind in ("long tails", "one-sided", "odd nights"):
         yield false_histories(SINGLE // 2, 1, 0.0, kind)
     yield false_histories(TOGETHER_HISTORIES, TOGETHER, 0.5)
+    for odd in SLOW_SHARES:
+        yield false_among_slow(odd)
+    for step in (0.03, 0.10):
+        for odd in SLOW_SHARES:
+            yield step_among_slow(step, odd)
     for quiet in (60, 90, 120):
         yield weak_step(quiet)
     for step in (0.05, 0.10):
@@ -82,6 +91,47 @@ def ever_shows(seed: int, trends: int, correlation: float, kind: str = "normal")
     """Whether any look at a history without change shows one."""
     values = [nights([seed, trend], NIGHTS, correlation, 0.03, kind) for trend in range(trends)]
     return any(any(detect_together([one[:seen] for one in values])) for seen in looks())
+
+
+def false_among_slow(odd: float) -> Figure:
+    """Histories without change in which so many nights are slow that ever show a change at one of their looks."""
+    alarms = 0
+    for seed in range(SLOW_HISTORIES):
+        values = slow_nights([seed, 80], NIGHTS, odd, (0.006, 0.03))
+        alarms += any(detect(list(values[:seen])) for seen in looks())
+    value, low, high = share(alarms, SLOW_HISTORIES)
+    return Figure(
+        name=f"trends: histories without change that show one in any of {len(looks())} looks, one trend, {odd:.0%} of "
+        "the nights 8 to 30 % slow, scatter of the others 0.6 to 3 %",
+        value=value,
+        low=low,
+        high=high,
+        n=SLOW_HISTORIES,
+        unit="%",
+        goal=f"at most {SLOW_FALSE:g} %",
+        met=value <= SLOW_FALSE,
+    )
+
+
+def step_among_slow(step: float, odd: float) -> Figure:
+    """Histories in which so many nights are slow that show a step within 30 nights after it."""
+    shown = 0
+    for seed in range(SLOW_HISTORIES):
+        values = slow_nights([seed, 81], 90 + 30, odd, (0.006, 0.012))
+        values[90:] *= 1 + step
+        shown += any(one.index >= 75 for seen in range(6, 31, 3) for one in detect(list(values[: 90 + seen])))
+    value, low, high = share(shown, SLOW_HISTORIES)
+    return Figure(
+        name=f"trends: steps of {step:.0%} shown within 30 nights, after 90 nights, {odd:.0%} of the nights 8 to 30 % "
+        "slow, scatter of the others 0.6 to 1.2 %",
+        value=value,
+        low=low,
+        high=high,
+        n=SLOW_HISTORIES,
+        unit="%",
+        goal="at least 80 %",
+        met=value >= 80,
+    )
 
 
 def weak_step(quiet: int) -> Figure:
@@ -195,5 +245,17 @@ def nights(seed: list[int], count: int, correlation: float, scatter: float, kind
         logs[night] += correlation * logs[night - 1]
     if kind == "odd nights":
         logs += np.where(generator.random(count) < 0.05, generator.choice([-10, 10], count) * scatter, 0.0)
+    values: Array = np.exp(logs)
+    return values
+
+
+def slow_nights(seed: list[int], count: int, odd: float, scatters: tuple[float, float]) -> Array:
+    """A level of 1 with so many slow nights: of one size in every other history, each of its own size in the others."""
+    generator = np.random.default_rng(seed)
+    logs = generator.normal(0, math.exp(generator.uniform(*np.log(scatters))), count)
+    sizes = np.log1p(generator.uniform(0.08, 0.30, count))
+    if seed[0] % 2:
+        sizes[:] = sizes[0]
+    logs += np.where(generator.random(count) < odd, sizes, 0.0)
     values: Array = np.exp(logs)
     return values
