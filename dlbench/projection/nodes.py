@@ -24,7 +24,7 @@ from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter, Slo
 from dlbench.projection.refusals import LEAST_HOSTS
 from dlbench.stats.pairing import SEED
 
-SLOW_SHARE = (0.25, 8.0)
+SLOW_SHARE = (0.15, 8.0)
 """Beta distribution of the share of slower hosts before any was seen: half of all sites have less than 3 % of them."""
 SLOWER = (0.08, 0.7)
 """Median and standard deviation (of the logarithm) of how much longer a slower host works, before any was seen. Sinha
