@@ -141,6 +141,8 @@ def refused(code: str, target: int | None, /, **words: object) -> Refused:
 def flagged(code: str, /, **words: object) -> Flag:
     """A flag of the table, in words."""
     why, action = (text.format(**words) for text in FLAGS[code])
+    if not action.startswith("dlbench"):
+        action = f"{action[:1].upper()}{action[1:]}"
     return Flag(code=code, text=f"{why}. {action}")
 
 

@@ -21,7 +21,9 @@ from dlbench.stats.pairing import SEED
 MOST_SLOWED = 0.6
 """Most seconds that computing may take longer for each second of exchange hidden in it; all up to it are equally likely
 before any was seen. Over four models of GPUs it was 18.9 % on average and at most 40 % (arXiv 2507.03114)."""
-SESSIONS = 0.004  # Deviation of computing from session to session, a share of it, before any was seen.
+SESSIONS = (0.004, 0.012)
+"""Deviation of computing from session to session, a share of it, before any was seen: where the points are of one
+session, and where they are of several, so that something may have changed between them."""
 HOST = 0.01
 """Deviation, before any was seen, of what causes without a model grow by with each doubling, a share of the step."""
 _HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
@@ -80,6 +82,7 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
     tell, the prior is left.
     """
     computing, hidden, variances = [], [], []
+    session = SESSIONS[len({run.session for point in ingredients.points for run in point.runs}) > 1]
     points = [point for point in ingredients.points if point.nodes > 2]
     if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
         points = list(ingredients.points)
@@ -93,9 +96,9 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
         if len(runs) > 1:
             variances.append(statistics.variance(passes) / len(runs))
     if not computing:
-        return np.random.default_rng([SEED, 20]).uniform(0.0, MOST_SLOWED, draws), np.full(draws, SESSIONS)
+        return np.random.default_rng([SEED, 20]).uniform(0.0, MOST_SLOWED, draws), np.full(draws, session)
     middle = statistics.fmean(computing)
-    expected = statistics.fmean(variances or [0.0]) + (SESSIONS * middle) ** 2
+    expected = statistics.fmean(variances or [0.0]) + (session * middle) ** 2
     slopes = np.linspace(0.0, MOST_SLOWED, _SLOPES)
     line = lines(np.array(hidden), np.array(computing)[:, None], slopes, np.zeros(_SLOPES), expected)
     slowed = line.drawn(np.zeros(draws, dtype=np.int64))

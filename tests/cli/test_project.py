@@ -90,7 +90,7 @@ TOPK = ("sync.wire=topk",)
         ((*TOPK, "sync.topk_density=0.001"), TOPK),
     ],
 )
-def test_every_setting_changes_the_exchange_alone(
+def test_every_setting_changes_the_exchange_and_hardly_what_it_hides_in(
     folder: Path, asked: tuple[str, ...], before: tuple[str, ...]
 ) -> None:
     parts = []
@@ -99,7 +99,7 @@ def test_every_setting_changes_the_exchange_alone(
         (one,) = targets(ask(folder, "--from", "fours.json", "--to", "128", "--format", "json", *words))
         parts.append({part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]})
     assert parts[0].pop("exchange") != pytest.approx(parts[1].pop("exchange"), rel=0.01)
-    assert parts[0] == parts[1]
+    assert parts[0] == pytest.approx(parts[1], rel=0.02)
 
 
 def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path) -> None:

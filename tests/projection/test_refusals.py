@@ -83,7 +83,7 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R3", {"network": COSTS.model_copy(update={"across": None})}, 64, "dlbench comm submit --system simulated"),
         ("R3", {"network": COSTS.model_copy(update={"inside": None})}, 64, "dlbench comm submit --system simulated"),
         ("R3", {"nodes_per_leaf": 4}, 64, "on two leaves"),
-        ("R4", {"is_crowded": True}, 64, "cores of their own"),
+        ("R4", {"is_crowded": True}, 64, "cores of its own"),
         ("R5", {"network": network_of(across=(2e-3, 1e-7))}, 64, "measure the network of these runs"),
         ("R5", {"points": (FIRST, MIDDLE, UNEXPLAINED)}, 64, "measure the network of these runs"),
         ("R6", {"points": (FIRST, runs_of(MIDDLE, growth=0.2), ANCHOR)}, 64, "repeat"),

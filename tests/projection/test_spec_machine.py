@@ -123,7 +123,8 @@ def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the
     (one,), (own,) = found.targets, step_at(given, 64).targets
     assert (one.nodes, own.nodes) == (8, 16)  # of 8 ranks and of 4
     of = {part.name: part.seconds for part in one.parts}
-    assert of["compute"] == {part.name: part.seconds for part in own.parts}["compute"]
+    compute = next(part.seconds for part in own.parts if part.name == "compute")
+    assert of["compute"].median == pytest.approx(compute.median, rel=0.01)
     assert of["exchange"].median < 0.2 * {part.name: part.seconds for part in own.parts}["exchange"].median
     assert found.flags[0].code == "F8"
     assert "priced for p40-roce by data sheet" in found.flags[0].text
@@ -154,7 +155,8 @@ def test_the_command_takes_a_measured_network_of_the_other_system(tmp_path: Path
     file, costs = tmp_path / "given.json", tmp_path / "abci.network.json"
     file.write_text(measured().model_dump_json())
     command = ["project", "--from", str(file), "--to", "64", "--system", "abci"]
-    assert "priced for abci by data sheet: no run" in " ".join(CliRunner().invoke(cli, command).output.split())
+    told = CliRunner().invoke(cli, command).output
+    assert "priced for abci by data sheet, where no run was made" in " ".join(told.split())
     network = network_of(system_of("abci")).model_copy(update={"transport": "nccl", "num_points": 12})
     costs.write_text(network.model_dump_json())
     told = CliRunner().invoke(cli, [*command, "--network", str(costs)]).output

@@ -15,8 +15,9 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import Miss
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
+from dlbench.projection.costs import LIBRARY
 from dlbench.projection.exchange import AS_IT_RAN, Cycle, Way, messages_of
-from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, Supply
+from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, Supply
 from dlbench.projection.nodes import lateness, scatter_of
 from dlbench.projection.projected import PARTS, Projection, Target
 from dlbench.projection.step import project
@@ -141,12 +142,12 @@ def test_the_algorithm_of_a_library_is_one_that_fits_the_measured_rank_counts() 
         ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
         found = target(ingredients, 256)
         assert algorithm in found.algorithms
-        assert len(found.algorithms) < 4
+        assert len(found.algorithms) < 3
         truth = machine.point(generator(), 64, runs=1)[0].runs[0].step_s
         low, high = np.quantile(found.drawn["step"], [0.05, 0.95])
-        assert low <= truth <= high
+        assert 0.99 * low <= truth <= 1.01 * high
     # Where one rank count of several nodes is all there is, none is ruled out.
-    assert len(target(machine.ingredients(generator(), (1, 2)), 64).algorithms) == 4
+    assert set(target(machine.ingredients(generator(), (1, 2)), 64).algorithms) == set(LIBRARY)
 
 
 def test_costs_that_grew_from_point_to_point_go_on_growing() -> None:
@@ -201,15 +202,19 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
         return high - low
 
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4, 8))
-    congested = Machine(congestion=0.3, hosts=spread(0.02), run_sd=0.005).ingredients(
-        generator(), (1, 2, 4, 8), network=MACHINE.network
-    )
-    one, other = (project(found, [64], draws=DRAWS) for found in (ingredients, congested))
+    # At the anchor everything takes a tenth longer, for no reason that the account has.
+    runs = []
+    for run in ingredients.anchor.runs:
+        parts = {name: 1.1 * seconds for name, seconds in run.parts.items()}
+        runs.append(run.model_copy(update={"step_s": 1.1 * run.step_s, "parts": parts}))
+    anchor = ingredients.anchor.model_copy(update={"runs": tuple(runs)})
+    slower = ingredients.model_copy(update={"points": (*ingredients.points[:-1], anchor)})
+    one, other = (project(given, [64], draws=DRAWS) for given in (ingredients, slower))
     assert [(held.ranks, held.anchor_ranks, held.doublings) for held in one.held_out] == [(16, 8, 1.0), (32, 16, 1.0)]
-    assert max(abs(held.error) for held in one.held_out) < 0.03
+    assert max(abs(held.error) for held in one.held_out) < 0.025
     assert min(held.error for held in other.held_out) < -0.05
     assert width(other.targets[0]) > 1.5 * width(one.targets[0])
-    good, poor = ([Miss(error=error, doublings=1.0)] * 20 for error in (0.01, 0.1))
+    good, poor = ([Miss(error=error, doublings=1.0)] * 20 for error in (0.0005, 0.1))
     assert (
         width(target(ingredients, 64, misses=good))
         < width(one.targets[0])
@@ -217,7 +222,7 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     )
     # What runs scatter is drawn by itself, so a miss that it explains is none of the model.
     noisy = project(replace(MACHINE, run_sd=0.04).ingredients(generator(3), (1, 2, 4, 8)), [64], draws=DRAWS)
-    assert max(abs(held.error) for held in noisy.held_out) > 0.03
+    assert max(abs(held.error) for held in noisy.held_out) > 0.025
     assert width(noisy.targets[0]) == pytest.approx(width(one.targets[0]), rel=0.05)
     # Farther away it grows, and nothing is off where nothing is extrapolated.
     assert width(target(ingredients, 128)) == pytest.approx(math.sqrt(2) * width(one.targets[0]), rel=0.05)
@@ -374,8 +379,15 @@ def test_effects_of_hosts_and_moments_are_taken_apart() -> None:
     effects = np.array(found.hosts)
     assert effects - effects.mean() == pytest.approx(hosts - hosts.mean(), abs=5e-3)
     # The largest of 64 nodes by quantiles of few: 2.4 standard deviations of a normal noise above its middle.
-    late = lateness(NodeScatter(hosts=(0.0,) * 4, maxima=found.maxima, num_maxima=1600), 64, 1000)
+    alike = NodeScatter(hosts=(0.0,) * 4, maxima=found.maxima, num_maxima=1600)
+    none_slow = SlowHosts(hosts=100_000, source="the history of a large site")
+    late = lateness(alike, 64, 1000, slow_hosts=none_slow)
     assert late.mean() == pytest.approx(0.01 * 2.38, rel=0.15)
+    # Four hosts that are alike do not promise 64 of them; what the site knows of slow ones is drawn.
+    unknown = lateness(alike, 64, 1000)
+    assert np.quantile(unknown, 0.95) > 0.1
+    some_slow = SlowHosts(hosts=100, ratios=(0.2,) * 10, source="the history of a site")
+    assert np.median(lateness(alike, 64, 1000, slow_hosts=some_slow)) == pytest.approx(math.expm1(0.3), abs=0.12)
     assert scatter_of([(work[:1], ["n0"])]) is None
 
 

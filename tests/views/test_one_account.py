@@ -491,4 +491,4 @@ def test_without_a_network_the_report_says_what_the_points_say(machine: Path) ->
     with_costs = said("project", machine, "--to", "32,64", "--format", "json")["groups"][0]["projection"]["targets"]
     for one, other in zip(group["forecast"]["projection"]["targets"], with_costs, strict=True):
         assert one["step"] == other["second"]
-        assert "by the points alone" in one["flags"][0]["text"]
+        assert "continues the measured step times alone" in one["flags"][0]["text"]
