@@ -98,14 +98,16 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
     if not computing:
         return np.random.default_rng([SEED, 20]).uniform(0.0, MOST_SLOWED, draws), np.full(draws, session)
     middle = statistics.fmean(computing)
-    expected = statistics.fmean(variances or [0.0]) + (session * middle) ** 2
+    of_runs, of_sessions = statistics.fmean(variances or [0.0]), (session * middle) ** 2
+    expected = of_runs + of_sessions
     slopes = np.linspace(0.0, MOST_SLOWED, _SLOPES)
     line = lines(np.array(hidden), np.array(computing)[:, None], slopes, np.zeros(_SLOPES), expected)
     slowed = line.drawn(np.zeros(draws, dtype=np.int64))
     freedom = PRIOR_POINTS + len(computing) - 1
     chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
-    scatter: Array = np.sqrt(np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2) / middle
-    return slowed, scatter
+    # Runs are drawn by themselves, so that their share of the variance does not count here.
+    variances_drawn = np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2 * of_sessions / expected
+    return slowed, np.sqrt(variances_drawn) / middle
 
 
 def host_growth(ingredients: Ingredients, draws: int) -> Array:

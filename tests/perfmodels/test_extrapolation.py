@@ -35,6 +35,28 @@ def test_the_scale_is_that_of_the_posterior() -> None:
         model_error([Miss(error=0.1, doublings=0.0)])
 
 
+def test_a_miss_within_the_scatter_of_its_runs_says_nothing() -> None:
+    prior = model_error((), prior_scale=0.01)
+    hit = model_error([Miss(error=0.001, doublings=1.0, scatter=0.05)] * 4, prior_scale=0.01)
+    assert hit.scale == pytest.approx(prior.scale, rel=0.05)
+    assert hit.freedom == pytest.approx(prior.freedom, rel=0.05)
+    # What runs cannot explain counts all the more, and exact hits do make the model better.
+    missed, exact = (
+        model_error([Miss(error=error, doublings=1.0, scatter=0.001)] * 4, prior_scale=0.01) for error in (0.1, 0.001)
+    )
+    assert missed.scale > 0.05
+    assert exact.scale < 0.8 * prior.scale
+    # The scale is where the likelihood of the misses, times its prior, is largest.
+    misses = [Miss(error=0.04, doublings=1.0, scatter=0.02), Miss(error=-0.01, doublings=2.0, scatter=0.03)]
+    variances = np.geomspace(1e-6, 1e-1, 20_000)
+    logs = -np.log(variances) - 0.01**2 / variances
+    for miss in misses:
+        total = variances * miss.doublings + miss.scatter**2
+        logs -= (np.log(total) + miss.error**2 / total) / 2
+    expected = math.sqrt(variances[logs.argmax()])
+    assert model_error(misses, prior_scale=0.01).scale == pytest.approx(expected, rel=0.01)
+
+
 @pytest.mark.parametrize("doublings", [0.5, 1, 4])
 def test_draws_have_the_quantiles_of_the_factor_however_few_they_are(doublings: float) -> None:
     found = model_error([Miss(error=0.1, doublings=1.0)])

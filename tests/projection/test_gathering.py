@@ -16,6 +16,7 @@ from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.points_only import points_only
 from dlbench.projection.refusals import reasons
+from dlbench.projection.step import project
 from dlbench.records.scan import scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
 from tests.support.run_factory import MS, Story, constant, exchange_result, plans, write_run
@@ -27,8 +28,12 @@ NETWORK = NetworkModel(
 )
 
 
-def write(out: Path, points: tuple[int, ...] = (1, 2, 4), *, slow_host: float = 0.0, **request: Any) -> None:
-    """Steps of 90 ms and 5 ms more of exchange with each doubling of the nodes; the last node is slower."""
+def write(
+    out: Path, points: tuple[int, ...] = (1, 2, 4), *, slow_host: float = 0.0, others: float = 0.0, **request: Any
+) -> None:
+    """Steps of 90 ms and 5 ms more of exchange with each doubling of the nodes; the last node is slower. `others`: the
+    share of the CPU time of all other nodes' ranks that is seen on each node's cores.
+    """
     noise = random.Random(3)
     for plan in plans(**{**NODES, "points": points, "repeats": 3, **request}):
         nodes, last = plan.layout.nodes, plan.layout.ranks - 1
@@ -42,10 +47,24 @@ def write(out: Path, points: tuple[int, ...] = (1, 2, 4), *, slow_host: float = 
 
         result = exchange_result(plan, gradients=GRADIENTS, alpha_s=0.001, beta_s_per_byte=1e-9)
         shared = plan.layout.ranks_per_node
+        load = [
+            {
+                "node_rank": node,
+                "host": f"n{node}",
+                "cores": [0, 1],
+                "window_s": 10.0,
+                "busy_s": 0.2 * nodes * (1 + others * (nodes - 1)),
+                "own_s": 0.2 * nodes,
+                "steal_s": 0.0,
+                "pressure_s": None,
+            }
+            for node in range(nodes)
+        ]
         story = Story(
             exchange={**result, "communication_s": 0.02 + 0.001 * plan.series.repeat},
             host=lambda rank, shared=shared: f"n{rank // shared}",
             cores=lambda rank, shared=shared: (rank % shared,),
+            record={"load": load},
         )
         write_run(out, plan, times, story)
 
@@ -94,6 +113,21 @@ def test_steps_parts_messages_and_nodes_are_those_of_the_account(
     text = found.model_dump_json(indent=1)
     assert Ingredients.model_validate_json(text) == found
     assert len(text) < 200_000
+
+
+def test_nodes_that_share_the_cores_of_one_machine_are_told_by_their_loads(tmp_path: Path) -> None:
+    for name, others in (("own", 0.0), ("shared", 0.8)):
+        write(tmp_path / name, others=others)
+    apart, shared = (read(tmp_path / name)[0] for name in ("own", "shared"))
+    assert (apart.shared_cores, shared.shared_cores) == (None, 2)
+    steps = 12
+    assert shared.anchor.cpu_s == pytest.approx(4 * 0.8 / (8 * steps))
+    assert shared.anchor.core_use == pytest.approx(0.8 * (1 + 0.8 * 3) / 20)
+    # Messages of more ranks wait for these cores: longer, and less certain.
+    costs = NETWORK.model_copy(update={"inside": NETWORK.across})
+    longer, plain = (project(with_network(one, costs), [16]).targets[0].step for one in (shared, apart))
+    assert longer.median > plain.median
+    assert longer.middle(90)[1] / longer.middle(90)[0] > plain.middle(90)[1] / plain.middle(90)[0]
 
 
 def test_a_network_of_another_machine_is_refused(whole: tuple[Ingredients, scaling.Group, RunTable]) -> None:

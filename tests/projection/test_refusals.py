@@ -57,6 +57,7 @@ def with_more(seconds: float) -> PointFigures:
 
 
 UNEXPLAINED = with_more(1.5)
+BUSY = ANCHOR.model_copy(update={"core_use": 0.2})
 BENT = tuple(
     point.model_copy(
         update={
@@ -84,6 +85,7 @@ def told(changes: dict[str, Any], ranks: int, there: Ingredients | None = None) 
         ("R3", {"network": COSTS.model_copy(update={"inside": None})}, 64, "dlbench comm submit --system simulated"),
         ("R3", {"nodes_per_leaf": 4}, 64, "on two leaves"),
         ("R4", {"is_crowded": True}, 64, "cores of its own"),
+        ("R4", {"shared_cores": 2, "points": (FIRST, MIDDLE, BUSY)}, 64, "cores of its own"),
         ("R5", {"network": network_of(across=(2e-3, 1e-7))}, 64, "measure the network of these runs"),
         ("R5", {"points": (FIRST, MIDDLE, UNEXPLAINED)}, 64, "measure the network of these runs"),
         ("R6", {"points": (FIRST, runs_of(MIDDLE, growth=0.2), ANCHOR)}, 64, "repeat"),

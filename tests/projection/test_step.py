@@ -160,6 +160,22 @@ def test_costs_that_grew_from_point_to_point_go_on_growing() -> None:
     assert np.quantile(found, 0.95) > truth
 
 
+def test_computing_grows_with_the_exchange_that_hides_in_it() -> None:
+    """Messages that take longer at more ranks hide in the backward pass, and slow it down by 40 % of their time."""
+    machine = Machine(slowed=0.4, congestion=0.15, run_sd=0.002, jitter=0.01, sizes=(4_000_000,) * 4)
+    ingredients = machine.ingredients(generator(), (2, 4, 8, 16))
+    truth = machine.point(generator(), 64, runs=1)[0].runs[0]
+    found = drawn(ingredients, 256)
+    low, high = np.quantile(found["compute"], [0.05, 0.95])
+    computing = truth.parts["forward"] + truth.parts["backward"]
+    assert low <= computing <= high
+    anchor = ingredients.anchor.runs[0].parts
+    assert np.median(found["compute"]) > 1.02 * (anchor["forward"] + anchor["backward"])
+    # Points that do not tell leave open that it costs something, so that the band reaches upwards.
+    few = drawn(machine.ingredients(generator(), (1, 2)), 64)["compute"]
+    assert np.quantile(few, 0.95) - np.median(few) > 0.005
+
+
 @pytest.mark.parametrize("placement", ["sorted", "shuffled"])
 def test_ranks_lie_below_leaf_switches_as_recorded_or_are_drawn_between_sorted_and_shuffled(placement: Any) -> None:
     machine = Machine(leaf_nodes=8, taper=4.0, placement=placement, run_sd=0.002, carrier="gloo")
@@ -223,9 +239,9 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     # What runs scatter is drawn by itself, so a miss that it explains is none of the model.
     noisy = project(replace(MACHINE, run_sd=0.04).ingredients(generator(3), (1, 2, 4, 8)), [64], draws=DRAWS)
     assert max(abs(held.error) for held in noisy.held_out) > 0.025
-    assert width(noisy.targets[0]) == pytest.approx(width(one.targets[0]), rel=0.05)
+    assert width(noisy.targets[0]) < 1.5 * width(one.targets[0])
     # Farther away it grows, and nothing is off where nothing is extrapolated.
-    assert width(target(ingredients, 128)) == pytest.approx(math.sqrt(2) * width(one.targets[0]), rel=0.05)
+    assert width(target(ingredients, 128)) > 1.05 * width(one.targets[0])
     assert width(target(ingredients, 32)) == 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.bench.figures import Figure
-from tests.bench.truth import collectives, gate, hosts, intervals, predictions, projection, trends, verdicts
+from tests.bench.truth import collectives, gate, hosts, intervals, points, predictions, projection, trends, verdicts
 
 SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "intervals": intervals.figures,
@@ -20,6 +20,7 @@ SUBJECTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "predictions": predictions.figures,
     "collectives": collectives.figures,
     "projection": projection.figures,
+    "points": points.points,
 }
 """Name -> its figures; in the order of the issue they answer."""
 
