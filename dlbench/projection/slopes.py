@@ -15,15 +15,15 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS
 from dlbench.projection.ingredients import Ingredients, RunFigures
-from dlbench.projection.refusals import MIN_POINTS
 from dlbench.stats.pairing import SEED
 
 MOST_SLOWED = 0.6
-"""Most seconds that computing may take longer for each second of exchange hidden in it; all up to it are equally likely
+"""Most seconds that the backward pass may take longer for each second of exchange hidden in it; all up to it are equally likely
 before any was seen. Over four models of GPUs it was 18.9 % on average and at most 40 % (arXiv 2507.03114)."""
 SESSIONS = (0.004, 0.012)
 """Deviation of computing from session to session, a share of it, before any was seen: where the points are of one
 session, and where they are of several, so that something may have changed between them."""
+_RATIO = 0.002  # Deviation of backward over forward from point to point that is expected, a share of it.
 HOST = 0.01
 """Deviation, before any was seen, of what causes without a model grow by with each doubling, a share of the step."""
 _HOST_SCATTER = 0.002  # Of these from point to point, a share of the step, that is expected.
@@ -39,7 +39,6 @@ class Lines:
     evidence: Array  # Logarithm of how likely a column is, but for a constant, shape (columns,).
     slopes: Array  # Values that a slope may have, ascending.
     chances: Array  # Of each, summed up, shape (slopes, columns).
-    variances: Array  # That the errors about a line of each slope are expected to have, shape (slopes, columns).
 
     def drawn(self, columns: npt.NDArray[np.int64]) -> Array:
         """Returns slopes of these columns by draw, shape (draws,)."""
@@ -65,7 +64,7 @@ def lines(x: Array, y: Array, slopes: Array, prior: Array, expected: float) -> L
     logs = prior[:, None] - freedom / 2 * np.log(total)
     chances = np.exp(logs - logs.max(axis=0))
     evidence = np.log(chances.sum(axis=0)) + logs.max(axis=0)
-    return Lines(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0), total / freedom)
+    return Lines(evidence, slopes, np.cumsum(chances, axis=0) / chances.sum(axis=0))
 
 
 def normal_slopes(deviation: float) -> tuple[Array, Array]:
@@ -75,39 +74,35 @@ def normal_slopes(deviation: float) -> tuple[Array, Array]:
 
 
 def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array]:
-    """Returns how many seconds computing takes longer for each second of exchange hidden in it, and how much it differs
-    from session to session (standard deviation, a share of it), both of shape (draws,).
+    """Returns how many seconds the backward pass takes longer for each second of exchange hidden in it, and how much
+    computing differs from session to session (standard deviation, a share of it), both of shape (draws,).
 
-    Forward and backward are taken to be linear in the hidden seconds over the points of one batch. Where these do not
-    tell, the prior is left.
+    Both are of the points of one batch. Nothing is hidden in the forward pass: from point to point it differs by hosts
+    and sessions alone, and the backward pass as much, so that this is taken out of it.
     """
-    computing, hidden, variances = [], [], []
-    session = SESSIONS[len({run.session for point in ingredients.points for run in point.runs}) > 1]
-    points = [point for point in ingredients.points if point.nodes > 2]
-    if len(points) < MIN_POINTS:  # On two nodes the middle of all ranks follows the late one.
-        points = list(ingredients.points)
-    for point in points:
-        runs = [run for run in point.runs if run.parts and run.communication_s is not None]
+    forward, backward, hidden, run_variances = [], [], [], []
+    for point in ingredients.points:
+        runs = [run for run in point.runs if run.parts.get("forward") and run.communication_s is not None]
         if point.batch_per_rank != ingredients.anchor.batch_per_rank or len(runs) < len(point.runs):
             continue
-        passes = [run.parts.get("forward", 0.0) + run.parts.get("backward", 0.0) for run in runs]
-        computing.append(statistics.fmean(passes))
+        passes = [run.parts["forward"] for run in runs]
+        forward.append(statistics.fmean(passes))
+        backward.append(statistics.fmean(run.parts.get("backward", 0.0) for run in runs))
         hidden.append(statistics.fmean(_hidden(run) for run in runs))
         if len(runs) > 1:
-            variances.append(statistics.variance(passes) / len(runs))
-    if not computing:
-        return np.random.default_rng([SEED, 20]).uniform(0.0, MOST_SLOWED, draws), np.full(draws, session)
-    middle = statistics.fmean(computing)
-    of_runs, of_sessions = statistics.fmean(variances or [0.0]), (session * middle) ** 2
-    expected = of_runs + of_sessions
-    slopes = np.linspace(0.0, MOST_SLOWED, _SLOPES)
-    line = lines(np.array(hidden), np.array(computing)[:, None], slopes, np.zeros(_SLOPES), expected)
-    slowed = line.drawn(np.zeros(draws, dtype=np.int64))
-    freedom = PRIOR_POINTS + len(computing) - 1
-    chi2 = np.random.default_rng([SEED, 20]).chisquare(freedom, draws)
-    # Runs are drawn by themselves, so that their share of the variance does not count here.
-    variances_drawn = np.interp(slowed, slopes, line.variances[:, 0]) * freedom / chi2 * of_sessions / expected
-    return slowed, np.sqrt(variances_drawn) / middle
+            run_variances.append(statistics.variance(passes) / len(runs) / forward[-1] ** 2)
+    session = SESSIONS[len({run.session for point in ingredients.points for run in point.runs}) > 1]
+    rng = np.random.default_rng([SEED, 20])
+    if not forward:
+        return rng.uniform(0.0, MOST_SLOWED, draws), np.full(draws, session)
+    common = np.array(forward) / statistics.fmean(forward)
+    slopes, expected = np.linspace(0.0, MOST_SLOWED, _SLOPES), (_RATIO * statistics.fmean(backward)) ** 2
+    line = lines(hidden / common, (backward / common)[:, None], slopes, np.zeros(_SLOPES), expected)
+    # Runs are drawn by themselves, so that their share of the variance does not count.
+    of_runs, of_sessions = statistics.fmean(run_variances or [0.0]), session**2
+    squares = PRIOR_POINTS * (of_runs + of_sessions) + ((np.log(common) - np.log(common).mean()) ** 2).sum()
+    variances = squares / rng.chisquare(PRIOR_POINTS + len(common) - 1, draws) * of_sessions / (of_runs + of_sessions)
+    return line.drawn(np.zeros(draws, dtype=np.int64)), np.sqrt(variances)
 
 
 def host_growth(ingredients: Ingredients, draws: int) -> Array:
