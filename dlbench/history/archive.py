@@ -246,7 +246,7 @@ def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[b
         for entry in entries:
             path = history.run_folder(entry)
             if content_digest(RunFolder(path)) != entry.content_digest:
-                raise IncompleteDataError(f"{path}: was changed since it was indexed; see `dlbench history rebuild`")
+                raise IncompleteDataError(f"{path}: changed since it was indexed; delete the index and export again")
             for name, status in sorted(files_of(path).items()):
                 try:
                     file = open_file(path / name, follow=False)

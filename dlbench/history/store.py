@@ -202,8 +202,8 @@ class Index:
             connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in remove])
             connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
 
-    def discard(self, *, only_damaged: bool) -> None:
-        """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
+    def discard_damaged(self) -> None:
+        """Deletes the file, unless another process has put a good one in its place meanwhile.
 
         Raises `UserError`: the file is none of dlbench's. `IndexUnusableError`: no permission, or the lock was not to
         be had in time.
@@ -211,7 +211,7 @@ class Index:
         self._refuse_foreign()
         with self._locked(exclusive=True):
             self._refuse_foreign()
-            if only_damaged and not self._instead_of_file():
+            if not self._instead_of_file():
                 # A second lock on the same file, held by this process, would wait for the first.
                 with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
                     self._check_version(connection)
@@ -423,16 +423,6 @@ class History:
         """Where a run lies."""
         return self.store.path / entry.folder
 
-    def rebuild(self) -> None:
-        """Makes the index anew from the folders. Raises `UserError`: it cannot be taken away."""
-        try:
-            self._index.discard(only_damaged=False)
-        except IndexUnusableError as error:
-            raise UserError(f"{error}; give another place with --index FILE") from None
-        self._is_writable = True
-        self._set({})
-        self._catch_up()
-
     def refresh(self, folders: Sequence[str]) -> None:
         """Makes the entries of folders of the store, and takes them into the index."""
         for start in range(0, len(folders), BATCH):
@@ -471,7 +461,7 @@ class History:
             self.notify(f"{error}; the index is made anew")
             self._set({})
             try:
-                self._index.discard(only_damaged=True)
+                self._index.discard_damaged()
             except IndexUnusableError as why:
                 self._keep_in_memory(why)
         except IndexUnusableError as error:

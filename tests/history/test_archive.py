@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = history.run_folder(history.entries()[1])
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step-00000004.safetensors").write_bytes(b"state" * 1000)
-    history.rebuild()
+    (store / "index.sqlite").unlink()
     return store
 
 
