@@ -21,7 +21,6 @@ from dlbench.units import format_bytes, utc_now
 
 if TYPE_CHECKING:
     from dlbench.history.importing import Candidate, Outcome
-    from dlbench.history.store import History
     from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
 
@@ -105,7 +104,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     opened = open_store(store, index, create=True)
     counts: Counter[str] = Counter()
     with opened.store.room() as room:
-        for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
+        for outcome in history_import.import_runs(opened, _candidates(runs, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
                 line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
@@ -123,7 +122,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
         sys.exit(int(ExitCode.USAGE))
 
 
-def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
+def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Outcome]:
     from dlbench.history.archive import read_archive
     from dlbench.history.importing import Candidate
 
@@ -131,7 +130,7 @@ def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterato
         if path.is_dir():
             yield from (Candidate(folder=folder, name=str(folder.path)) for folder in _folders(path))
         else:
-            yield from read_archive(path, opened, room)
+            yield from read_archive(path, room)
 
 
 def _folders(path: Path) -> list[RunFolder]:
