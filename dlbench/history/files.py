@@ -190,7 +190,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             # Another process may be making the same one right now.
             others = {name.name for name in path.iterdir() if not name.name.startswith(".")}
-            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}.lock", f"{INDEX}-journal"}:
+            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}-journal"}:
                 raise UserError(f"{path}: holds other files and is no history of runs; choose an empty folder")
             for folder in (path / "runs", path / "partial"):
                 folder.mkdir(exist_ok=True)

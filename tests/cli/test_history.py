@@ -113,9 +113,15 @@ def test_an_index_elsewhere_is_known_again_and_made_anew(store: Path, tmp_path: 
     index.touch()
     options = ["--store", store, "--index", index]
     assert "\n6 runs, 6 valid; step: median" in call("list", *options).output
+    connection = sqlite3.connect(index)
+    connection.execute("UPDATE meta SET value = '0: of old'")
+    connection.commit()
+    connection.close()
+    assert "was made by another version of dlbench; the index is made anew" in call("list", *options).stderr
+    assert call("list", *options).stderr == ""
+    # Whether it was an index cannot be known any more, and the file is its owner's.
     index.write_bytes(index.read_bytes()[:5000])
-    harmed = call("list", *options)
-    assert "made anew" in harmed.stderr
+    assert "is no index of a history; name another file, or delete it" in failed(call("list", *options))
     # The store's own place, named.
     (store / "index.sqlite").write_text("garbage")
     assert call("list", "--store", store, "--index", store / "index.sqlite").exit_code == 0

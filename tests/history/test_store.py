@@ -307,9 +307,8 @@ def sql(*statements: str) -> Callable[[Path], None]:
         (lambda path: path.write_bytes(b"no database at all\n" * 400), True),
         (sql("UPDATE meta SET value = '0: of old'"), True),
         (sql("DROP TABLE runs", "CREATE TABLE runs (name TEXT)"), True),
-        (sql("""UPDATE runs SET entry = replace(entry, '"ranks": 2', '"ranks": 3')"""), True),
     ],
-    ids=["no file", "empty", "truncated", "garbage", "other version", "other tables", "other figure"],
+    ids=["no file", "empty", "truncated", "garbage", "other version", "other tables"],
 )
 def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object], is_told: bool) -> None:
     before = open_history(store).entries()
@@ -321,18 +320,6 @@ def test_a_harmed_index_is_made_anew(store: Path, harm: Callable[[Path], object]
     notes.clear()
     assert open_history(store, notify=notes.append).entries() == before
     assert notes == []
-
-
-def test_no_flipped_bit_changes_an_entry(store: Path) -> None:
-    before = open_history(store).entries()
-    content = (store / "index.sqlite").read_bytes()
-    chance = random.Random(7)
-    for _ in range(40):
-        place = chance.randrange(len(content))
-        flipped = bytearray(content)
-        flipped[place] ^= 1 << chance.randrange(8)
-        (store / "index.sqlite").write_bytes(flipped)
-        assert open_history(store).entries() == before
 
 
 def test_folders_that_come_and_go_are_noticed(store: Path, tmp_path: Path) -> None:
@@ -540,7 +527,6 @@ def test_a_store_that_cannot_be_written_is_read(store: Path, has_index: bool) ->
     listed = open_history(store).entries()
     if not has_index:
         (store / "index.sqlite").unlink()
-        (store / "index.sqlite.lock").unlink()
     script = (
         'mount --bind "$1" "$1"; mount -o remount,ro,bind "$1"; "$2" -m dlbench history list --store "$1" --format json'
     )
