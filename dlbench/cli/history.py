@@ -6,8 +6,7 @@ import getpass
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from datetime import UTC
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -22,8 +21,6 @@ from dlbench.units import format_bytes, utc_now
 
 if TYPE_CHECKING:
     from dlbench.history.importing import Candidate, Outcome
-    from dlbench.history.reading import Removal
-    from dlbench.history.store import History
     from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
 
@@ -107,7 +104,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     opened = open_store(store, index, create=True)
     counts: Counter[str] = Counter()
     with opened.store.room() as room:
-        for outcome in history_import.import_runs(opened, _candidates(runs, opened, room), room):
+        for outcome in history_import.import_runs(opened, _candidates(runs, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
                 line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
@@ -125,7 +122,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
         sys.exit(int(ExitCode.USAGE))
 
 
-def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterator[Candidate | Outcome]:
+def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Outcome]:
     from dlbench.history.archive import read_archive
     from dlbench.history.importing import Candidate
 
@@ -133,7 +130,7 @@ def _candidates(paths: tuple[Path, ...], opened: History, room: Path) -> Iterato
         if path.is_dir():
             yield from (Candidate(folder=folder, name=str(folder.path)) for folder in _folders(path))
         else:
-            yield from read_archive(path, opened, room)
+            yield from read_archive(path, room)
 
 
 def _folders(path: Path) -> list[RunFolder]:
@@ -411,74 +408,3 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
             entries.append(entry)
     write_archive(opened, entries, output)
     click.echo(f"wrote {output}: {runs_text(len(entries))}, {format_bytes(output.stat().st_size)}", err=True)
-
-
-@history.command("prune", short_help="Let old runs go, or their traces.")
-@click.option("--keep-days", type=float, required=True, metavar="N", help="Keep all runs of the last N days.")
-@click.option(
-    "--keep-last",
-    type=int,
-    default=0,
-    metavar="N",
-    help="Of comparable runs with equal ranks and nodes, keep the last N valid ones whatever their age (default: 0).",
-)
-@click.option(
-    "--traces-only",
-    is_flag=True,
-    help="Keep the runs; take spans, profiles, checkpoints and logs out of them. Spans of each node's first rank stay, "
-    "so that every figure can still be made.",
-)
-@click.option("--dry-run", is_flag=True, help="Print what would go; touch nothing.")
-@store_options
-def prune(
-    keep_days: float, keep_last: int, traces_only: bool, dry_run: bool, store: Path | None, index: Path | None
-) -> None:
-    """Let old runs go, or only their traces; prints what went, and how many bytes.
-
-    A run's age counts from its end; of a run that did not end, from its plan.
-
-    \b
-    Example:
-      dlbench history prune --keep-days 30 --traces-only
-      dlbench history prune --keep-days 365 --keep-last 20 --dry-run
-    """
-    from datetime import datetime
-
-    from dlbench.history import reading as history_reading
-
-    # NaN is neither.
-    if not 0 <= keep_days <= 1_000_000:
-        raise UserError(f"--keep-days {keep_days:g}: must be from 0 to 1000000")
-    if keep_last < 0:
-        raise UserError(f"--keep-last {keep_last}: must be 0 or more")
-    opened = open_store(store, index)
-    old = history_reading.beyond(opened.entries(), keep_days=keep_days, keep_last=keep_last, now=datetime.now(UTC))
-    num_runs = len(opened.entries())
-    chosen = history_reading.removals(opened, old, traces_only=traces_only)
-    if not dry_run:
-        history_reading.prune(opened, chosen)
-    for line in _removal_lines(chosen, dry_run=dry_run, num_runs=num_runs):
-        click.echo(line.encode() + b"\n", nl=False)
-
-
-def _removal_lines(chosen: Sequence[Removal], *, dry_run: bool, num_runs: int) -> Iterator[str]:
-    """What went, or would go, run by run, and the sum."""
-    verb = "would remove" if dry_run else "removed"
-    for removal in chosen:
-        files = len(removal.files)
-        what = f"{files} file{'' if files == 1 else 's'} of " if files else ""
-        yield f"{verb} {what}{clean(removal.entry.run_id)}: {format_bytes(removal.num_bytes)}"
-    total = format_bytes(sum(removal.num_bytes for removal in chosen))
-    yield f"{verb} {total} of {len(chosen)} of {runs_text(num_runs)}"
-
-
-@history.command("rebuild", short_help="Make the index anew from the runs.")
-@store_options
-def rebuild(store: Path | None, index: Path | None) -> None:
-    """Make the index anew from the folders of runs.
-
-    Nothing is lost by it: the index is a cache. A damaged index, or one of another version, is made anew by itself.
-    """
-    opened = open_store(store, index)
-    opened.rebuild()
-    click.echo(f"{runs_text(len(opened.entries()))} indexed")

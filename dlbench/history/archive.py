@@ -1,14 +1,13 @@
-"""Runs of a history as a tar archive, and such archives as runs.
+"""Runs of a history as a tar archive, and such archives as runs; both by Python's `tarfile`.
 
 An archive is written in GNU's format: first `manifest.json`, the runs' folders with their content digests, then every
 file of every run, sorted, with times, owners and modes that say nothing of where it was made, so that equal runs give
 equal bytes. Archives that `tar --format=gnu` made of folders of runs are read, too.
 
-Nothing of an archive of unknown origin is extracted by the standard library, whose extraction has been got around again
-and again (CVE-2025-4517 and its kin) and whose data filter lets links and absolute names pass: it reads headers alone.
-Regular files, folders (passed over) and GNU's long names are known; links, devices, sparse files and the headers of
-other formats end it. Names are taken apart and must be harmless. Counts, sizes, names, and how far an archive unfolds
-are limited.
+An archive is unpacked into the history's `partial/` by tarfile's data filter, and what it holds is imported like any
+folder of runs. Members other than files and folders end it before they are unpacked: the known ways around the filter
+(CVE-2025-4517 and its kin) need links, and headers of other formats may be of any size. Nothing comes in from an
+archive that is damaged, refused, or larger than `Limits`.
 """
 
 from __future__ import annotations
@@ -18,187 +17,47 @@ import io
 import json
 import os
 import secrets
-import shutil
 import tarfile
-import tempfile
+import time
 import zlib
-from collections.abc import Generator, Iterator, Sequence, Set
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, Self, cast
+from typing import IO, Literal, Self, cast
 
 from pydantic import Field
 
-from dlbench.errors import IncompleteDataError, RunError, UserError, refused
+from dlbench.errors import MACHINE_ERRORS, EnvironmentLacksError, IncompleteDataError, UserError, refused
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import content_digest, files_of, sync_folder
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
-from dlbench.opening import UnfitFileError, open_file, parse_json, why_unreadable
+from dlbench.opening import UnfitFileError, open_file
 from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
 from dlbench.records.folder import RunFolder
+from dlbench.records.scan import load_file, run_folders
 from dlbench.specs.base import Spec
 from dlbench.units import format_bytes
 
+MANIFEST = "manifest.json"
+COMPRESSED = (".gz", ".tgz")
+_MAX_MANIFEST_BYTES = 1 << 28
+_MAX_NAME_BYTES = 1000
 _GZIP_MAGIC = b"\x1f\x8b"
-_MAX_PART_BYTES = 255
+_LEVEL = 6
 _PIECE = 1 << 20
-
-_REFUSED = {
-    b"1": "a hard link",
-    b"2": "a symbolic link",
-    b"3": "a character device",
-    b"4": "a block device",
-    b"6": "a named pipe",
-    b"7": "a contiguous file",
-    b"K": "a link with a long name",
-    b"S": "a sparse file",
-    b"x": "a header of the pax format (make the archive with `tar --format=gnu`)",
-    b"g": "a header of the pax format (make the archive with `tar --format=gnu`)",
-}
+_KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What an archive may not exceed."""
+    """Bounds on an archive."""
 
     members: int = 5_000_000
-    file_bytes: int = 1 << 37  # Of one member: 128 GiB.
     total_bytes: int = 1 << 42  # Of all members: 4 TiB.
-    name_bytes: int = 1000
-    unfolding: int = 200  # Bytes that a compressed byte may become, on average, beyond `unfolding_from` bytes.
+    unfolding: int = 200  # Bytes that a byte of the archive may become, on average, beyond `unfolding_from` bytes.
     unfolding_from: int = 1 << 28
-
-
-class Member(NamedTuple):
-    """A regular file of an archive; its content must be read before the next member is asked for, or is lost."""
-
-    parts: tuple[str, ...]  # Of its name; none is `.`, `..`, or begins with a dot, none holds a control character.
-    num_bytes: int
-    file: IO[bytes]  # Its content; an archive that ends too early, or is damaged, is an `IncompleteDataError`.
-
-
-class _Stream:
-    """The archive's bytes, unfolded and counted."""
-
-    def __init__(self, raw: IO[bytes], limits: Limits) -> None:
-        self._raw = raw
-        self._limits = limits
-        is_packed = raw.read(2) == _GZIP_MAGIC
-        raw.seek(0)
-        self._file: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if is_packed else raw
-        self._position = 0
-        self.may_end = False
-
-    def read(self, num_bytes: int) -> bytes:
-        """Up to `num_bytes` bytes; fewer at the end alone."""
-        try:
-            found = self._file.read(num_bytes)
-        except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
-            raise IncompleteDataError(f"damaged: {error}") from None
-        if not found and not self.may_end:
-            raise IncompleteDataError("damaged: ends in the middle: copied in part?")
-        self._position += len(found)
-        limits = self._limits
-        if self._position > limits.unfolding_from and self._position > limits.unfolding * self._raw.tell():
-            raise IncompleteDataError(f"refused: unfolds to more than {limits.unfolding} times its size")
-        return found
-
-
-class _Header(tarfile.TarInfo):
-    """A header of a known kind; what follows one of another kind is never read."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        try:
-            found = super().frombuf(buf, encoding, errors)
-        except (tarfile.HeaderError, ValueError) as error:
-            if not any(buf):
-                raise
-            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
-        if found.type == tarfile.GNUTYPE_LONGNAME:
-            if not 0 < found.size <= Limits.name_bytes:
-                raise IncompleteDataError(f"refused: a name of {found.size} bytes")
-        elif found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            kind = _REFUSED.get(found.type, "of an unknown kind")
-            raise IncompleteDataError(f"refused: {ascii(found.name)[:200]} is {kind}")
-        return found
-
-
-def members(path: Path, limits: Limits) -> Generator[Member, None, None]:
-    """The regular files of an archive, in order; hidden ones are passed over.
-
-    Raises `UserError`: the file cannot be read, or is no plain file, which alone can be read twice.
-    `IncompleteDataError`: it is no archive, a damaged one, or one that holds what none of dlbench's does.
-    """
-    try:
-        raw = open_file(path)
-    except UnfitFileError as error:
-        raise UserError(f"{path}: {error.strerror}; write the archive to a file first") from None
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    with raw:
-        try:
-            stream = _Stream(raw, limits)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-        try:
-            yield from _members(stream, limits)
-        except UnicodeDecodeError:
-            raise IncompleteDataError("refused: a name that is not UTF-8") from None
-        except RecursionError:
-            raise IncompleteDataError("refused: names of names") from None
-        except tarfile.TarError as error:
-            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
-
-
-def _members(stream: _Stream, limits: Limits) -> Iterator[Member]:
-    source = cast("IO[bytes]", stream)
-    with tarfile.open(
-        fileobj=source, mode="r|", bufsize=_PIECE, tarinfo=_Header, encoding="utf-8", errors="strict"
-    ) as opened:
-        count = total = 0
-        while (info := opened.next()) is not None:
-            # They are kept otherwise, millions of them.
-            opened.members.clear()  # type: ignore[attr-defined]
-            count, total = count + 1, total + info.size
-            if count > limits.members:
-                raise IncompleteDataError(f"refused: more than {limits.members} members")
-            if not 0 <= info.size <= limits.file_bytes or (info.isdir() and info.size):
-                raise IncompleteDataError(f"refused: {ascii(info.name)[:200]} has {info.size} bytes")
-            if total > limits.total_bytes:
-                raise IncompleteDataError(f"refused: more than {format_bytes(limits.total_bytes)}")
-            parts = safe_parts(info.name, limits)
-            if info.isreg() and parts is not None and (file := opened.extractfile(info)) is not None:
-                yield Member(parts, info.size, file)
-        # The end of a compressed file says whether it was whole; behind the end of a tar archive is padding.
-        stream.may_end = True
-        rest = cast("IO[bytes]", opened.fileobj)
-        if any(rest.read(_PIECE)) or rest.read(1):
-            raise IncompleteDataError("refused: something stands behind its end")
-
-
-def safe_parts(name: str, limits: Limits) -> tuple[str, ...] | None:
-    """The parts of a member's name; None for hidden files, which no run has.
-
-    Raises `IncompleteDataError`: a name that leads out of its folder, or that no file of dlbench's has.
-    """
-    shown = ascii(name)[:200]
-    if name.startswith("/") or "\\" in name or not name.isprintable() or len(name.encode()) > limits.name_bytes:
-        raise IncompleteDataError(f"refused: the name {shown}")
-    parts = tuple(part for part in name.split("/") if part not in ("", "."))
-    if ".." in parts or any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
-        raise IncompleteDataError(f"refused: the name {shown}")
-    return parts if parts and not any(part.startswith(".") for part in parts) else None
-
-
-MANIFEST = "manifest.json"
-PLAN = "plan.json"
-MAX_MANIFEST_BYTES = 1 << 28
-COMPRESSED = (".gz", ".tgz")
-_LEVEL = 6
-_SPARE_BYTES = 1 << 20
 
 
 class Manifest(Spec):
@@ -210,7 +69,7 @@ class Manifest(Spec):
 
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
-    """Runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
+    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
 
     Raises `UserError`: the file cannot be written. `IncompleteDataError`: a run cannot be read, or its files are not
     those that the index knows.
@@ -246,7 +105,7 @@ def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[b
         for entry in entries:
             path = history.run_folder(entry)
             if content_digest(RunFolder(path)) != entry.content_digest:
-                raise IncompleteDataError(f"{path}: was changed since it was indexed; see `dlbench history rebuild`")
+                raise IncompleteDataError(f"{path}: changed since it was indexed; delete the index and export again")
             for name, status in sorted(files_of(path).items()):
                 try:
                     file = open_file(path / name, follow=False)
@@ -267,141 +126,136 @@ def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: I
     opened.members.clear()  # type: ignore[attr-defined]
 
 
-def read_archive(
-    path: Path, history: History, room: Path, limits: Limits | None = None
-) -> Iterator[Candidate | Outcome]:
-    """The runs of an archive, each unpacked by itself in `room` (of `Store.room`), from where it may be moved.
+def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterator[Candidate | Outcome]:
+    """Yields the runs of an archive, unpacked in `room` (of `Store.room`), from where they may be moved.
 
-    Runs that the history holds already are passed over, where the archive's list names them. What is wrong with the
-    archive ends it, as an outcome `damaged`; the runs before it are whole.
+    An archive in which anything is wrong is one outcome `damaged`.
 
-    Raises `UserError`: the archive cannot be read. `RunError`: no space for a member.
+    Raises `UserError`: the archive cannot be read. `EnvironmentLacksError`: this Python's tarfile has no filters.
+    `RunError`: the store cannot be written.
     """
+    if not hasattr(tarfile, "data_filter"):
+        raise EnvironmentLacksError(
+            f"{path}: archives are read with Python 3.11.4 or later; unpack it with tar and import the folder"
+        )
     try:
-        inner = Path(tempfile.mkdtemp(prefix="archive-", dir=room))
+        file = open_file(path)
+    except UnfitFileError as error:
+        raise UserError(f"{path}: {error.strerror}; write the archive to a file first") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    folder = room / f"archive-{secrets.token_hex(4)}"
+    try:
+        folder.mkdir()
+        with file:
+            _unpack(file, folder, limits or Limits())
+        _sync(folder)
+        manifest = load_file(folder / MANIFEST, Manifest, _MAX_MANIFEST_BYTES)
+    except IncompleteDataError as error:
+        yield Outcome(name=str(path), verdict="damaged", why=str(error).replace(f"{folder}/", ""))
+        return
     except OSError as error:
         raise refused(error, f"{room}: cannot be written: {error.strerror or error}") from None
-    try:
-        yield from _runs(path, history, inner, limits or Limits())
-    except IncompleteDataError as error:
-        yield Outcome(name=str(path), verdict="damaged", why=str(error))
+    yield from _runs(path, folder, manifest)
 
 
-def _runs(path: Path, history: History, room: Path, limits: Limits) -> Iterator[Candidate | Outcome]:
-    plans = _folders_with_plans(path, limits)
-    manifest: Manifest | None = None
-    missing: set[str] = set()
-    name: str | None = None
-    target: Path | None = None
-    for number, member in enumerate(members(path, limits)):
-        if number == 0 and member.parts == (MANIFEST,):
-            manifest = _manifest(member)
-            missing = set(manifest.runs)
-            continue
-        folder = _folder_of(member.parts, plans) if manifest is None else _listed(member.parts, manifest)
-        if folder != name:
-            if name is not None and target is not None:
-                yield _candidate(path, name, target, manifest, history)
-            name = folder
-            missing.discard(folder)
-            target = room / f"run-{number}"
-            known = None if manifest is None else history.find(folder.rpartition("/")[2])
-            if manifest and known and known.content_digest == manifest.runs[folder]:
-                target = None
-                yield Outcome(name=f"{path}: {folder}", verdict="already there")
-        if target is not None:
-            _unpack(member, target.joinpath(*member.parts[folder.count("/") + 1 if folder else 0 :]))
-    if name is not None and target is not None:
-        yield _candidate(path, name, target, manifest, history)
-    for folder in sorted(missing):
-        yield Outcome(
-            name=f"{path}: {folder}", verdict="damaged", why="the archive's list names it, and it is not there"
-        )
+class _Header(tarfile.TarInfo):
+    """A header of a file, a folder, or a long name; any other ends the archive."""
 
-
-def _manifest(member: Member) -> Manifest:
-    if member.num_bytes > MAX_MANIFEST_BYTES:
-        raise IncompleteDataError(f"refused: {MANIFEST} of {member.num_bytes} bytes")
-    try:
-        return Manifest.model_validate(parse_json(member.file.read()))
-    except ValueError as error:
-        raise IncompleteDataError(f"{MANIFEST}: damaged: {why_unreadable(error)}") from None
-
-
-def _folders_with_plans(path: Path, limits: Limits) -> Set[str]:
-    """The folders of runs of an archive without a list, from a first walk over its headers.
-
-    Raises `UserError`: the archive cannot be read. `IncompleteDataError`: files of a run come after those of another:
-    of such a run only a part would come in.
-    """
-    plans: set[str] = set()
-    # Of each file, but for those that lie in the same folder as the one before.
-    visited: list[tuple[str, ...]] = []
-    # The same error ends the walk in which runs are unpacked, which reports it after the runs that were whole.
-    with suppress(IncompleteDataError), closing(members(path, limits)) as found:
-        for number, member in enumerate(found):
-            if number == 0 and member.parts == (MANIFEST,):
-                return set()
-            if not visited or visited[-1] != member.parts[:-1]:
-                visited.append(member.parts[:-1])
-            if member.parts[-1] == PLAN:
-                plans.add("/".join(member.parts[:-1]))
-    left: set[str] = set()
-    current: str | None = None
-    for folder in (_folder_of((*parts, ""), plans) for parts in visited):
-        if folder in left and folder in plans and folder != current:
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            header = super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            # Zeros end an archive. tarfile takes anything else that is no header for its end, too.
+            if buf and not any(buf):
+                raise
+            raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
+        if header.type == tarfile.GNUTYPE_LONGNAME and 0 < header.size <= _MAX_NAME_BYTES:
+            return header
+        if header.type not in _KINDS or header.size < 0:
             raise IncompleteDataError(
-                f"the files of {folder or 'the archive itself'} do not lie together; make the archive of whole folders"
+                f"refused: {ascii(header.name)[:200]} is neither a file nor a folder, or its name is too long; make the"
+                f" archive of plain files, with `tar --format=gnu`"
             )
-        left.add(folder)
-        current = folder
-    return plans
+        return header
 
 
-def _listed(parts: tuple[str, ...], manifest: Manifest) -> str:
-    for length in range(len(parts) - 1, 0, -1):
-        if "/".join(parts[:length]) in manifest.runs:
-            return "/".join(parts[:length])
-    raise IncompleteDataError(f"refused: {'/'.join(parts)!a} belongs to no run of its {MANIFEST}")
-
-
-def _folder_of(parts: tuple[str, ...], plans: Set[str]) -> str:
-    """The run's folder that a file belongs to, the outermost with a plan; else the folder it lies in."""
-    for length in range(len(parts)):
-        if (folder := "/".join(parts[:length])) in plans:
-            return folder
-    folders = parts[:-1]
-    return "/".join(folders[: folders.index("checkpoints")] if "checkpoints" in folders else folders)
-
-
-def _candidate(path: Path, name: str, target: Path, manifest: Manifest | None, history: History) -> Candidate | Outcome:
-    shown = f"{path}: {name or 'the archive itself'}"
-    folder = RunFolder(target)
-    if not folder.plan.exists():
-        history.store.delete_staged(target)
-        return Outcome(name=shown, verdict="damaged" if manifest else "skipped", why="no plan.json: not a run")
+def _unpack(file: IO[bytes], folder: Path, limits: Limits) -> None:
+    """Unpacks an archive into a folder. Raises `IncompleteDataError`: it is none, damaged, or refused."""
+    most_bytes = min(limits.total_bytes, max(limits.unfolding_from, limits.unfolding * os.fstat(file.fileno()).st_size))
+    num_members = num_bytes = 0
+    is_compressed = file.read(2) == _GZIP_MAGIC
+    file.seek(0)
+    content = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if is_compressed else file
     try:
-        for inner in {file.parent for file in target.rglob("*")}:
-            sync_folder(inner)
+        # As a stream, in which no header leads back.
+        with tarfile.open(
+            fileobj=content, mode="r|", bufsize=_PIECE, tarinfo=_Header, encoding="utf-8", errors="strict"
+        ) as archive:
+            for member in archive:
+                num_members += 1
+                num_bytes += member.size
+                if num_members > limits.members or num_bytes > most_bytes:
+                    size = f"{limits.members} members or {format_bytes(most_bytes)}"
+                    raise IncompleteDataError(f"refused: unfolds to more than {size}")
+                archive.extract(member, folder, filter=_filtered)
+                # They are kept otherwise, millions of them.
+                archive.members.clear()  # type: ignore[attr-defined]
+        # The end of a compressed file says whether it was whole.
+        while content.read(_PIECE):
+            pass
+    except UnicodeDecodeError:
+        raise IncompleteDataError("refused: a name that is not UTF-8") from None
+    except tarfile.FilterError as error:
+        raise IncompleteDataError(f"refused: {error.tarinfo.name!a} leads out of the archive") from None
+    except (tarfile.TarError, EOFError, RecursionError, ValueError, zlib.error) as error:
+        raise IncompleteDataError(f"no tar archive, or damaged: {error}") from None
     except OSError as error:
-        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
-    return Candidate(folder=folder, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
+        if error.errno in MACHINE_ERRORS:
+            raise
+        raise IncompleteDataError(f"damaged: {error.strerror or error}") from None
 
 
-def _unpack(member: Member, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(target.parent).free
-        if member.num_bytes + _SPARE_BYTES > free:
-            raise RunError(
-                f"{target.parent}: no space for {'/'.join(member.parts)}: {format_bytes(member.num_bytes)} needed, "
-                f"{format_bytes(free)} free"
-            )
-        with target.open("xb") as file:
-            shutil.copyfileobj(member.file, file, _PIECE)
-            file.flush()
-            os.fsync(file.fileno())
-    except (FileExistsError, NotADirectoryError, IsADirectoryError):
-        raise IncompleteDataError(f"refused: {'/'.join(member.parts)!a} is there twice") from None
-    except OSError as error:
-        raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
+def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Returns a member as it may be unpacked; None for a hidden file, which no run has."""
+    if member.name.startswith("/"):
+        raise tarfile.AbsolutePathError(member)
+    safe = tarfile.data_filter(member, folder)
+    if any(part.startswith(".") for part in Path(member.name).parts):
+        return None
+    return safe.replace(mtime=time.time(), deep=False)
+
+
+def _sync(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with open_file(Path(parent, name), follow=False) as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(parent))
+
+
+def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candidate | Outcome]:
+    missing = set(manifest.runs) if manifest else set()
+    runs = run_folders(_with_content(folder))
+    if not runs and not missing:
+        yield Outcome(name=str(path), verdict="skipped", why="there is no run in it")
+    for run in runs:
+        name = str(run.path.relative_to(folder))
+        shown = f"{path}: {name if run.path != folder else 'the archive itself'}"
+        if manifest and name not in missing:
+            yield Outcome(name=shown, verdict="damaged", why=f"{MANIFEST} does not name it")
+            continue
+        missing.discard(name)
+        yield Candidate(folder=run, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
+    for name in sorted(missing):
+        yield Outcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")
+
+
+def _with_content(folder: Path) -> Path:
+    """Returns the first folder that holds more than one other: an archive may name its runs by a long path."""
+    entries = list(folder.iterdir())
+    while len(entries) == 1 and entries[0].is_dir():
+        folder = entries[0]
+        entries = list(folder.iterdir())
+    return folder

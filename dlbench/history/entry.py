@@ -121,18 +121,11 @@ class HistoryEntry:
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
     `dlbench.history.files.content_digest`."""
-    dropped: tuple[str, ...] = ()
-    """What `dlbench history prune --traces-only` has taken out of the folder: spans, profiles, checkpoints, logs."""
 
     @property
     def key(self) -> tuple[str, int, int]:
         """Runs with equal keys are repeats or history of one point."""
         return self.group, self.ranks, self.nodes
-
-    @property
-    def age_from(self) -> str:
-        """The moment from which its age counts: when it finished, else when it was planned."""
-        return self.finished or self.created
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON holds it."""
@@ -151,7 +144,6 @@ class HistoryEntry:
         label, _, rest = rest.partition(', "repeat": ')
         repeat, _, side = rest.partition(', "side": ')
         own = json.loads(f'{head}"figures": {{{figures}"repeat": {repeat}}}')
-        own["dropped"] = tuple(own["dropped"])
         made = object.__new__(cls)
         # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON. First single
         # ones: a whole dictionary put into an empty one brings its own table of keys, three times as large.

@@ -2,7 +2,7 @@
 
     STORE/history.json               says that this is a history
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
-    STORE/partial/<who>/             what is being copied in or taken away; <who> is host, process namespace, process,
+    STORE/partial/<who>/             what is being copied in; <who> is host, process namespace, process,
                                      and a random word
     STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.store`
     STORE/index.sqlite               a cache, see `dlbench.history.store`
@@ -147,11 +147,6 @@ def _copy_file(source: Path, target: Path) -> None:
         os.fsync(written.fileno())
 
 
-def num_bytes(path: Path) -> int:
-    """Bytes of the files of a folder."""
-    return sum(status.st_size for status in files_of(path).values())
-
-
 MARKER = "history.json"
 INDEX = "index.sqlite"
 DAY_S = 86_400.0
@@ -177,7 +172,7 @@ class Store:
     path: Path
 
     runs = Named("runs")  # Months, and in them runs.
-    partial = Named("partial")  # What is not there yet, or no more.
+    partial = Named("partial")  # Runs that are being copied in.
 
     @classmethod
     def at(cls, path: Path, *, create: bool = False) -> Store:
@@ -195,7 +190,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             # Another process may be making the same one right now.
             others = {name.name for name in path.iterdir() if not name.name.startswith(".")}
-            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}.lock", f"{INDEX}-journal"}:
+            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}-journal"}:
                 raise UserError(f"{path}: holds other files and is no history of runs; choose an empty folder")
             for folder in (path / "runs", path / "partial"):
                 folder.mkdir(exist_ok=True)
@@ -269,23 +264,6 @@ class Store:
                 return False
             raise _refused(error, self.path, folder) from None
         return True
-
-    def take_away(self, folder: str, room: Path) -> None:
-        """Takes a run's folder out of `runs` by one rename and deletes it in `room`; nothing if it is gone already.
-
-        Raises `NotAFolderError`: a file, a link or a pipe stands where its month should be. `RunError`: the file system
-        refuses.
-        """
-        source = Path(folder)
-        trash = f"gone-{secrets.token_hex(4)}"
-        try:
-            with folder_below(self.path, *source.parts[:-1]) as month, self._folder_of(room / trash) as target:
-                os.rename(source.name, trash, src_dir_fd=month, dst_dir_fd=target)
-                shutil.rmtree(trash, ignore_errors=True, dir_fd=target)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise _refused(error, self.path, folder) from None
 
     def delete_staged(self, staged: Path) -> None:
         """Deletes a folder that lies in `partial`; what cannot go stays."""

@@ -4,11 +4,9 @@ Entries are made by analysis, of which this room knows nothing: who opens a hist
 compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
 missed something, because its writer was killed or another index was in use, is right again after the next opening.
 
-The index of a history: entries in an SQLite file, a cache that may be deleted at any time.
-
-Stores lie on file systems of clusters. Hence no write-ahead log, which needs memory shared between hosts
-(sqlite.org/wal.html), but a rollback journal; and every opening of the file is guarded by a lock on a file next to it,
-so that a damaged index can be taken away while nobody has it open.
+The index is an SQLite file, a cache that may be deleted at any time: SQLite's own locks order its writers, and one that
+cannot be read is deleted and made anew. Stores lie on file systems of clusters, hence a rollback journal and no
+write-ahead log, which needs memory shared between hosts (sqlite.org/wal.html).
 
 Changes of level that somebody knows of: who said so, when, and why; a file each in the history, next to its runs.
 
@@ -20,16 +18,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import gc
 import json
 import os
 import sqlite3
 import stat
-import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -40,7 +35,7 @@ from pydantic import Field
 from dlbench.errors import DlbenchError, IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, matches
 from dlbench.history.files import INDEX, Store, sync_folder
-from dlbench.opening import folder_below, kind_of, open_file
+from dlbench.opening import folder_below, kind_of
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
@@ -110,23 +105,23 @@ def acknowledge(store: Store, made: Acknowledgement) -> None:
         raise UserError(f"{path.parent}: cannot be written: {why}") from None
 
 
-INDEX_VERSION = 1  # Of the tables; what entries mean depends on the version that their maker gives.
-APPLICATION_ID = 0x646C6268  # Of SQLite's header (sqlite.org/fileformat.html, 1.3.17): "dlbh"; no other file has it.
+INDEX_VERSION = 2  # Of the tables; what entries mean depends on the version that their maker gives.
 LOCK_TIMEOUT_S = 60.0
-_POLL_S = 0.02
 
-_SQLITE = b"SQLite format 3\0"
-_ID_AT = slice(68, 72)
-
-_TABLES = (
+_NEW_TABLES = (
+    "DROP TABLE IF EXISTS meta",
+    "DROP TABLE IF EXISTS runs",
     "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE runs (folder TEXT PRIMARY KEY, changed_ns INTEGER NOT NULL, entry TEXT NOT NULL, "
-    "crc INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE runs (folder TEXT PRIMARY KEY, changed_ns INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID",
 )
 
 
+class IndexOutdatedError(DlbenchError):
+    """The index is one of another version; the next writing replaces its tables."""
+
+
 class IndexDamagedError(DlbenchError):
-    """The file is no index, a damaged one, or one of another version: it must be made anew."""
+    """The file is no index, or a damaged one."""
 
 
 class IndexUnusableError(DlbenchError):
@@ -140,34 +135,32 @@ class Index:
     """The file; it is open only within a call."""
 
     def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
-        """The index in a file, which may be any file of a person who named it (`is_named`).
+        """Makes nothing yet.
 
-        An index of another `version`, of the way entries are made, counts as damaged.
+        Args:
+            path: the file.
+            version: version of the way entries are made; an index of another one is outdated.
+            is_named: whether a person named the file, so that it may hold anything and is never deleted.
         """
         self.path = path
         self._version = f"{INDEX_VERSION}: {version}"
         self._is_named = is_named
 
     def read(self) -> dict[str, Row]:
-        """All rows by folder; none if there is no file.
+        """Returns all rows by folder; none if there is no file.
 
-        Raises `UserError`: the file is none of dlbench's. `IndexDamagedError`: see there. `IndexUnusableError`: no
-        permission, or the lock was not to be had in time.
+        Raises `IndexOutdatedError`, `IndexDamagedError`, `IndexUnusableError`: see there.
         """
-        # Before the lock, which is a file, too.
-        self._refuse_foreign()
-        if self._status() is None:
+        if not self._is_there():
             return {}
-        if instead := self._instead_of_file():
-            raise IndexDamagedError(f"{self.path}: is {instead}, not an index")
         rows: dict[str, Row] = {}
-        with self._locked(exclusive=False), self._damage_named(), closing(self._connect()) as connection:
-            if not _has_tables(connection):
+        with self._connected("rw" if os.access(self.path, os.W_OK) else "ro") as connection:
+            version = _stored_version(connection)
+            if version is None:
                 return {}
-            self._check_version(connection)
-            for folder, changed_ns, entry, is_whole in _rows(connection):
-                if not is_whole:
-                    raise IndexDamagedError(f"{self.path}: the row of {folder} is damaged")
+            if version != self._version:
+                raise IndexOutdatedError(f"{self.path}: was made by another version of dlbench")
+            for folder, changed_ns, entry in connection.execute("SELECT folder, changed_ns, entry FROM runs"):
                 rows[folder] = (changed_ns, HistoryEntry.from_json(entry))
         return rows
 
@@ -175,172 +168,72 @@ class Index:
         """Replaces rows and removes others, all or none.
 
         Raises `IndexDamagedError`: see there. `IndexUnusableError`: no permission, no space, or the lock was not to be
-        had in time; or the file is none of dlbench's.
+        had in time.
         """
-        if self._is_foreign() or self._instead_of_file():
-            raise IndexUnusableError(f"{self.path}: is no index of a history")
         rows = []
         for folder, (changed_ns, entry) in put.items():
-            text = json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)
-            rows.append((folder, changed_ns, text, _crc(folder, changed_ns, text)))
-        with (
-            self._locked(exclusive=True),
-            self._damage_named(),
-            closing(self._connect(create=True)) as connection,
-            connection,
-        ):
+            rows.append((folder, changed_ns, json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise IndexUnusableError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        self._is_there()
+        with self._connected("rwc") as connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not _has_tables(connection):
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                for statement in _TABLES:
+            if _stored_version(connection) != self._version:
+                for statement in _NEW_TABLES:
                     connection.execute(statement)
                 connection.execute("INSERT INTO meta VALUES ('version', ?)", (self._version,))
-                # By itself, and small: whoever is killed among the rows leaves a file that says whose it is.
-                connection.execute("COMMIT")
-                connection.execute("BEGIN IMMEDIATE")
-            self._check_version(connection)
             connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in remove])
-            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?)", rows)
+            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", rows)
 
-    def discard(self, *, only_damaged: bool) -> None:
-        """Takes the file away; with `only_damaged` not if another process has put a good one in its place meanwhile.
+    def discard(self) -> None:
+        """Deletes a damaged file.
 
-        Raises `UserError`: the file is none of dlbench's. `IndexUnusableError`: no permission, or the lock was not to
-        be had in time.
+        Raises `UserError`: a person named it, and it may be anything. `OSError`: it cannot be deleted.
         """
-        self._refuse_foreign()
-        with self._locked(exclusive=True):
-            self._refuse_foreign()
-            if only_damaged and not self._instead_of_file():
-                # A second lock on the same file, held by this process, would wait for the first.
-                with suppress(IndexDamagedError), self._damage_named(), closing(self._connect()) as connection:
-                    self._check_version(connection)
-                    is_ok = connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-                    if is_ok and all(is_whole for *_, is_whole in _rows(connection)):
-                        return
-            try:
-                for path in (self.path, self.path.with_name(f"{self.path.name}-journal")):
-                    path.unlink(missing_ok=True)
-            except OSError as error:
-                raise IndexUnusableError(f"{self.path}: cannot be taken away: {error.strerror or error}") from None
-
-    def _refuse_foreign(self) -> None:
-        if self._is_foreign():
+        if self._is_named:
             raise UserError(f"--index {self.path}: is no index of a history; name another file, or delete it")
+        for path in (self.path.with_name(f"{self.path.name}-journal"), self.path):
+            path.unlink(missing_ok=True)
 
-    def _is_foreign(self) -> bool:
-        """Whether it is not dlbench's to replace: in the store's own place whatever lies there is a cache."""
-        status = self._status() if self._is_named else None
-        if status is None:
-            return False
-        if not stat.S_ISREG(status.st_mode):
-            return True
+    def _is_there(self) -> bool:
+        """Returns whether there is a file. Raises `IndexDamagedError`: something else is in its place."""
         try:
-            with open_file(self.path) as file:
-                header = file.read(_ID_AT.stop)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-        is_ours = header.startswith(_SQLITE) and header[_ID_AT] == APPLICATION_ID.to_bytes(4, "big")
-        return bool(header) and not is_ours
-
-    def _status(self) -> os.stat_result | None:
-        """The file's; None if there is none."""
-        try:
-            return self.path.stat()
+            # No link leads out of a store; a person may name one.
+            mode = self.path.stat(follow_symlinks=self._is_named).st_mode
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return False
         except OSError as error:
             raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-
-    def _instead_of_file(self) -> str:
-        """What stands in the store's own place of the index, if it is no regular file: no link leads out of a store."""
-        try:
-            mode = self.path.lstat().st_mode
-        except OSError:
-            return ""
-        return "" if self._is_named or stat.S_ISREG(mode) else kind_of(mode)
-
-    def _check_version(self, connection: sqlite3.Connection) -> None:
-        found = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
-        if found != (self._version,):
-            raise IndexDamagedError(f"{self.path}: was made by another version of dlbench")
-
-    def _connect(self, *, create: bool = False) -> sqlite3.Connection:
-        mode = "rwc" if create else "rw"
-        if not create and not os.access(self.path, os.W_OK):
-            mode = "ro"
-        # Autocommit, so that transactions begin where the code says so.
-        connection = sqlite3.connect(
-            f"{self.path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S
-        )
-        try:
-            connection.execute("PRAGMA journal_mode = DELETE")
-            connection.execute("PRAGMA synchronous = FULL")
-        except sqlite3.DatabaseError:
-            connection.close()
-            raise
-        return connection
+        if not stat.S_ISREG(mode):
+            raise IndexDamagedError(f"{self.path}: is {kind_of(mode)}, not an index")
+        return True
 
     @contextmanager
-    def _damage_named(self) -> Iterator[None]:
+    def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
+        """Opens the file; a transaction that was begun is committed at the end."""
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
         try:
-            yield
+            # Autocommit, so that transactions begin where the code says so.
+            connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S)
+            with closing(connection), connection:
+                yield connection
         except sqlite3.OperationalError as error:
             # No space, no permission, no locks on this file system; but also tables that are not as they should be.
             if "no such" in str(error) or "has no column" in str(error):
-                raise IndexDamagedError(f"{self.path}: is no index of this version: {error}") from None
+                raise IndexDamagedError(f"{self.path}: is no index: {error}") from None
             raise IndexUnusableError(f"{self.path}: {error}") from None
         except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
             raise IndexDamagedError(f"{self.path}: is damaged: {error}") from None
 
-    @contextmanager
-    def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        """Holds the lock next to the file; who may not write may read without it."""
-        path = self.path.with_name(f"{self.path.name}.lock")
-        try:
-            if exclusive:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            # The same rights for all who may write the folder, as the index has them.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            if exclusive:
-                raise IndexUnusableError(f"{path}: cannot be written: {error.strerror or error}") from None
-            yield
-            return
-        kind, deadline = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, time.monotonic() + LOCK_TIMEOUT_S
-        try:
-            while True:
-                try:
-                    fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    pass
-                except OSError as error:
-                    raise IndexUnusableError(f"{self.path}: cannot be locked: {error.strerror or error}") from None
-                if time.monotonic() > deadline:
-                    held = f"another process has held its lock for {LOCK_TIMEOUT_S:.0f} s"
-                    raise IndexUnusableError(f"{self.path}: {held}")
-                time.sleep(_POLL_S)
-            yield
-        finally:
-            os.close(descriptor)
 
-
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    """Whether anything was ever committed: a process may have died just after it had made the file."""
-    return bool(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-
-
-def _rows(connection: sqlite3.Connection) -> Iterator[tuple[str, int, str, bool]]:
-    """Folder, time of its last change, entry, and whether the row is whole."""
-    for folder, changed_ns, entry, crc in connection.execute("SELECT folder, changed_ns, entry, crc FROM runs"):
-        yield folder, changed_ns, entry, _crc(folder, changed_ns, entry) == crc
-
-
-def _crc(folder: str, changed_ns: int, entry: str) -> int:
-    return zlib.crc32(f"{folder}\0{changed_ns}\0{entry}".encode())
+def _stored_version(connection: sqlite3.Connection) -> str | None:
+    """Returns the version that an index has; None for a new file, in which nothing was ever committed."""
+    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        return None
+    (version,) = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
+    return str(version)
 
 
 BATCH = 64  # Runs that are read at once, and written in one transaction.
@@ -423,16 +316,6 @@ class History:
         """Where a run lies."""
         return self.store.path / entry.folder
 
-    def rebuild(self) -> None:
-        """Makes the index anew from the folders. Raises `UserError`: it cannot be taken away."""
-        try:
-            self._index.discard(only_damaged=False)
-        except IndexUnusableError as error:
-            raise UserError(f"{error}; give another place with --index FILE") from None
-        self._is_writable = True
-        self._set({})
-        self._catch_up()
-
     def refresh(self, folders: Sequence[str]) -> None:
         """Makes the entries of folders of the store, and takes them into the index."""
         for start in range(0, len(folders), BATCH):
@@ -462,24 +345,30 @@ class History:
         self._save(rows, gone)
 
     def _load(self) -> None:
+        rows: dict[str, Row] = {}
         # Entries stay, in no cycles: collecting meanwhile takes a sixth of a page.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
-            self._set(self._index.read())
-        except IndexDamagedError as error:
+            rows = self._index.read()
+        except IndexOutdatedError as error:
             self.notify(f"{error}; the index is made anew")
-            self._set({})
-            try:
-                self._index.discard(only_damaged=True)
-            except IndexUnusableError as why:
-                self._keep_in_memory(why)
+        except IndexDamagedError as error:
+            self._discard(error)
         except IndexUnusableError as error:
-            self._set({})
             self._keep_in_memory(error)
         finally:
             if is_collecting:
                 gc.enable()
+        self._set(rows)
+
+    def _discard(self, damage: IndexDamagedError) -> None:
+        try:
+            self._index.discard()
+        except OSError as error:
+            self._keep_in_memory(IndexUnusableError(f"{damage}, and cannot be deleted: {error.strerror or error}"))
+        else:
+            self.notify(f"{damage}; the index is made anew")
 
     def _catch_up(self) -> None:
         listing = self.store.listing(self._note_stray)

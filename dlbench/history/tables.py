@@ -54,11 +54,10 @@ COLUMNS: tuple[Column[HistoryEntry], ...] = (
         "why",
     ),
     Column("hosts", "", lambda entry: " ".join(host.host for host in entry.hosts)),
-    Column("dropped", "", lambda entry: " ".join(entry.dropped)),
     Column("tags", "", lambda entry: json.dumps(dict(entry.tags), sort_keys=True)),
     *(_figure(metric.name) for metric in METRICS),
 )
-"""Hosts and dropped kinds with blanks between, tags as JSON, figures in the units of their names."""
+"""Hosts with blanks between, tags as JSON, figures in the units of their names."""
 
 
 def list_document(entries: Sequence[HistoryEntry]) -> Document:
@@ -111,8 +110,6 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
         yield f"Slurm job {entry.slurm_job_id}"
     if entry.commit:
         yield f"commit {entry.commit[:MAX_COMMIT]}"
-    if entry.dropped:
-        yield f"without {', '.join(entry.dropped)}"
 
 
 R = TypeVar("R")

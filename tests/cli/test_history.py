@@ -9,7 +9,6 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.cli import history as group
-from dlbench.errors import DlbenchError, RunError
-from dlbench.history import reading as history_reading
+from dlbench.errors import DlbenchError
 from dlbench.history.reading import open_history
 from tests.support.history_factory import history_plan, tree, write_history
-from tests.support.run_factory import NOW, Story, constant, edit_json, write_run, write_unfinished
+from tests.support.run_factory import Story, constant, edit_json, write_run, write_unfinished
 
 STEP = constant([5, 0, 30, 50, 0, 10])
 ESCAPE = "\x1b]0;owned\x07\u202e=cmd"
@@ -73,7 +71,7 @@ def test_the_environment_names_store_and_index(made: Path, tmp_path: Path) -> No
 
 
 def test_every_command_but_import_wants_a_history(tmp_path: Path) -> None:
-    for command in (["list"], ["export", "-o", tmp_path / "a.tar"], ["prune", "--keep-days", "1"], ["rebuild"]):
+    for command in (["list"], ["export", "-o", tmp_path / "a.tar"]):
         assert "is no history" in failed(call(*command, "--store", tmp_path / "none"))
     assert list(tmp_path.iterdir()) == []
 
@@ -97,16 +95,13 @@ FOREIGN: list[Callable[[Path], object]] = [lambda path: path.write_text("preciou
 
 
 @pytest.mark.parametrize("make", FOREIGN)
-@pytest.mark.parametrize("command", [["list"], ["rebuild"], ["prune", "--keep-days", "0"]])
-def test_a_file_that_is_no_index_is_left_alone(
-    store: Path, tmp_path: Path, make: Callable[[Path], object], command: list[str]
-) -> None:
+def test_a_file_that_is_no_index_is_left_alone(store: Path, tmp_path: Path, make: Callable[[Path], object]) -> None:
     mine = tmp_path / "mine"
     make(mine)
     before = (mine.read_bytes(), tree(store))
     for result in (
-        call(*command, "--store", store, "--index", mine),
-        call(*command, "--store", store, DLBENCH_HISTORY_INDEX=str(mine)),
+        call("list", "--store", store, "--index", mine),
+        call("list", "--store", store, DLBENCH_HISTORY_INDEX=str(mine)),
     ):
         assert failed(result) == f"--index {mine}: is no index of a history; name another file, or delete it"
     assert (mine.read_bytes(), tree(store)) == before
@@ -118,10 +113,15 @@ def test_an_index_elsewhere_is_known_again_and_made_anew(store: Path, tmp_path: 
     index.touch()
     options = ["--store", store, "--index", index]
     assert "\n6 runs, 6 valid; step: median" in call("list", *options).output
+    connection = sqlite3.connect(index)
+    connection.execute("UPDATE meta SET value = '0: of old'")
+    connection.commit()
+    connection.close()
+    assert "was made by another version of dlbench; the index is made anew" in call("list", *options).stderr
+    assert call("list", *options).stderr == ""
+    # Whether it was an index cannot be known any more, and the file is its owner's.
     index.write_bytes(index.read_bytes()[:5000])
-    harmed = call("list", *options)
-    assert "made anew" in harmed.stderr
-    assert call("rebuild", *options).stdout == "6 runs indexed\n"
+    assert "is no index of a history; name another file, or delete it" in failed(call("list", *options))
     # The store's own place, named.
     (store / "index.sqlite").write_text("garbage")
     assert call("list", "--store", store, "--index", store / "index.sqlite").exit_code == 0
@@ -136,11 +136,10 @@ def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
     (store / "runs" / "2026-03" / "copy of a run").mkdir()
     (store / "runs" / "2026-03" / os.fsdecode(b"x\xff")).mkdir()
     (store / "runs" / os.fsdecode(b"\xfe")).mkdir()
-    for command in ("list", "rebuild"):
-        result = call(command, "--store", store)
-        assert result.exit_code == 0, result.output
-        assert result.stderr.count("passed over") == 3
-        assert r"'runs/2026-03/x\udcff'" in result.stderr
+    result = call("list", "--store", store)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("passed over") == 3
+    assert r"'runs/2026-03/x\udcff'" in result.stderr
     assert len(open_history(store).entries()) == 6
 
 
@@ -209,7 +208,7 @@ def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
     result = call("import", tmp_path / "runs", "--store", tmp_path / "new")
     assert result.exit_code == 4
     assert "plain files alone" in result.stderr
-    assert call("rebuild", "--store", tmp_path / "old").exit_code == 0
+    (tmp_path / "old" / "index.sqlite").unlink()
     (run,) = json.loads(call("list", "--store", tmp_path / "old", "--format", "json").stdout)["runs"]
     assert (run["state"], run["content_digest"]) == ("damaged", "")
 
@@ -295,7 +294,6 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     brought = call("import", runs, "--store", tmp_path / "store")
     texts = [brought.output, call("list", "--store", tmp_path / "store").output]
     texts.append(call("list", "--store", tmp_path / "store", "--format", "csv").output)
-    texts.append(call("prune", "--keep-days", "0", "--dry-run", "--store", tmp_path / "store").output)
     for text in texts:
         assert all(c.isprintable() for c in text.replace("\n", "")), text
     rows = list(csv.DictReader(io.StringIO(texts[2])))
@@ -304,7 +302,7 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     assert ESCAPE in {run["commit"] for run in kept}
 
 
-# Exporting, pruning, rebuilding
+# Exporting
 
 
 def test_export_and_import(made: Path, tmp_path: Path) -> None:
@@ -324,63 +322,6 @@ def test_export_leaves_damaged_runs_out(store: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert entry.run_id in result.stderr
     assert "5 runs" in result.stderr
-
-
-def test_a_dry_run_of_prune_touches_nothing(store: Path) -> None:
-    call("list", "--store", store)
-    before = tree(store)
-    for more in ([], ["--traces-only"]):
-        result = call("prune", "--keep-days", "0", "--dry-run", "--store", store, *more)
-        assert result.exit_code == 0
-        assert "would remove" in result.stdout
-    assert tree(store) == before
-
-
-def test_prune_prints_what_goes_and_how_much(store: Path) -> None:
-    days = (datetime.now(UTC) - NOW) / timedelta(days=1)
-    entries = open_history(store).entries()
-    # The runs are 9 days apart: so far back lie the first three.
-    options = ["--keep-days", str(days - 22), "--store", store]
-    planned = call("prune", *options, "--dry-run").stdout
-    sizes = sum(file.stat().st_size for entry in entries[:3] for file in (store / entry.folder).iterdir())
-    done = call("prune", *options)
-    assert done.exit_code == 0
-    assert done.stdout == planned.replace("would remove", "removed")
-    assert [entry.run_id in done.stdout for entry in entries] == [True] * 3 + [False] * 3
-    assert done.stdout.splitlines()[-1] == f"removed {sizes / 1024:.4g} KiB of 3 of 6 runs"
-    assert open_history(store).entries() == entries[3:]
-    kept = call("prune", "--keep-days", "0", "--keep-last", "2", "--store", store)
-    assert kept.exit_code == 0
-    assert open_history(store).entries() == entries[4:]
-
-
-def test_prune_says_what_is_done_and_not_what_will_be(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RunError("the file system refuses")
-
-    monkeypatch.setattr(history_reading, "prune", refuse)
-    result = call("prune", "--keep-days", "0", "--store", store)
-    assert failed(result) == "the file system refuses"
-    assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [(["--keep-days", "-1"], "--keep-days"), (["--keep-days", "nan"], "--keep-days"),
-     (["--keep-days", "1", "--keep-last", "-1"], "--keep-last")],
-)  # fmt: skip
-def test_prune_refuses_what_makes_no_sense(store: Path, options: list[str], words: str) -> None:
-    before = tree(store)
-    assert words in failed(call("prune", *options, "--store", store))
-    assert tree(store) == before
-    assert call("prune", "--store", store).exit_code == 2
-
-
-def test_rebuild(store: Path) -> None:
-    before = call("list", "--store", store, "--format", "json").stdout
-    result = call("rebuild", "--store", store)
-    assert (result.exit_code, result.stdout) == (0, "6 runs indexed\n")
-    assert call("list", "--store", store, "--format", "json").stdout == before
 
 
 def test_a_damaged_index_is_told_in_one_line(store: Path, cli: Callable[..., object]) -> None:

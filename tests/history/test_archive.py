@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.history.archive import Limits, members, read_archive, safe_parts, write_archive
-from dlbench.history.importing import Outcome, import_runs
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
+from dlbench.history.archive import Limits, read_archive, write_archive
+from dlbench.history.importing import Candidate, Outcome, import_runs
 from dlbench.history.reading import open_history
 from dlbench.history.store import History
 from dlbench.records.scan import scan
@@ -36,7 +36,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = history.run_folder(history.entries()[1])
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step-00000004.safetensors").write_bytes(b"state" * 1000)
-    history.rebuild()
+    (store / "index.sqlite").unlink()
     return store
 
 
@@ -51,7 +51,7 @@ def archive(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bring(path: Path, store: Path, limits: Limits | None = None) -> tuple[History, list[Outcome]]:
     history = open_history(store, create=True)
     with history.store.room() as room:
-        outcomes = list(import_runs(history, read_archive(path, history, room, limits), room))
+        outcomes = list(import_runs(history, read_archive(path, room, limits), room))
     assert list((store / "partial").iterdir()) == []
     return history, outcomes
 
@@ -130,6 +130,7 @@ def test_folders_that_are_no_runs_are_named(tmp_path: Path) -> None:
     (tmp_path / "x" / "notes.txt").write_text("nothing")
     _, outcomes = bring(repacked(tmp_path / "x", tmp_path / "a.tar"), tmp_path / "store")
     assert verdicts(outcomes) == ["skipped"]
+    assert outcomes[0].why == "there is no run in it"
 
 
 def test_a_changed_run_is_not_exported(made: Path, tmp_path: Path) -> None:
@@ -147,18 +148,16 @@ def test_a_changed_run_is_not_exported(made: Path, tmp_path: Path) -> None:
 # Damage
 
 
-def test_a_cut_archive_gives_its_whole_runs(archive: Path, made: Path, tmp_path: Path) -> None:
+def test_nothing_of_a_cut_archive_comes_in(archive: Path, tmp_path: Path) -> None:
     content = archive.read_bytes()
-    with tarfile.open(archive) as opened:  # behind its last file a tar is filled up with zeros
-        end = max(member.offset_data + member.size for member in opened.getmembers())
-    known = {entry.folder: entry for entry in open_history(made).entries()}
-    for number, share in enumerate((0.0, 0.1, 0.35, 0.6, 0.9)):
+    with tarfile.open(archive) as opened:
+        boundaries = [member.offset for member in opened.getmembers()]
+    for number, length in enumerate((0, boundaries[3] + 100, boundaries[9], len(content) // 3)):
         cut = tmp_path / f"{number}.tar"
-        cut.write_bytes(content[: int(end * share)])
+        cut.write_bytes(content[:length])
         history, outcomes = bring(cut, tmp_path / str(number))
-        assert sorted(verdicts(outcomes)) == ["damaged", *["imported"] * (len(outcomes) - 1)]
-        assert len(history.entries()) == len(outcomes) - 1 < 4
-        assert all(known[entry.folder] == entry for entry in history.entries())
+        assert verdicts(outcomes) == ["damaged"]
+        assert history.entries() == []
 
 
 def test_no_flipped_bit_comes_in(archive: Path, made: Path, tmp_path: Path) -> None:
@@ -174,11 +173,12 @@ def test_no_flipped_bit_comes_in(archive: Path, made: Path, tmp_path: Path) -> N
 
 
 def test_a_damaged_compressed_archive_is_told(archive: Path, tmp_path: Path) -> None:
-    content = gzip.compress(archive.read_bytes())
+    # More padding than is read at once: the end of the compressed file is looked at all the same.
+    content = gzip.compress(archive.read_bytes() + bytes(3 << 20))
     for number, broken in enumerate((content[:-1], content[:-8] + b"\0" * 8, content[: len(content) // 2])):
         path = tmp_path / f"{number}.tar.gz"
         path.write_bytes(broken)
-        assert "damaged" in verdicts(bring(path, tmp_path / str(number))[1])
+        assert verdicts(bring(path, tmp_path / str(number))[1]) == ["damaged"]
 
 
 def test_a_run_that_the_list_names_and_that_is_not_there(made: Path, tmp_path: Path) -> None:
@@ -206,44 +206,28 @@ def test_a_run_that_the_list_names_and_that_is_not_there(made: Path, tmp_path: P
     assert history.entries() == []
 
 
-def loose(made: Path, path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]) -> Path:
-    """An archive without a list, its files in some order."""
-    files = [(str(file.relative_to(made)), file) for file in sorted((made / "runs").rglob("*")) if file.is_file()]
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
-        for name, file in order(files):
-            opened.add(file, name)
-    return path
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        # By the file's name, so that every run is there again and again; and one file of the first run at the end.
-        lambda files: sorted(files, key=lambda one: (one[1].name, one[0])),
-        lambda files: [*files[1:], files[0]],
-    ],
-)
-def test_runs_that_do_not_lie_together_are_refused(
-    made: Path, tmp_path: Path, order: Callable[[list[tuple[str, Path]]], list[tuple[str, Path]]]
-) -> None:
-    history, outcomes = bring(loose(made, tmp_path / "a.tar", order), tmp_path / "store")
-    assert verdicts(outcomes) == ["damaged"]
-    assert "do not lie together; make the archive of whole folders" in outcomes[0].why
-    assert history.entries() == []
-
-
-def test_folders_in_a_run_belong_to_it(made: Path, tmp_path: Path) -> None:
+def test_files_may_come_in_any_order(made: Path, tmp_path: Path) -> None:
     first = sorted((made / "runs").glob("*/*"))[0]
-    path = tmp_path / "a.tar"
     more = ("checkpoints/old/x", "notes/y")
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
+    files = sorted((file for file in (made / "runs").rglob("*") if file.is_file()), key=lambda file: file.name)
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as opened:
         for name in more:
-            add(opened, f"{first.name}/{name}", b"z")
-        opened.add(first, first.name)
+            add(opened, f"{first.relative_to(made)}/{name}", b"z")
+        add(opened, f"{first.relative_to(made)}/.hidden", b"z")
+        for file in files:
+            opened.add(file, file.relative_to(made))
         add(opened, "stray.txt", b"z")
-    history, outcomes = bring(path, tmp_path / "store")
-    assert sorted(verdicts(outcomes)) == ["imported", "skipped"]
-    assert set(tree(history.run_folder(history.entries()[0]))) == {*tree(first), *more}
+    history, outcomes = bring(tmp_path / "a.tar", tmp_path / "store")
+    assert verdicts(outcomes) == ["imported"] * 4
+    assert set(tree(history.store.path / first.relative_to(made))) == {*tree(first), *more}
+
+
+def test_without_the_data_filter_no_archive_is_read(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(EnvironmentLacksError, match=r"Python 3\.11\.4 or later; unpack it with tar"):
+        bring(archive, tmp_path / "store")
 
 
 # Hostility
@@ -266,10 +250,6 @@ HOSTILE: dict[str, Harm] = {
     "parent": lambda tar: add(tar, "run/../../../escaped", b"x"),
     "parent alone": lambda tar: add(tar, "..", b"x"),
     "absolute": lambda tar: add(tar, "/tmp/dlbench-escaped", b"x"),
-    "backslash": lambda tar: add(tar, "run\\..\\escaped", b"x"),
-    "newline": lambda tar: add(tar, "run/a\nb", b"x"),
-    "escape": lambda tar: add(tar, "run/\x1b[2J", b"x"),
-    "right to left": lambda tar: add(tar, "run/\u202egnp.exe", b"x"),
     "long part": lambda tar: add(tar, "run/" + "x" * 256, b"x"),
     "long name": lambda tar: add(tar, "/".join(["x" * 200] * 6), b"x"),
     "device": lambda tar: add(tar, "run/null", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
@@ -278,7 +258,6 @@ HOSTILE: dict[str, Harm] = {
     "sparse": lambda tar: add(tar, "run/plan.json", type=tarfile.GNUTYPE_SPARSE),
     "contiguous": lambda tar: add(tar, "run/plan.json", type=tarfile.CONTTYPE),
     "folder with content": lambda tar: add(tar, "run", b"x" * 600, type=tarfile.DIRTYPE),
-    "twice": lambda tar: (add(tar, "run/plan.json", b"{}"), add(tar, "run/plan.json", b"{}"))[0],
     "file as folder": lambda tar: (add(tar, "run/checkpoints", b"x"), add(tar, "run/checkpoints/y", b"x"))[0],
     "unknown kind": lambda tar: add(tar, "run/plan.json", b"x", type=b"Z"),
 }
@@ -292,24 +271,37 @@ def test_hostile_members_end_it(tmp_path: Path, name: str) -> None:
     before = set(tmp_path.iterdir())
     history, outcomes = bring(path, tmp_path / "store")
     assert verdicts(outcomes) == ["damaged"]
-    assert "refused" in outcomes[0].why
     assert outcomes[0].why.isprintable()
+    assert str(tmp_path / "store") not in outcomes[0].why
     assert history.entries() == []
     assert set(tmp_path.iterdir()) - before == {tmp_path / "store"}
-    assert set(tree(tmp_path / "store")) <= {"history.json", "index.sqlite", "index.sqlite.lock"}
+    assert set(tree(tmp_path / "store")) <= {"history.json", "index.sqlite"}
     assert not Path("/tmp/dlbench-escaped").exists()
 
 
-def test_whole_runs_before_a_hostile_member_are_in(made: Path, tmp_path: Path) -> None:
+def test_runs_beside_a_hostile_member_stay_out(made: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as opened:
         opened.add(made / "runs", "runs")
         add(opened, "../escaped", b"x")
     history, outcomes = bring(path, tmp_path / "store")
-    # The fourth was not known to be whole when the archive ended.
-    assert sorted(verdicts(outcomes)) == ["damaged", "imported", "imported", "imported"]
-    assert len(history.entries()) == 3
-    assert not (tmp_path / "escaped").exists()
+    assert verdicts(outcomes) == ["damaged"]
+    assert outcomes[0].why == "refused: '../escaped' leads out of the archive"
+    assert history.entries() == []
+    assert not list(tmp_path.rglob("escaped"))
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[2J", "\u202egnp.exe", "a\\b"])
+def test_a_run_with_an_odd_name_in_it_stays_out(made: Path, tmp_path: Path, name: str) -> None:
+    first, second = sorted((made / "runs").glob("*/*"))[:2]
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT) as opened:
+        opened.add(first, "runs/first")
+        opened.add(second, "runs/second")
+        add(opened, f"runs/first/{name}", b"x")
+    history, outcomes = bring(tmp_path / "a.tar", tmp_path / "store")
+    assert sorted(verdicts(outcomes)) == ["damaged", "imported"]
+    assert all(outcome.why.isprintable() for outcome in outcomes)
+    assert [entry.run_id for entry in history.entries()] == [second.name]
 
 
 def test_the_pax_format_is_refused_with_a_remedy(made: Path, tmp_path: Path) -> None:
@@ -333,16 +325,14 @@ def test_a_huge_name_is_not_read(tmp_path: Path) -> None:
     info = tarfile.TarInfo("././@LongLink")
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
     path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
-    assert "a name of 1099511627776 bytes" in bring(path, tmp_path / "store")[1][0].why
+    assert "its name is too long" in bring(path, tmp_path / "store")[1][0].why
 
 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
         (Limits(members=5), "more than 5 members"),
-        (Limits(file_bytes=100), "bytes"),
-        (Limits(total_bytes=1000), "more than 1000 B"),
-        (Limits(name_bytes=10), "the name"),
+        (Limits(total_bytes=1000), "or 1000 B"),
     ],
 )
 def test_limits(made: Path, tmp_path: Path, limits: Limits, words: str) -> None:
@@ -361,23 +351,6 @@ def test_a_bomb_is_stopped(tmp_path: Path) -> None:
     assert "unfolds" in outcomes[0].why
 
 
-def test_no_space_is_told_before_it_is_used_up(tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    info = tarfile.TarInfo("run/plan.json")
-    info.size = 1 << 60
-    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(10240))
-    with pytest.raises(RunError, match="no space"):
-        bring(path, tmp_path / "store", Limits(file_bytes=1 << 61, total_bytes=1 << 61))
-    assert list((tmp_path / "store" / "partial").iterdir()) == []
-
-
-def test_something_behind_the_end(archive: Path, tmp_path: Path) -> None:
-    path = tmp_path / "a.tar"
-    path.write_bytes(archive.read_bytes() + b"more")
-    _, outcomes = bring(path, tmp_path / "store")
-    assert verdicts(outcomes).count("damaged") == 1
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"no archive", b"\x1f\x8b", b"x" * 4096, gzip.compress(b"x" * 4096)],
@@ -387,29 +360,15 @@ def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(content)
     assert verdicts(bring(path, tmp_path / "store")[1]) == ["damaged"]
-
-
-@given(st.text(max_size=60))
-def test_a_name_is_harmless_or_refused(name: str) -> None:
-    try:
-        parts = safe_parts(name, Limits())
-    except IncompleteDataError:
-        return
-    if parts is None:
-        return
-    inside = Path("/a/b").joinpath(*parts)
-    assert inside.is_relative_to("/a/b")
-    assert ".." not in inside.parts
-    assert all(part.isprintable() and not part.startswith(".") and part for part in parts)
+    path.write_bytes(bytes(10240))
+    assert verdicts(bring(path, tmp_path / "store")[1]) == ["skipped"]
 
 
 @given(st.binary(max_size=2048))
 def test_no_bytes_make_the_reader_fail_otherwise(content: bytes) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(content)
-        file.flush()
-        try:
-            for member in members(Path(file.name), Limits()):
-                assert len(member.file.read()) == member.num_bytes
-        except IncompleteDataError:
-            pass
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.tar"
+        path.write_bytes(content)
+        (Path(folder) / "room").mkdir()
+        for one in read_archive(path, Path(folder) / "room"):
+            assert isinstance(one, Candidate) or one.verdict == "damaged"

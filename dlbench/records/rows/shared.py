@@ -153,11 +153,6 @@ def opened_at_once(path: Path) -> dict[int, Opened]:
     }
 
 
-def part_alone(part: Path) -> bytes:
-    """A node's file with the rows of one rank alone. Raises OSError: it cannot be read."""
-    return chunk(int(part.name[5:]), 0, opened(part)[0].read())
-
-
 def parts_of(path: Path) -> dict[int, Path]:
     """The parts of a node's file by rank; nothing of any other. Raises OSError: it cannot be read."""
     with open_file(path, follow=False) as file:

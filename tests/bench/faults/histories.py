@@ -20,7 +20,7 @@ LONG_AGO_S = 3 * 86_400.0
 
 def faults() -> Iterator[Fault]:
     """Everything of this family."""
-    for command in ("import", "prune", "list", "rebuild"):
+    for command in ("import", "list"):
         name = f"history {command}: `partial` is a link to a folder of others"
         yield Fault(family="histories", name=name, replay=partial(_linked_partial, name, command))
     yield Fault(family="histories", name="folders of others in `partial`", replay=_strangers_in_partial)
@@ -50,9 +50,7 @@ def _thesis(folder: Path) -> Path:
 def _call(shop: Workshop, store: Path, command: str) -> None:
     words: dict[str, tuple[str | Path, ...]] = {
         "import": ("history", "import", shop.finished, "--store", store),
-        "prune": ("history", "prune", "--store", store, "--keep-days", "1"),
         "list": ("history", "list", "--store", store),
-        "rebuild": ("history", "rebuild", "--store", store),
     }
     shop.call(*words[command]).require((0, 2, 3, 4))
 

@@ -16,18 +16,15 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.history.files import content_digest
-from dlbench.history.reading import open_history, prune, removals
 from dlbench.perfetto.export import Part, write_part
 from dlbench.perfetto.rows import Notes
 from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened, parts_of
+from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened
 from dlbench.records.rows.spans import STAGE, SpanReader, SpanWriter
 from dlbench.records.rows.steps import StepReader, StepWriter, read_alike_steps, read_steps
 from dlbench.records.scan import read_run
-from tests.support.history_factory import import_folder
 from tests.support.watch_factory import gathered, large_run
 
 ROW = (0, 10, 20, 1, 2, 3, 4, 5, 5, 8, 0.5)
@@ -304,20 +301,3 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]
     assert len(texts[0]) > 10_000
-
-
-def test_of_a_nodes_spans_a_history_keeps_its_first_ranks(tmp_path: Path) -> None:
-    folder = gathered(large_run(tmp_path / "runs", ranks=4, steps=40, ranks_per_node=2), 2)
-    history = open_history(tmp_path / "store", create=True)
-    import_folder(history, tmp_path / "runs")
-    (entry,) = history.entries()
-    kept = RunFolder(history.run_folder(entry))
-    before = {rank: list(map(bytes, SpanReader(path=kept.spans(rank)).blocks())) for rank in (0, 2)}
-    for _ in range(2):
-        chosen = removals(history, history.entries(), traces_only=True)
-        prune(history, chosen)
-    assert chosen == []
-    assert before == {rank: list(map(bytes, SpanReader(path=kept.spans(rank)).blocks())) for rank in (0, 2)}
-    assert list(parts_of(kept.node_spans(1))) == [2]
-    assert kept.node_spans(1).stat().st_size < folder.node_spans(1).stat().st_size
-    assert content_digest(kept) == content_digest(folder)
