@@ -18,8 +18,8 @@ from dlbench.projection.ingredients import Ingredients, RunFigures
 from dlbench.stats.pairing import SEED
 
 MOST_SLOWED = 0.6
-"""Most seconds that the backward pass may take longer for each second of exchange hidden in it; all up to it are equally likely
-before any was seen. Over four models of GPUs it was 18.9 % on average and at most 40 % (arXiv 2507.03114)."""
+"""Most seconds that the backward pass may take longer for each second of exchange hidden in it; up to it all are as
+likely before any was seen. Over four models of GPUs it was 18.9 % on average, at most 40 % (arXiv 2507.03114)."""
 SESSIONS = (0.004, 0.012)
 """Deviation of computing from session to session, a share of it, before any was seen: where the points are of one
 session, and where they are of several, so that something may have changed between them."""

@@ -5,7 +5,7 @@ B backward, U optimizer, H all causes without a model; A = In + F + B. At p rank
 beta_j when it is ready as a share of the backward pass,
 
     B(p)  = B + kappa (G(p) - G(anchor))                      G: hidden exchange, sum of rho c_j less X
-    S(p)  = straggler + A (L(p) - L(anchor))                  L: lateness of the slowest node (`nodes`)
+    S(p)  = straggler + A' (L(p) - L(anchor))                 L: lateness of the slowest node (`nodes`)
     a_j   = (In + F + beta_j B) (1 + S / A)                   when message j is ready on the slowest rank
     s_j   = max(a_j, e_{j-1}),  e_j = s_j + rho c_j(p)
     X(p)  = max(0, e_J - (A + S))                             what shows behind the backward pass
@@ -13,7 +13,8 @@ beta_j when it is ready as a share of the backward pass,
     T(p)  = A + U + H + S(p) + E(p) + I(p)                    I: waiting for storage
 
 rho = communication / sum of c_j at the anchor (where the run does not say it: such that X is the measured exchange).
-kappa is what computing takes longer for each second of exchange hidden in it (`slopes`). So at the anchor all parts are
+kappa is what the backward pass takes longer for each second of exchange hidden in it (`slopes`); A' is A where all
+messages but the last one hide, as they do while a node is late. So at the anchor all parts are
 the account's, whatever the models say of it, and they only say what changes from there. H grows by its slope over the
 points. Under strong scaling A is scaled by the own work at the batch that a rank then has. c_j is drawn by `costs`.
 
@@ -252,9 +253,11 @@ class _Model:
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
             costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
             alone, hidden = computing["backward"] - self.slowed * self.hidden, self.hidden
+            # While a node is late all messages but the last one hide.
+            begun = computing["input"] + computing["forward"] + alone + self.slowed * sum(costs[:-1])
+            straggler = np.maximum(0.0, at["straggler"] + begun * late)
             for _ in range(_HIDDEN_ROUNDS):
                 computing["backward"] = np.maximum(0.0, alone + self.slowed * hidden)
-                straggler = np.maximum(0.0, at["straggler"] + sum(computing.values()) * late)
                 shown = _shown(messages, costs, computing, straggler)
                 hidden = sum(costs) - shown
             levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
