@@ -239,7 +239,7 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     # What runs scatter is drawn by itself, so a miss that it explains is none of the model.
     noisy = project(replace(MACHINE, run_sd=0.04).ingredients(generator(3), (1, 2, 4, 8)), [64], draws=DRAWS)
     assert max(abs(held.error) for held in noisy.held_out) > 0.025
-    assert width(noisy.targets[0]) < 1.5 * width(one.targets[0])
+    assert width(noisy.targets[0]) < 2 * width(one.targets[0])
     # Farther away it grows, and nothing is off where nothing is extrapolated.
     assert width(target(ingredients, 128)) > 1.05 * width(one.targets[0])
     assert width(target(ingredients, 32)) == 0
