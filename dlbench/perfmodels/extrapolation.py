@@ -40,10 +40,9 @@ PRIOR_POINTS = 2.0  # Points that the prior counts as.
 _ROUNDS = 100  # Of the likelihood's maximisation; each brings it nearer.
 HALVING = ("recursive-doubling", "recursive-halving", "recursive-halving-doubling", "shifted-halving-doubling")
 FREE_RUNNING = (0.85, 1.3)
-"""Time over price in lockstep of these where the ranks are no power of two and each goes on by its own clock, about the
-middle 80 % over 3 to 100 ranks. Simulated: with equal costs 1.00 where a message waits for both of its ranks, 1.00 to
-1.25 where it waits for its sender alone and ports are shared fairly; 0.78 to 1.43 with messages eight times faster in
-nodes of 2 to 8 ranks; bytes of recursive doubling up to 1.6. Rings and hierarchical are 1.00, start-ups 0.9 to 1."""
+"""Time over price in lockstep of these where the ranks are no power of two and each goes on by its own clock: about the
+middle 80 % over 3 to 100 ranks, simulated with equal costs, with messages eight times faster inside nodes, and with
+messages that wait for one of their ranks or for both. All were within 0.78 to 1.6; rings and hierarchical are 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

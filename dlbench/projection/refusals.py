@@ -75,59 +75,27 @@ SERIES_REMEDIES = {
 """Remedies in place of those of `REFUSALS` where nothing but step times is known, so that no command measures more."""
 
 FLAGS = {
-    "F1": (
-        "only one measured point is on several nodes, so the error of the model is assumed and not measured",
-        "Measure two more node counts",
-    ),
-    "F2": (
-        "this is {times} times the largest measured rank count",
-        "Measure a larger rank count before you rely on it",
-    ),
-    "F3": (
-        "{hosts} measured hosts do not show how unequal hosts are, so new ones are taken to be like these",
-        "Measure at least {least} hosts",
-    ),
-    "F4": (
-        "the slowest of {nodes:,} nodes in a step is rarer than anything in the {seen:,} steps of nodes measured",
-        "Measure more steps",
-    ),
-    "F5": (
-        "the step needs {needed} of storage, {proven} was measured at {nodes} nodes, and if there is no more, a step "
-        "takes {longest:.4g} s",
-        "Measure the storage on more nodes: dlbench io",
-    ),
-    "F6": (
-        "the points are from {sessions} sessions, so what changed between sessions is in the result",
-        "Measure all rank counts in one session",
-    ),
-    "F7": ("this continues the measured step times alone, as {law}, because {why}", "{remedy}"),
-    "F8": (
-        "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made",
-        "Run the workload there once to see how far off this is",
-    ),
-    "F9": (
-        "links between leaf switches were never measured and are assumed to be {taper:g} times fewer than nodes' links",
-        "Measure them: dlbench comm submit on nodes of two leaf switches",
-    ),
-    "F10": (
-        "{seconds} of the exchange are not explained by the network's costs and are assumed not to change",
-        "Measure the network with the messages of these runs: dlbench comm submit",
-    ),
-    "F11": (
-        "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, which is in the band",
-        "Measure more hosts, or give the history of this system (--history DIR)",
-    ),
-    "F12": (
-        "no measured run with recorded switches shows how ranks lie below several leaf switches, so their order is "
-        "drawn between sorted and shuffled",
-        "Measure on nodes of two leaf switches where Slurm reports them (topology.conf; "
-        "TopologyParam=SwitchAsNodeRank makes it order nodes by switch)",
-    ),
-    "F13": (
-        "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so "
-        "the band reaches far up",
-        "Measure {ranks} or more",
-    ),
+    "F1": "only one measured point is on several nodes, so the model's error is assumed. Measure two more node counts",
+    "F2": "this is {times} times the largest measured rank count. Measure a larger one before you rely on it",
+    "F3": "{hosts} hosts do not show how unequal hosts are: new ones are taken as like them. Measure {least} or more",
+    "F4": "the slowest of {nodes:,} nodes is rarer than all {seen:,} steps of nodes measured. Measure more steps",
+    "F5": "the step needs {needed} of storage, and {proven} was measured at {nodes} nodes; if there is no more, it takes "
+    "{longest:.4g} s. Measure the storage on more nodes: dlbench io",
+    "F6": "the points are of {sessions} sessions, and what changed between these is in the result. Measure all rank counts "
+    "in one session",
+    "F7": "this continues the measured step times alone, as {law}, because {why}. {remedy}",
+    "F8": "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made. Run the "
+    "workload there once to see how far off this is",
+    "F9": "links between leaf switches were never measured, and are assumed to be {taper:g} times fewer than those of nodes. "
+    "Measure them: dlbench comm submit on nodes of two leaf switches",
+    "F10": "{seconds} of the exchange are not in the network's costs, and are assumed not to change. Measure the network "
+    "with the messages of these runs: dlbench comm submit",
+    "F11": "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, which is in the band. "
+    "Measure more hosts, or give the history of this system (--history DIR)",
+    "F12": "no recorded run shows how ranks lie below several leaf switches, so their order is drawn between sorted and "
+    "shuffled. Measure on nodes of two leaf switches where Slurm reports them (topology.conf)",
+    "F13": "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so "
+    "the band reaches far up. Measure {ranks} or more",
 }
 """Of each code why a figure is less certain, and what to do; in braces what the case fills in."""
 
@@ -140,10 +108,7 @@ def refused(code: str, target: int | None, /, **words: object) -> Refused:
 
 def flagged(code: str, /, **words: object) -> Flag:
     """A flag of the table, in words."""
-    why, action = (text.format(**words) for text in FLAGS[code])
-    if not action.startswith("dlbench"):
-        action = f"{action[:1].upper()}{action[1:]}"
-    return Flag(code=code, text=f"{why}. {action}")
+    return Flag(code=code, text=FLAGS[code].format(**words))
 
 
 def reasons(ingredients: Ingredients, ranks: int, *, by: Literal["model", "points"] = "model") -> tuple[Refused, ...]:

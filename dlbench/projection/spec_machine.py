@@ -71,7 +71,7 @@ def elsewhere(given: Ingredients, system: SystemSpec, network: NetworkModel | No
     ran = given.exchange and given.exchange.model_copy(update={"group_size": per_node})
     points = tuple(point.model_copy(update={"leaves": None}) for point in given.points)
     own = {"system": system.name, "ranks_per_node": per_node, "points": points, "exchange": ran}
-    return given.model_copy(update={**leaves, **own, "network": network or network_of(system)})
+    return given.model_copy(update={**leaves, **own, "network": network or network_of(system), "slow_hosts": None})
 
 
 def peak_tflops(system: SystemSpec, precision: Precision) -> float | None:

@@ -118,7 +118,7 @@ def project(
         else:
             cause = "; ".join(one.text for one in why) or "nothing else is known"
             remedy = "; ".join(one.remedy for one in why) or "Measure larger rank counts"
-            alone = flagged("F7", law=points.law, why=cause, remedy=remedy)
+            alone = flagged("F7", law=points.law, why=cause, remedy=remedy[:1].upper() + remedy[1:])
             told = (alone, *points.flags, *flags(ingredients, count, by="points"))
             targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
     return Projection(

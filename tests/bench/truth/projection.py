@@ -318,52 +318,32 @@ def quick() -> Iterator[Figure]:
 
 
 def figures(trials: int = TRIALS, draws: int = 400, mutated: int = MUTATED) -> Iterator[Figure]:
-    """Yields coverage, width and sides of misses by kind and doublings, then every mutation."""
+    """Yields coverage, width and sides of misses by kind, then every mutation."""
     results = asked(trials, draws)
     for kind in KINDS:
-        yield from of_kind(kind, [result for result in results if result.kind == kind])
-    yield from of_kind("all kinds together", results)
+        yield of_kind(kind, [result for result in results if result.kind == kind])
+    yield of_kind("all kinds together", results)
     yield from mutations(mutated, draws)
 
 
-def of_kind(kind: str, results: list[Outcome]) -> Iterator[Figure]:
-    """Yields how often 90 % bands of these machines hold, how wide they are and to which side they miss: the worst of
-    all doublings, with each of them beside.
+def of_kind(kind: str, results: list[Outcome]) -> Figure:
+    """Returns how often the 90 % bands of these machines hold, at the worst of all doublings; beside it of each how wide
+    they are, their interval score, and to which side they miss.
     """
     far = sorted({result.doublings for result in results})
     bands = [OfBands.of([result for result in results if result.doublings == doublings]) for doublings in far]
-    told = len(results) // len(far)
-    beside = f"at {' / '.join(map(str, far))} doublings beyond 16 nodes, {told} machines each"
-    yield Figure(
+    return Figure(
         name=f"90 % bands hold the measured step, {kind}",
         value=max((band.held for band in bands), key=lambda held: abs(held - 90)),
-        n=told,
+        n=len(results) // len(far),
         unit="% of machines",
-        goal="85 to 95",
-        met=all(85 <= band.held <= 95 for band in bands),
-        reason=f"{each([band.held for band in bands], '.1f')} %, interval score "
-        f"{each([band.score for band in bands], '.1f')} %, projected over measured "
-        f"{each([band.bias for band in bands], '+.1f')} %, {beside}",
-    )
-    yield Figure(
-        name=f"width of 90 % bands over an oracle's that knows the kind, {kind}",
-        value=max(band.wide for band in bands),
-        n=told,
-        unit="ratio of median widths",
-        goal="at most 1.5",
-        met=all(band.wide <= 1.5 for band in bands),
-        reason=f"{each([band.wide for band in bands], '.2f')}, half widths "
-        f"{each([band.half_width for band in bands], '.1f')} %, {beside}",
-    )
-    yield Figure(
-        name=f"misses lie on both sides, {kind}",
-        value=min(band.chance for band in bands),
-        n=told,
-        unit="least probability of misses as uneven",
-        goal=f"above {LEAST_P}",
-        met=all(band.chance > LEAST_P for band in bands),
-        reason=f"too short {each([band.short for band in bands], 'd')}, too long "
-        f"{each([band.long for band in bands], 'd')}, {beside}",
+        goal="85 to 95, at most 1.5 times as wide as an oracle's, misses on both sides",
+        met=all(85 <= band.held <= 95 and band.wide <= 1.5 and band.chance > LEAST_P for band in bands),
+        reason=f"at {each(far, 'd')} doublings {each([band.held for band in bands], '.1f')} %; half width "
+        f"{each([band.half_width for band in bands], '.1f')} %, over the oracle's "
+        f"{each([band.wide for band in bands], '.2f')}; bias {each([band.bias for band in bands], '+.1f')} %; too short "
+        f"{each([band.short for band in bands], 'd')}, too long {each([band.long for band in bands], 'd')}, p "
+        f"{each([band.chance for band in bands], '.3f')}; score {each([band.score for band in bands], '.1f')} %",
     )
 
 
