@@ -79,23 +79,23 @@ FLAGS = {
     "F2": "this is {times} times the largest measured rank count. Measure a larger one before you rely on it",
     "F3": "{hosts} hosts do not show how unequal hosts are: new ones are taken as like them. Measure {least} or more",
     "F4": "the slowest of {nodes:,} nodes is rarer than all {seen:,} steps of nodes measured. Measure more steps",
-    "F5": "the step needs {needed} of storage, and {proven} was measured at {nodes} nodes; if there is no more, it takes "
+    "F5": "the step needs {needed} of storage, and {proven} was measured at {nodes} nodes; if that is all, it takes "
     "{longest:.4g} s. Measure the storage on more nodes: dlbench io",
-    "F6": "the points are of {sessions} sessions, and what changed between these is in the result. Measure all rank counts "
-    "in one session",
+    "F6": "the points are of {sessions} sessions, and what changed between these is in the result. Measure all rank "
+    "counts in one session",
     "F7": "this continues the measured step times alone, as {law}, because {why}. {remedy}",
-    "F8": "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made. Run the "
-    "workload there once to see how far off this is",
-    "F9": "links between leaf switches were never measured, and are assumed to be {taper:g} times fewer than those of nodes. "
-    "Measure them: dlbench comm submit on nodes of two leaf switches",
-    "F10": "{seconds} of the exchange are not in the network's costs, and are assumed not to change. Measure the network "
-    "with the messages of these runs: dlbench comm submit",
+    "F8": "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made. "
+    "Run the workload there once to see how far off this is",
+    "F9": "links between leaf switches were never measured, and are assumed to be {taper:g} times fewer than those of "
+    "nodes. Measure them: dlbench comm submit on nodes of two leaf switches",
+    "F10": "{seconds} of the exchange are not in the network's costs, and are assumed not to change. Measure the "
+    "network with the messages of these runs: dlbench comm submit",
     "F11": "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, which is in the band. "
     "Measure more hosts, or give the history of this system (--history DIR)",
-    "F12": "no recorded run shows how ranks lie below several leaf switches, so their order is drawn between sorted and "
-    "shuffled. Measure on nodes of two leaf switches where Slurm reports them (topology.conf)",
-    "F13": "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, so "
-    "the band reaches far up. Measure {ranks} or more",
+    "F12": "no recorded run shows how ranks lie below several leaf switches, so their order is drawn between sorted "
+    "and shuffled. Measure on nodes of two leaf switches where Slurm reports them (topology.conf)",
+    "F13": "the points bend upwards: with a probability of {probability} the law that goes on outgrows the logarithm, "
+    "so the band reaches far up. Measure {ranks} or more",
 }
 """Of each code why a figure is less certain, and what to do; in braces what the case fills in."""
 

@@ -327,8 +327,8 @@ def figures(trials: int = TRIALS, draws: int = 400, mutated: int = MUTATED) -> I
 
 
 def of_kind(kind: str, results: list[Outcome]) -> Figure:
-    """Returns how often the 90 % bands of these machines hold, at the worst of all doublings; beside it of each how wide
-    they are, their interval score, and to which side they miss.
+    """Returns how often the 90 % bands of these machines hold, at the worst of all doublings; beside it of each how
+    wide they are, their interval score, and to which side they miss.
     """
     far = sorted({result.doublings for result in results})
     bands = [OfBands.of([result for result in results if result.doublings == doublings]) for doublings in far]
@@ -341,8 +341,8 @@ def of_kind(kind: str, results: list[Outcome]) -> Figure:
         met=all(85 <= band.held <= 95 and band.wide <= 1.5 and band.chance > LEAST_P for band in bands),
         reason=f"at {each(far, 'd')} doublings {each([band.held for band in bands], '.1f')} %; half width "
         f"{each([band.half_width for band in bands], '.1f')} %, over the oracle's "
-        f"{each([band.wide for band in bands], '.2f')}; bias {each([band.bias for band in bands], '+.1f')} %; too short "
-        f"{each([band.short for band in bands], 'd')}, too long {each([band.long for band in bands], 'd')}, p "
+        f"{each([band.wide for band in bands], '.2f')}; bias {each([band.bias for band in bands], '+.1f')} %; too "
+        f"short {each([band.short for band in bands], 'd')}, too long {each([band.long for band in bands], 'd')}, p "
         f"{each([band.chance for band in bands], '.3f')}; score {each([band.score for band in bands], '.1f')} %",
     )
 
