@@ -108,7 +108,7 @@ INSIDE = {"points_are": "ranks", "ranks_per_node": 8, "overrides": {"system.node
     ("points", "more", "told"),
     [
         ((1, 2), {}, "needs 3 rank counts (you have 2): run the same workload with --ranks 1,2,4."),
-        ((1, 2, 4, 8), INSIDE, "Refused, R2 (16 and 32 ranks): all points are on one node"),
+        ((1, 2, 4, 8), INSIDE, "Refused, R2 (16 and 32 ranks): all measured points are on one node"),
     ],
 )
 def test_nothing_is_projected_from_what_tells_nothing(
