@@ -25,7 +25,8 @@ from dlbench.projection.refusals import LEAST_HOSTS
 from dlbench.stats.pairing import SEED
 
 SLOW_SHARE = (0.15, 8.0)
-"""Beta distribution of the share of slower hosts before any was seen: half of all sites have less than 3 % of them."""
+"""Beta distribution of the share of slower hosts before any was seen, assumed: half of all sites have next to none, one
+in ten has more than 6 %. With more of them, bands of clean machines are wider (`make bench AREA=truth.projection`)."""
 SLOWER = (0.08, 0.7)
 """Median and standard deviation (of the logarithm) of how much longer a slower host works, before any was seen. Sinha
 et al. (SC'22, arXiv 2208.11035) found GPUs of one model 8 % apart on average over applications and clusters, at most
