@@ -86,8 +86,8 @@ FLAGS = {
     "F7": "this continues the measured step times alone, as {law}, because {why}. {remedy}",
     "F8": "computing was measured on {system}, and messages are priced for {there} by {by}, where no run was made. "
     "Run the workload there once to see how far off this is",
-    "F9": "links between leaf switches were never measured, and are assumed to be {taper:.3g} times fewer than those of "
-    "nodes. Measure them: dlbench comm submit on nodes of two leaf switches",
+    "F9": "links between leaf switches were never measured, and are assumed to be {taper:.3g} times fewer than nodes' "
+    "links. Measure them: dlbench comm submit on nodes of two leaf switches",
     "F10": "{seconds} of the exchange are not in the network's costs, and are assumed not to change. Measure the "
     "network with the messages of these runs: dlbench comm submit",
     "F11": "none of the {hosts} measured hosts is slow, but up to {share} of the others may be, which is in the band. "

@@ -255,7 +255,7 @@ def with_double_beta(costs: Any) -> Any:
     dearer = piece.model_copy(update={"beta_s_per_byte": 2 * piece.beta_s_per_byte})
     update = {
         "across": network.across.model_copy(update={"pieces": (dearer,)}),
-        "draws": tuple((*one[:3], 2 * one[3], one[4]) for one in network.draws),
+        "draws": tuple((*one[:3], 2 * one[3], *one[4:]) for one in network.draws),
     }
     return replace(costs, network=network.model_copy(update=update))
 
