@@ -65,7 +65,8 @@ class Costs:
     ran: Way
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
-    picks: npt.NDArray[np.int64]  # Which of them in which order, by draw: order x number of algorithms + algorithm.
+    placed: npt.NDArray[np.int64]  # Which of the orders, by draw.
+    chosen: npt.NDArray[np.int64]  # Which of the algorithms, by draw.
     rows: npt.NDArray[np.int64]  # Which draw of the network's costs, by draw; 0: the fitted costs.
     trend: Array  # Logarithm of what messages take longer with each doubling of the ranks, by draw.
     crowding: float  # CPU time of messages over their time on the wire at the anchor, where nodes share cores; else 0.
@@ -89,7 +90,8 @@ class Costs:
             ran=ran,
             orders=orders_of(ingredients),
             algorithms=tuple(names),
-            picks=np.zeros(draws, dtype=np.int64),
+            placed=np.zeros(draws, dtype=np.int64),
+            chosen=np.zeros(draws, dtype=np.int64),
             rows=np.zeros(draws, dtype=np.int64),
             trend=np.zeros(draws),
             crowding=_crowding(ingredients),
@@ -116,11 +118,16 @@ class Costs:
         by_algorithm = chances.sum(axis=(0, 2)) / chances.sum()
         chances[:, by_algorithm < HARDLY] = 0.0
         columns = np.random.default_rng([SEED, 16]).choice(chances.size, draws, p=chances.ravel() / chances.sum())
-        order, algorithm, rows = np.unravel_index(columns, chances.shape)
+        placed, chosen, rows = np.unravel_index(columns, chances.shape)
         standing = np.flatnonzero(by_algorithm >= HARDLY)
-        picks = order * len(standing) + np.searchsorted(standing, algorithm)
-        algorithms = tuple(list(missed)[number] for number in standing)
-        return replace(costs, algorithms=algorithms, picks=picks, rows=rows, trend=line.drawn(columns))
+        return replace(
+            costs,
+            algorithms=tuple(list(missed)[number] for number in standing),
+            placed=placed,
+            chosen=np.searchsorted(standing, chosen),
+            rows=rows,
+            trend=line.drawn(columns),
+        )
 
     def elsewhere(self, there: Ingredients) -> Costs | None:
         """The same on another system: how its network's costs go on is not known."""
@@ -130,11 +137,10 @@ class Costs:
         trend = self.trend if network == self.network else self.trend - np.median(self.trend)
         ran = replace(self.ran, group_size=there.exchange.group_size)
         orders = orders_of(there)
-        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.picks))
-        picks = placed * len(self.algorithms) + self.picks % len(self.algorithms)
+        placed = np.random.default_rng([SEED, 24]).integers(0, len(orders), len(self.placed))
         rows = self.rows % max(1, len(network.draws))
         return replace(
-            self, ingredients=there, network=network, ran=ran, orders=orders, picks=picks, rows=rows, trend=trend
+            self, ingredients=there, network=network, ran=ran, orders=orders, placed=placed, rows=rows, trend=trend
         )
 
     def _missed(self) -> tuple[Array, Array]:
@@ -198,7 +204,7 @@ class Costs:
         """Returns whether nodes of a run may well lie in the order of leaf switches, and may well lie out of it."""
         layouts = [self._layout(ranks, None, order) for order in self.orders]
         is_in_order = np.array([layout.leaves is None for layout in layouts])
-        chance = float(np.mean(is_in_order[self.picks // len(self.algorithms)]))
+        chance = float(np.mean(is_in_order[self.placed]))
         return HARDLY < chance < 1 - HARDLY
 
     def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
@@ -221,17 +227,18 @@ class Costs:
 
     def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
         """Seconds of each message by draw, as the network has them."""
-        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.picks)
-        order, algorithm = np.divmod(self.picks, len(self.algorithms))
+        prices, names, draws = self._prices(ranks, way), self.names(way), len(self.chosen)
+        algorithm = self.chosen
         if names != self.algorithms:
             algorithm = np.zeros_like(algorithm)
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
         longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
         norms = 1 / np.random.default_rng([SEED, 26]).uniform(*OVERLAP, draws)
         longer *= self._crowded(ranks, norms)
-        picks, rows = len(names) * order + algorithm, self.rows
+        picks = len(names) * self.placed + algorithm  # Prices are those of each order, algorithm by algorithm.
         return [
-            longer * np.array([self._rows(price(size)) for price in prices])[picks, rows] for size in messages.sizes
+            longer * np.array([self._rows(price(size)) for price in prices])[picks, self.rows]
+            for size in messages.sizes
         ]
 
     def by_level(

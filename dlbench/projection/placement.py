@@ -28,11 +28,11 @@ def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
         return (_SORTED,)
     orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
     off = np.zeros(len(orders))
-    for point in ingredients.points:
-        if point.leaves is not None and len(set(point.leaves)) > 1:
-            by_switch = np.sort(np.array(point.leaves))
-            crossings = np.array([_crossings(_reordered(by_switch, order)) for order in orders])
-            off = np.abs(crossings - _crossings(np.array(point.leaves)))
+    recorded = [np.array(point.leaves) for point in ingredients.points if len(set(point.leaves or ())) > 1]
+    if recorded:
+        leaves = recorded[-1]
+        crossings = np.array([_crossings(_reordered(np.sort(leaves), order)) for order in orders])
+        off = np.abs(crossings - _crossings(leaves))
     likely = np.flatnonzero(off == off.min())
     middles = (np.arange(_NUM_ORDERS) + 0.5) / _NUM_ORDERS * len(likely)
     return tuple(orders[index] for index in likely[middles.astype(int)])

@@ -236,11 +236,10 @@ class _Model:
             # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
             scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (work / before - 1))
         computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
-        straggler, late = at["straggler"], np.zeros(draws)
+        late = np.zeros(draws)
         if nodes != anchor.nodes:
             late = lateness(found.nodes, nodes, draws, slow_hosts=found.slow_hosts) - self.late
-            straggler = np.maximum(0.0, straggler + begun * scale * late)
-        shown = np.zeros(draws)
+        straggler, shown = np.maximum(0.0, at["straggler"] + begun * scale * late), np.zeros(draws)
         whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
         if way is not None and unknown > (1 - LEAST_EXPLAINED) * whole:
             share = percent(1 - unknown / whole, 0)
@@ -253,9 +252,9 @@ class _Model:
             messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
             costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
             alone, hidden = computing["backward"] - self.slowed * self.hidden, self.hidden
-            # While a node is late all messages but the last one hide.
-            begun = computing["input"] + computing["forward"] + alone + self.slowed * sum(costs[:-1])
-            straggler = np.maximum(0.0, at["straggler"] + begun * late)
+            # While a node is late all messages but the last one hide, and slow the backward pass down.
+            begun_late = computing["input"] + computing["forward"] + alone + self.slowed * sum(costs[:-1])
+            straggler = np.maximum(0.0, at["straggler"] + begun_late * late)
             for _ in range(_HIDDEN_ROUNDS):
                 computing["backward"] = np.maximum(0.0, alone + self.slowed * hidden)
                 shown = _shown(messages, costs, computing, straggler)
