@@ -160,6 +160,16 @@ def share(count: int, of: int) -> tuple[float, float, float]:
     return 100 * count / of, 100 * interval.low, 100 * interval.high
 
 
+def share_figure(
+    name: str, count: int, of: int, goal: str, is_met: Callable[[float], bool], reason: str = ""
+) -> Figure:
+    """Returns the figure of a `share`; `is_met` says of its percent whether they meet the goal."""
+    value, low, high = share(count, of)
+    return Figure(
+        name=name, value=value, low=low, high=high, n=of, unit="%", goal=goal, met=is_met(value), reason=reason
+    )
+
+
 def real_pairs(pairs: int = PAIRS) -> Iterator[Figure]:
     """False alarms among comparisons of equal runs, really made one after the other on this machine."""
     about = {"unit": "% of comparisons", "goal": "at most 1"}

@@ -7,7 +7,7 @@ differs from run to run, all lognormal. That is what `--exclude` must not mistak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -17,7 +17,7 @@ from dlbench.analysis.slow_nodes import HostSessions, verdicts_of
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.slow_months import SlowMonths, slow_months
 from tests.bench.figures import Figure
-from tests.bench.gate import share
+from tests.bench.gate import share_figure
 
 HOSTS = 64
 NIGHTS = 30
@@ -46,7 +46,7 @@ def figures() -> Iterator[Figure]:
 def healthy_months(job_sd: float, months: int = MONTHS) -> Figure:
     """Months in which any host stands in `--exclude` although none is slow."""
     accused = sum(bool(month(number, {}, job_sd).exclude) for number in range(months))
-    return _share(
+    return share_figure(
         f"slow nodes: healthy months of {HOSTS} hosts (host in job {job_sd:.0%}, run {RUN_SD:.0%}) that exclude a host",
         accused,
         months,
@@ -59,7 +59,7 @@ def found_hosts(more: float, months: int = SLOW_MONTHS) -> Figure:
     """Months in which a host that takes so much longer all month is excluded, and what else is."""
     found = [month(1000 + number, {"n07": 1 + more}, 0.02).exclude for number in range(months)]
     others = sum(len(set(one) - {"n07"}) for one in found)
-    return _share(
+    return share_figure(
         f"slow nodes: months in which a host that is {more:.0%} slow is found",
         sum("n07" in one for one in found),
         months,
@@ -74,7 +74,7 @@ def found_links(months: int = SLOW_MONTHS) -> Figure:
     found = [month(2000 + number, {}, 0.02, slow_link="n07").hosts for number in range(months)]
     told = sum({one.host: one.verdict for one in hosts}["n07"] == "slow link" for hosts in found)
     others = sum(one.verdict not in ("not shown to be slow", "slow link") for hosts in found for one in hosts)
-    return _share(
+    return share_figure(
         "slow nodes: months in which a link that delays by 4 % of a step is found, and told apart from a slow host",
         told,
         months,
@@ -93,7 +93,7 @@ def folders(sessions: int, trials: int = FOLDERS) -> Figure:
         ratios = own / np.median(own, axis=1, keepdims=True)
         verdicts = verdicts_of({f"n{host}": HostSessions(work=ratios[:, host].tolist()) for host in range(HOSTS)})
         accused += "slow" in verdicts.values()
-    return _share(
+    return share_figure(
         f"slow nodes: folders of {sessions} jobs on {HOSTS} healthy hosts that exclude one",
         accused,
         trials,
@@ -181,11 +181,4 @@ def _entry(night: int, job: int, repeat: int, hosts: tuple[HostEntry, ...]) -> H
         figures={},
         hosts=hosts,
         content_digest="",
-    )
-
-
-def _share(name: str, count: int, of: int, goal: str, is_met: Callable[[float], bool], reason: str = "") -> Figure:
-    value, low, high = share(count, of)
-    return Figure(
-        name=name, value=value, low=low, high=high, n=of, unit="%", goal=goal, met=is_met(value), reason=reason
     )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from dlbench.history.change_points import NAMED, Found, detect, detect_together, newest
 from tests.bench.figures import Figure
-from tests.bench.gate import share
+from tests.bench.gate import share, share_figure
 
 Array = npt.NDArray[np.float64]
 
@@ -67,18 +67,14 @@ def figures() -> Iterator[Figure]:
 def false_histories(histories: int, trends: int, correlation: float, kind: str = "normal") -> Figure:
     """Histories of so many trends that ever show a change at one of their looks."""
     alarms = sum(ever_shows(number, trends, correlation, kind) for number in range(histories))
-    value, low, high = share(alarms, histories)
     of = "one trend" if trends == 1 else f"{trends} trends together"
-    return Figure(
-        name=f"trends: histories without change that show one in any of {len(looks())} looks, {of}, {kind} noise, "
+    return share_figure(
+        f"trends: histories without change that show one in any of {len(looks())} looks, {of}, {kind} noise, "
         f"autocorrelation {correlation:g}",
-        value=value,
-        low=low,
-        high=high,
-        n=histories,
-        unit="%",
-        goal=f"at most {FALSE:g} %",
-        met=value <= FALSE,
+        alarms,
+        histories,
+        f"at most {FALSE:g} %",
+        lambda value: value <= FALSE,
     )
 
 
@@ -99,17 +95,13 @@ def false_among_slow(odd: float) -> Figure:
     for seed in range(SLOW_HISTORIES):
         values = slow_nights([seed, 80], NIGHTS, odd, (0.006, 0.03))
         alarms += any(detect(list(values[:seen])) for seen in looks())
-    value, low, high = share(alarms, SLOW_HISTORIES)
-    return Figure(
-        name=f"trends: histories without change that show one in any of {len(looks())} looks, one trend, {odd:.0%} of "
+    return share_figure(
+        f"trends: histories without change that show one in any of {len(looks())} looks, one trend, {odd:.0%} of "
         "the nights 8 to 30 % slow, scatter of the others 0.6 to 3 %",
-        value=value,
-        low=low,
-        high=high,
-        n=SLOW_HISTORIES,
-        unit="%",
-        goal=f"at most {SLOW_FALSE:g} %",
-        met=value <= SLOW_FALSE,
+        alarms,
+        SLOW_HISTORIES,
+        f"at most {SLOW_FALSE:g} %",
+        lambda value: value <= SLOW_FALSE,
     )
 
 
@@ -120,17 +112,13 @@ def step_among_slow(step: float, odd: float) -> Figure:
         values = slow_nights([seed, 81], 90 + 30, odd, (0.006, 0.012))
         values[90:] *= 1 + step
         shown += any(one.index >= 75 for seen in range(6, 31, 3) for one in detect(list(values[: 90 + seen])))
-    value, low, high = share(shown, SLOW_HISTORIES)
-    return Figure(
-        name=f"trends: steps of {step:.0%} shown within 30 nights, after 90 nights, {odd:.0%} of the nights 8 to 30 % "
+    return share_figure(
+        f"trends: steps of {step:.0%} shown within 30 nights, after 90 nights, {odd:.0%} of the nights 8 to 30 % "
         "slow, scatter of the others 0.6 to 1.2 %",
-        value=value,
-        low=low,
-        high=high,
-        n=SLOW_HISTORIES,
-        unit="%",
-        goal="at least 80 %",
-        met=value >= 80,
+        shown,
+        SLOW_HISTORIES,
+        "at least 80 %",
+        lambda value: value >= 80,
     )
 
 
@@ -143,16 +131,12 @@ def weak_step(quiet: int) -> Figure:
         shown += any(
             one.index >= quiet - 15 for seen in range(6, 31, 3) for one in detect(list(values[: quiet + seen]))
         )
-    value, low, high = share(shown, WEAK)
-    return Figure(
-        name=f"trends: steps of 3 % (scatter 2 %, autocorrelation 0.5) shown within 30 nights, after {quiet} nights",
-        value=value,
-        low=low,
-        high=high,
-        n=WEAK,
-        unit="%",
-        goal="at least 80 %",
-        met=value >= 80,
+    return share_figure(
+        f"trends: steps of 3 % (scatter 2 %, autocorrelation 0.5) shown within 30 nights, after {quiet} nights",
+        shown,
+        WEAK,
+        "at least 80 %",
+        lambda value: value >= 80,
     )
 
 
@@ -214,19 +198,14 @@ def named(count: int, correlation: float, kind: str) -> Figure:
         found = newest(list(nights([seed, 5], count, correlation, 0.03, kind)))
         assert found is not None
         beyond += found.num_beyond > 0
-    value, low, high = share(beyond, NEWEST)
     # The range is made for independent nights.
     most = 100 * NAMED * (3 if correlation else 1.5)
-    return Figure(
-        name=f"trends: ordinary newest nights that are named, {count} nights, {kind} noise, autocorrelation "
-        f"{correlation:g}",
-        value=value,
-        low=low,
-        high=high,
-        n=NEWEST,
-        unit="%",
-        goal=f"at most {most:g} %",
-        met=value <= most,
+    return share_figure(
+        f"trends: ordinary newest nights that are named, {count} nights, {kind} noise, autocorrelation {correlation:g}",
+        beyond,
+        NEWEST,
+        f"at most {most:g} %",
+        lambda value: value <= most,
     )
 
 
