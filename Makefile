@@ -77,7 +77,7 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.ready-dev
-	$(BIN)/python -m tests.bench $(AREA)
+	$(BIN)/python -m benchmarks $(AREA)
 
 # The first check on a machine with GPUs, which ends with build/gpu-check.html; FIGURES=1 also measures every axis there.
 # MINUTES=12 stops after so many; CONTINUE=1 goes on with what has not been reached.

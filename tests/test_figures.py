@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.bench import figures, table
-from tests.bench.__main__ import AREAS, PARTS
-from tests.bench.figures import ROOT, Figure, Measured
+from benchmarks import figures, table
+from benchmarks.__main__ import AREAS, PARTS
+from benchmarks.figures import ROOT, Figure, Measured
 
 FIGURE = Figure(name="a ratio", value=0.98, unit="times", low=0.97, high=0.99, n=12, goal="at least 0.95", met=True)
 MEASURED = Measured(

@@ -23,7 +23,7 @@ runs of one night share its state of the machine.
 5. Of several histories the e-values of Wang and Ramdas (JRSS B 84, 2022) decide over all of them together: with m
    histories, of which k change, each change needs m / k times the evidence.
 
-Measured by simulation in `tests/bench/truth/trends.py`.
+Measured by simulation in `benchmarks/truth/trends.py`.
 """
 
 from __future__ import annotations

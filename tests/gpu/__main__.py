@@ -291,7 +291,7 @@ def _check(
         warnings=warned,
         rates=tuple(one for found in reports for one in figures.rates(found, machine.name)),
         messages=tuple(figures.messages(folder / "comm", printed)),
-        axes=tuple(figures.axes()) if any("tests.bench" in step.words for step in todo) and not machine.why else (),
+        axes=tuple(figures.axes()) if any("benchmarks" in step.words for step in todo) and not machine.why else (),
         runs=tuple(one for found in reports for one in figures.runs(found)),
         environment=environment,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import figures as bench
 from dlbench.comm.report import CollectivesReport
 from dlbench.comm.report import assemble as assemble_comm
 from dlbench.records.comm import scan_comm
@@ -18,7 +19,6 @@ from dlbench.views.model import Group, Report
 from dlbench.views.scaling_report import assemble
 from dlbench.views.utilisation import PublishedRate, Utilisation, UtilisationView
 from dlbench.views.view import Views
-from tests.bench import figures as bench
 from tests.gpu.steps import TRAINED
 
 VIEWS = Views(group=(UtilisationView(),))

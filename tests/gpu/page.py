@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.figures import Figure
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
-from tests.bench.figures import Figure
 from tests.gpu.figures import Message, Rate, RunLine
 
 MAX_NAMED = 12

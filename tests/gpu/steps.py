@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tests.bench.gpu import AXES, SECONDS
+from benchmarks.gpu import AXES, SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests" / "gpu"
@@ -129,7 +129,7 @@ def steps(machine: Machine, folder: Path, *, figures: bool) -> list[Step]:
         found += [
             Step(
                 name=f"figures: {name}",
-                words=(PYTHON, "-m", "tests.bench", area),
+                words=(PYTHON, "-m", "benchmarks", area),
                 about_s=about_s,
                 limit_s=600.0 + 3 * about_s,
             )

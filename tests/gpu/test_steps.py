@@ -8,9 +8,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.__main__ import AREAS, PARTS
 from dlbench.cli import cli, options
 from dlbench.machine import arithmetic
-from tests.bench.__main__ import AREAS, PARTS
 from tests.gpu.steps import DLBENCH, FIRST, GIB, LAST, TESTS, Machine, Step, seconds, steps
 
 H100 = Machine(gpus=1, name="NVIDIA H100 80GB HBM3", uuids=("GPU-0",), memory_bytes=79 * GIB, capability=(9, 0))
@@ -168,6 +168,6 @@ def test_small_and_old_cards_get_batches_and_a_precision_that_they_have(tmp_path
 
 
 def test_every_area_of_figures_is_one_of_the_benchmarks(tmp_path: Path) -> None:
-    asked = [step.words[-1] for step in steps(H100, tmp_path, figures=True) if "tests.bench" in step.words]
+    asked = [step.words[-1] for step in steps(H100, tmp_path, figures=True) if "benchmarks" in step.words]
     assert asked
     assert set(asked) <= AREAS.keys() | PARTS.keys()

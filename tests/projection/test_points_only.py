@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from benchmarks.truth.points import FLAT, LAWS, answers
 from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.points_only import points_only
 from dlbench.projection.projected import Band
 from dlbench.projection.series_file import read_points
 from dlbench.projection.step import project
-from tests.bench.truth.points import FLAT, LAWS, answers
 
 Scaling = Literal["weak", "strong"]
 

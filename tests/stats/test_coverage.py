@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.truth.intervals import KINDS, NOISES, agreement, attained
+from benchmarks.truth.intervals import KINDS, NOISES, agreement, attained
 
 TRIALS = 2000
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.shaped_cluster import SYSTEM
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.records.exchange import Message
@@ -34,7 +35,6 @@ from dlbench.views.exchange import (
     what_ran,
 )
 from dlbench.views.scaling_report import assemble, document_of
-from tests.bench.shaped_cluster import SYSTEM
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,

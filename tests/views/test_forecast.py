@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.truth import predictions
 from dlbench.analysis import scaling
 from dlbench.analysis.table import tabulate
 from dlbench.projection.gathering import gathered
@@ -21,7 +22,6 @@ from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
 from dlbench.views.forecast import Forecast, ForecastView, published, references
 from dlbench.views.scaling_report import assemble, document_of
-from tests.bench.truth import predictions
 from tests.support.run_factory import constant, plans, write_run
 
 ON_NODES: dict[str, Any] = {

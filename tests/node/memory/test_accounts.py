@@ -87,7 +87,7 @@ def test_resident_memory_is_what_is_told(workload: str, batch: str, methods: tup
     One arena of the C library serves all threads, and the method with the least memory comes first: what other arenas
     and small tensors of a larger step leave in pieces is held again as it happens (2 to 5 % of a step, without that 1).
     """
-    command = [sys.executable, "-m", "tests.bench.memory", "account", workload, batch, *methods]
+    command = [sys.executable, "-m", "benchmarks.memory", "account", workload, batch, *methods]
     variables = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=variables)
     for method, found in json.loads(done.stdout.splitlines()[-1])["methods"].items():

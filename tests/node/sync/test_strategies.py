@@ -294,7 +294,7 @@ def test_sharded_training_has_the_losses_of_replicated_training(
     name: str, times: int, trained: Mapping[str, Run]
 ) -> None:
     """And sends what sharding takes, to the byte: `times` gathers of a block a pass, one of the rest, and one scatter,
-    which Gloo makes an all-reduce of (bytes on `lo`: tests/bench/strategies.py).
+    which Gloo makes an all-reduce of (bytes on `lo`: benchmarks/strategies.py).
     """
     run, model = trained[name], build_model(trained[name].plan.workload.model)
     for rank in range(2):

@@ -1,0 +1,148 @@
+"""A measured figure: one line for people, one object for `build/bench/<area>.json`."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from dlbench.machine.arithmetic import has_gpu, native_precisions
+from dlbench.stats.estimates import median_estimate
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "bench"
+
+NO_GOAL = ("measured", "told", "none", "side by side", "beside it")
+"""What a figure without a goal has for one."""
+
+
+class Interval(NamedTuple):
+    """A median and the ends of its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure with its interval and its goal."""
+
+    name: str
+    value: float | None
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    n: int = 1
+    goal: str
+    met: bool | None = None
+    reason: str = ""
+    """Why it could not be measured, or what it says beside its value."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Sequence[float],
+        *,
+        name: str,
+        unit: str,
+        goal: str,
+        met: Callable[[Interval], bool | None] | bool | None = None,
+        reason: str = "",
+    ) -> Figure:
+        """The median of values, by `median_interval`. `met`: whether it meets the goal, or what says that of it; None:
+        there is no verdict.
+        """
+        found = median_interval(values)
+        verdict = met(found) if callable(met) else met
+        return cls(name=name, **found._asdict(), unit=unit, n=len(values), goal=goal, met=verdict, reason=reason)
+
+    def line(self) -> str:
+        """`name: value unit (goal ...)`."""
+        if self.value is None:
+            return f"{self.name}: {self.reached()} (goal {self.goal})"
+        note = f"; {self.reason}" if self.reason else ""
+        return f"{self.name}: {self.reached()} (goal {self.goal}: {self.verdict()}{note})"
+
+    def reached(self) -> str:
+        """The value with its interval and unit, or why there is none."""
+        if self.value is None:
+            return f"not measured here: {self.reason}"
+        interval = f" [{self.low:.4g}, {self.high:.4g}]" if self.low is not None else ""
+        return f"{self.value:.4g}{interval}{f', n={self.n}' if self.n > 1 else ''} {self.unit}"
+
+    def verdict(self) -> str:
+        return {True: "met", False: "NOT met", None: "no verdict"}[self.met]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A figure, and what it was measured on."""
+
+    area: str
+    figure: Figure
+    date: str
+    machine: str
+    load: float | None
+    """Cores that others kept busy in the second before; None: not known."""
+    code: str
+    """Digest of the code that the area measures; empty: not known."""
+
+
+def median_interval(values: Sequence[float]) -> Interval:
+    """Median and its interval by order statistics at 95 % or the next level above (five values: the range, 93.75 %)."""
+    found = median_estimate(values)
+    if found.low is None or found.high is None:
+        return Interval(found.value, found.value, found.value)
+    return Interval(found.value, found.low, found.high)
+
+
+def machine() -> str:
+    """Cores, processor, arithmetic and GPU of this machine, in words."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    of = dict(re.findall(r"^(model name|cpu family|model|flags)\s*:\s*(.+)$", text, re.MULTILINE))
+    widest = next((name for name in ("avx512f", "avx2", "avx") if name in of.get("flags", "").split()), "no AVX")
+    reduced = "".join(f", {name}" for name in sorted(native_precisions() or ()))
+    cores = len(os.sched_getaffinity(0))
+    kind = f"{of.get('model name', 'unknown processor')}, family {of.get('cpu family')}, model {of.get('model')}"
+    return f"{cores} cores of {kind} ({widest}{reduced}), {'a GPU' if has_gpu() else 'no GPU'}"
+
+
+def digest(places: Sequence[str]) -> str:
+    """What the code below some places of the repository is now."""
+    found = hashlib.sha256()
+    for place in places:
+        for path in sorted((ROOT / place).rglob("*.*") if (ROOT / place).is_dir() else (ROOT / place,)):
+            if "__pycache__" in path.parts or not path.is_file():
+                continue
+            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:12]
+
+
+def save(area: str, figures: Sequence[Figure], places: Sequence[str], load: float) -> Path:
+    """Writes `build/bench/<area>.json`. `places`: the code that is measured; `load`: that before the first figure."""
+    about = {"area": area, "date": datetime.date.today().isoformat(), "machine": machine(), "load": round(load, 1)}
+    about |= {"code": digest(places)}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{area}.json"
+    path.write_text(json.dumps([about | asdict(figure) for figure in figures], indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def load(path: Path) -> list[Measured]:
+    """What `save` wrote."""
+
+    def part(row: Mapping[str, object], of: type) -> dict[str, object]:
+        return {key: value for key, value in row.items() if key in of.__dataclass_fields__}  # type: ignore[attr-defined]
+
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    return [
+        Measured(figure=Figure(**part(row, Figure)), **part(row, Measured))  # type: ignore[arg-type]
+        for row in rows
+    ]
