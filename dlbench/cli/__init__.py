@@ -15,6 +15,7 @@ import dlbench
 from dlbench.cli.completion import completing
 from dlbench.cli.streams import Streams, ending_of, os_error_words
 from dlbench.errors import EnvironmentLacksError, ExitCode, UserError, nearest
+from dlbench.removed import removed_command
 
 GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Start": (
@@ -103,6 +104,9 @@ class CommandGroups(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            removed = removed_command(args)
+            if removed is not None:
+                ctx.fail(removed)
             ctx.fail(f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
+from dlbench.removed import removed_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -245,6 +246,10 @@ def os_error_words(error: OSError) -> str:
 
 
 def _words_of_click(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        removed = removed_option(error.ctx.command_path.partition(" ")[2], error.option_name)
+        if removed is not None:
+            error = click.UsageError(removed, error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         known = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in GUESSES if error.option_name in names.split()), "")

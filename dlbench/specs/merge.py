@@ -6,22 +6,18 @@ it, so that the message names the file (or the option) a person has to change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import UserError, close_names
+from dlbench.removed import removed_key
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.problems import Problem, keys_of, problem_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
-
-REMOVED = {
-    "image": "has gone; pack the environment into a container's image instead (container, docs/systems.md)",
-}
-"""Sections that there were, and what to use in their place."""
 
 
 class Layers:
@@ -44,6 +40,13 @@ class Layers:
         for part in reversed(dotted.split(".")):
             nested = {part: nested}
         self.add(nested, origin)
+
+    def value(self, path: Sequence[str]) -> Any:
+        """Returns what a key is set to; None: nobody set it."""
+        value: Any = self.values
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
 
     def origin(self, path: tuple[str, ...]) -> str:
         """Who set this key, or the nearest key above it."""
@@ -80,8 +83,9 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         problem = problem_of(model, error)
         path, origin = problem.path, layers.origin(problem.path)
         prefix, also = (layers.prefix, elsewhere) if origin.startswith("--") else ("", ())
-        if problem.known and path[0] in REMOVED:
-            problem = replace(problem, what=REMOVED[path[0]])
+        removed = removed_key(path, layers.value(path))
+        if removed is not None:
+            problem = replace(problem, what=removed)
         elif problem.known:
             own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
             if path[-1] == "depth" and "stage_blocks" in problem.known:

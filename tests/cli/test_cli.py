@@ -993,3 +993,19 @@ def test_doctor_survives_programs_that_answer_nonsense(cli: Cli, tmp_path: Path)
     assert findings["Horovod"]["remedy"]
     assert {"MPI", "Slurm", "Data"} <= set(findings)
     assert done.returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("history", "prune", "store"), "`dlbench history prune` has been removed: move the run folders"),
+        (("image", "build"), "`dlbench image` has been removed: pack the environment"),
+        (("run", "resnet50", "--set", "image.base=x"), "image: has been removed: pack the environment"),
+    ],
+)
+def test_what_has_been_removed_is_answered_with_what_to_use_instead(
+    dlbench: Cli, words: tuple[str, ...], sentence: str
+) -> None:
+    done = dlbench(*words)
+    assert done.returncode == 2
+    assert sentence in done.stderr

@@ -1,0 +1,44 @@
+"""Commands, options, keys and values that earlier versions had, each with what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COMMANDS = {
+    "history prune": "move the run folders that you no longer need out of the history's folder",
+    "history rebuild": "every command brings the index of a history up to date by itself",
+    "image": "pack the environment into a container's image instead (docs/systems.md)",
+}
+"""Each completes "`dlbench NAME` has been removed: ..."."""
+
+OPTIONS: dict[tuple[str, str], str] = {}
+"""By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
+
+KEYS = {
+    "image": "pack the environment into a container's image instead (container, docs/systems.md)",
+}
+"""By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
+
+
+def removed_command(words: Sequence[str]) -> str | None:
+    """Returns the sentence for the longest of the first words that name a removed command; None: there is none."""
+    for count in range(len(words), 0, -1):
+        name = " ".join(words[:count])
+        if name in COMMANDS:
+            return f"`dlbench {name}` has been removed: {COMMANDS[name]}"
+    return None
+
+
+def removed_option(command: str, option: str) -> str | None:
+    """Returns the sentence for an option of a command (`comm run`); None: there never was such an option."""
+    advice = OPTIONS.get((command, option))
+    return None if advice is None else f"{option} has been removed: {advice}"
+
+
+def removed_key(path: Sequence[str], value: object = None) -> str | None:
+    """Returns the sentence for a key at a path, or for its value; None: neither has been removed."""
+    dotted = ".".join(path)
+    for name in (f"{dotted}={value}", dotted, path[0] if path else ""):
+        if name in KEYS:
+            return f"has been removed: {KEYS[name]}"
+    return None
