@@ -1004,8 +1004,8 @@ def test_doctor_survives_programs_that_answer_nonsense(cli: Cli, tmp_path: Path)
     ],
 )
 def test_what_has_been_removed_is_answered_with_what_to_use_instead(
-    dlbench: Cli, words: tuple[str, ...], sentence: str
+    cli: Cli, words: tuple[str, ...], sentence: str
 ) -> None:
-    done = dlbench(*words)
+    done = cli(*words)
     assert done.returncode == 2
     assert sentence in done.stderr
