@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import FOLDER, Figure, median_interval
-from benchmarks.history import share_interval
+from benchmarks.figures import FOLDER, Figure, median_interval, share_interval
 from benchmarks.shaped_cluster import (
     RATE,
     RATE_BYTES_PER_S,
