@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlbench.jobs.box.box import Box, check_requirements
+from tests.slurm_box.box import Box, check_requirements
 
 RATE = "200mbit"
 RATE_BYTES_PER_S = 200e6 / 8

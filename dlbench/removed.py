@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
     "image": "pack the environment into a container's image instead (docs/systems.md)",

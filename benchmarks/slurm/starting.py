@@ -1,4 +1,4 @@
-"""From `dlbench box start` to the first job that is done, on a real Slurm."""
+"""From the start of a one-box cluster to the first job that is done, on a real Slurm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from dlbench.jobs.box.box import Box, check_requirements
+from tests.slurm_box.box import Box, check_requirements
 
 TIMES = 3
 MOST_S = 30.0

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
-from dlbench.jobs.box.box import Box
+from tests.slurm_box.box import Box
 from dlbench.jobs.campaign.series_file import SeriesFile, SeriesJob, write_series
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies, with_accounting

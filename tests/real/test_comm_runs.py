@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box.box import Box
+from tests.slurm_box.box import Box
 from dlbench.records.comm import CommRecord, CommRun, scan_comm
 from tests.conftest import Cli
 from tests.real.test_local_runs import alive

@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.config import Equipment
+from tests.slurm_box.box import Box
+from tests.slurm_box.config import Equipment
 from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
 from dlbench.jobs.preflight.static import static_findings
 from dlbench.records.preflight import PreflightFolder, PreflightReport

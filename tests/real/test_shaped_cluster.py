@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shaped_cluster import shaped_cluster, submit, wait_for
-from dlbench.jobs.box.box import Box
+from tests.slurm_box.box import Box
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import scan_comm
