@@ -28,7 +28,8 @@ EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm giv
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
     """Prints the jobs on standard output, and their scripts if asked for, byte for byte; all else is a comment."""
-    from dlbench.jobs.scripts.launch import quoted, render_job, sbatch_arguments
+    from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
@@ -49,15 +50,16 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
     """The commands that submit scripts by hand, on standard output, one a line in the order of submission."""
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
-    from dlbench.jobs.scripts.launch import word_of_shell
+    from dlbench.jobs.scripts.words import joined, quoted, variable
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
-    before = EARLIER.format("THE_JOB_BEFORE")
     for number, (job, known) in enumerate(written, 1):
-        after = known or (before if file.chain and number > 1 else None)
-        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), after, "")
-        words = " ".join(word_of_shell(word, {before: f"{{job{number - 1}%%;*}}"}) for word in command)
+        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), known or None, "")
+        if file.chain and number > 1 and not known:
+            # Before the script.
+            command.insert(-1, joined("--dependency=afterany:", variable(f"{{job{number - 1}%%;*}}")))
+        words = quoted(command)
         # Where a job comes after this one, its id is needed.
         is_waited_for = file.chain and number < len(written)
         by_hand = words.replace(" --parsable", "", 1)
@@ -345,7 +347,7 @@ def resume_command(series: str, out: Path) -> str:
 
 
 def _command(*words: str) -> str:
-    from dlbench.jobs.scripts.launch import quoted
+    from dlbench.jobs.scripts.words import quoted
 
     return quoted(["dlbench", *words])
 

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
-from tests.slurm_box.box import Box
 from dlbench.jobs.campaign.series_file import SeriesFile, SeriesJob, write_series
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import job_energies, with_accounting
@@ -31,6 +30,7 @@ from dlbench.records.scan import Run, scan
 from dlbench.report.formats.html import to_html
 from dlbench.units import utc_now
 from dlbench.views.campaign_cost import campaign_cost, cost_document, cost_section
+from tests.slurm_box.box import Box
 from tests.support.run_factory import Story, constant, plans, write_run
 
 START = 1_772_366_400

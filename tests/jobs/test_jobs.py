@@ -28,6 +28,7 @@ from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_options
+from dlbench.jobs.scripts.words import words_of
 from dlbench.jobs.slurm.accounting import ask
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
 from dlbench.records.folder import RunFolder, create
@@ -117,17 +118,17 @@ def test_the_command_of_every_launcher() -> None:
     plan = plan_of(ranks_per_node=2)
     folder = folder_of(plan)
     node = [PYTHON, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", f"/scratch/runs/{plan.run_id}/plan.json"]
-    assert launch.node_command(folder.plan, PYTHON) == node
     common = ["--kill-on-bad-exit=1", "--label", "--export=ALL", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
     common += ["--chdir=/", "--distribution=block:block"]
-    srun = ["srun", f"--job-name={plan.run_id}"]
-    assert launch.srun_command(plan, folder, PYTHON) == [*srun, "--mpi=pmix", *common, "--cpus-per-task=1", *node]
-    gloo = with_system(plan, launch={"launcher": "srun-gloo"})
-    assert launch.srun_command(gloo, folder, PYTHON) == [*srun, "--mpi=none", *common, "--cpus-per-task=1", *node]
-    other = with_system(plan, launch={"mpi_plugin": "pmi2"}, slurm={"cpus_per_task": False})
-    assert launch.srun_command(other, folder, PYTHON) == [*srun, "--mpi=pmi2", *common, *node]
+    for changes, mpi, cores in (
+        ({}, "--mpi=pmix", ["--cpus-per-task=1"]),
+        ({"launch": {"launcher": "srun-gloo"}}, "--mpi=none", ["--cpus-per-task=1"]),
+        ({"launch": {"mpi_plugin": "pmi2"}, "slurm": {"cpus_per_task": False}}, "--mpi=pmi2", []),
+    ):
+        words = launch.launcher_command(with_system(plan, **changes), words_of(folder), PYTHON)
+        assert words == ["srun", f"--job-name={plan.run_id}", mpi, *common, *cores, *node]
     mpirun = with_system(plan, launch={"launcher": "mpirun", "environment": {"B": "x y", "A": "1"}})
-    words = launch.mpirun_command(mpirun, folder, PYTHON)
+    words = launch.launcher_command(mpirun, words_of(folder), PYTHON)
     assert words[:7] == ["mpirun", "-np", "4", "--map-by", "ppr:2:node:OVERSUBSCRIBE", "--bind-to", "none"]
     assert words[-len(node) :] == node
     exports = words[7 : -len(node)]
@@ -440,7 +441,7 @@ def test_ranks_are_not_bound_to_gpus_unless_the_site_says_otherwise() -> None:
 
     def bound(**changes: Any) -> list[str]:
         made = with_system(plan, slurm=changes)
-        words = launch.srun_command(made, folder_of(made), PYTHON)
+        words = launch.launcher_command(made, words_of(folder_of(made)), PYTHON)
         return [word for word in words if word.startswith(("--gpu", "SLURM_GPUS", "SLURM_TRES"))]
 
     for request in ("gres", "gpus-per-node", "none"):
@@ -578,12 +579,7 @@ def test_any_text_reaches_the_ranks_unharmed(one: str, two: str, python: str, pl
         assert list(cluster.cwd.iterdir()) == []  # where a canary would be
         program = launcher.partition("-")[0]
         assert cluster.called() == {program}
-        expected = (
-            launch.mpirun_command(plan, folder, python)
-            if launcher == "mpirun"
-            else launch.srun_command(plan, folder, python)
-        )
-        assert [program, *cluster.arguments(program)] == expected
+        assert [program, *cluster.arguments(program)] == launch.launcher_command(plan, words_of(folder), python)
         seen = cluster.environment(program)
         assert (seen["ONE"], seen["TWO"]) == (one, two)
         assert seen.get("DLBENCH_LAUNCH_TOKEN") == ("4711-0" if launcher == "mpirun" else None)

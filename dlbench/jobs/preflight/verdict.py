@@ -15,10 +15,6 @@ from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
 from dlbench.units import format_seconds
 
-MUCH_LOAD = 0.05  # Share of a node's cores from which others' use is doubtful, as in reports (docs/measuring.md).
-LOAD_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
-FAR_CLOCK_S = 1.0  # From here on times in logs of two nodes, which are whole seconds, contradict each other.
-
 _LAST_WORDS = 4096
 
 
@@ -133,16 +129,8 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
         yield from (
             f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")
         )
-        if one.load is not None and one.load.others_s - one.load.cores * LOAD_RESOLUTION_S > (
-            MUCH_LOAD * one.load.cores * one.load.window_s
-        ):
-            yield f"others use {100 * one.load.others_s / (one.load.cores * one.load.window_s):.0f} % of its cores"
         if one.compiler:
             yield f"train.compile and fused LAMB and LARS fail there: {one.compiler}"
-        if one.clock_problem:
-            yield one.clock_problem
-        if one.clock is not None and abs(one.clock.offset_s) - one.clock.bound_s > FAR_CLOCK_S:
-            yield f"its clock is {format_seconds(abs(one.clock.offset_s))} away from the first node's"
 
 
 # The exchange
