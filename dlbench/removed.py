@@ -8,6 +8,7 @@ COMMANDS = {
     "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
@@ -16,6 +17,7 @@ OPTIONS: dict[tuple[str, str], str] = {}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
