@@ -13,7 +13,14 @@ COMMANDS = {
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
+_RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
+OPTIONS: dict[tuple[str, str], str] = {
+    ("comm submit", "--every"): _RESUME_AGAIN,
+    ("comm submit", "--follow"): _RESUME_AGAIN,
+    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
+    ("submit", "--every"): _RESUME_AGAIN,
+    ("submit", "--follow"): _RESUME_AGAIN,
+}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {

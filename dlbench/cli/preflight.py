@@ -26,22 +26,21 @@ _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
 @click.command()
 @click.argument("system", metavar="SYSTEM")
-@click.option("--nodes", type=int, metavar="N", help="Nodes of the job (default: 2; without a scheduler 1).")
+@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Nodes of the job.")
 @value_option("--timeout", "SECONDS", "Longest wait for the job.", 600.0, type=float)
 @click.option("--no-job", is_flag=True, help="Only ask sbatch --test-only; submit nothing.")
 @value_option("--out", "DIR", "Folder of all pre-flights; every node must see it.", Path("preflight"), type=FILE)
-def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out: Path) -> None:
+def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) -> None:
     """Check SYSTEM before its first run: Slurm tries its file, then a job of a minute looks at every node.
 
     sbatch --test-only tries the arguments of a submission; the job proves folder, Python, versions, cores, GPUs,
-    scratch and an all-reduce, started as a run would be. Without a scheduler this machine is looked at.
+    scratch and an all-reduce, started as a run would be.
 
     Ends with 0 if all is well, 5 if the system lacks something, 3 if nodes failed: they are named for --exclude; with 6
     if the job did not start in time.
 
     \b
     Example:
-      dlbench preflight local
       dlbench preflight my-cluster.yaml --nodes 8
     """
     from dlbench.jobs.preflight.check import plan_of
@@ -52,11 +51,12 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
 
     if not 0 < timeout < float("inf"):
         raise UserError(f"--timeout {timeout:g}: must be a number of seconds above 0")
-    if nodes is not None and nodes < 1:
+    if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be 1 or more")
     chosen = choose_system(system, {})
-    count = nodes or (1 if chosen.scheduler == "none" else 2)
-    plan = plan_of(chosen, count, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
+    if chosen.scheduler == "none":
+        raise UserError(f"system {chosen.name} has no scheduler: `dlbench doctor` checks this machine")
+    plan = plan_of(chosen, nodes, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
     folder = PreflightFolder(prepare_output(out) / plan.run_id)
     report = check(plan, folder, timeout, lambda text: click.echo(text, err=True), starts_job=not no_job)
     for line in lines_of(report):

@@ -290,8 +290,8 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
     Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job, did not
     say whether it took it, or does not say what is queued. `KeyboardInterrupt`: on a signal.
     """
-    from dlbench.jobs.campaign.completing import complete, feed, forget
-    from dlbench.jobs.campaign.series_file import feeding, read_series, scheduler_named, submission_status
+    from dlbench.jobs.campaign.completing import complete, forget
+    from dlbench.jobs.campaign.series_file import read_series, scheduler_named, submission_status
     from dlbench.jobs.scheduler import RefusedError
 
     file, out = read_series(root, series), options["out"]
@@ -311,11 +311,7 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
                 click.echo(done.job_id.partition(";")[0])
 
     try:
-        if options["follow"]:
-            with feeding(root, series):
-                feed(root, series, scheduler, interruption.check, report, _say, max_jobs, options["every"])
-        else:
-            complete(root, series, scheduler, interruption.check, report, max_jobs)
+        complete(root, series, scheduler, interruption.check, report, max_jobs)
         interruption.check()  # of a signal during the last sbatch
     except KeyboardInterrupt:
         _say(left(root, series, out))

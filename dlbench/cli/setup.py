@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from dlbench.cli.options import AS_JSON, FILE, value_option
-from dlbench.cli.streams import cleaned, terminal
+from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode
 
 _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
@@ -75,19 +75,7 @@ def horovod(rebuild: bool, source: Path | None) -> None:
     """
     from dlbench.setup.horovod import install
 
-    if not sys.stderr.isatty():
-        install(lambda line: click.echo(line, err=True), rebuild=rebuild, source=source)
-        return
-    from rich.text import Text
-
-    console = terminal()
-    with console.status("Horovod") as status:
-
-        def say(line: str) -> None:
-            status.update("Horovod")
-            console.print(Text(cleaned(line)), soft_wrap=True)
-
-        install(say, rewrite=lambda line: status.update(Text(cleaned(line))), rebuild=rebuild, source=source)
+    install(lambda line: click.echo(cleaned(line), err=True), rebuild=rebuild, source=source)
 
 
 @setup.command()

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli.preflight import lines_of
-from dlbench.errors import UserError
 from dlbench.jobs.preflight.check import job_of, look_command, plan_of, render_preflight, trial, wait
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
@@ -75,12 +74,6 @@ def test_what_sbatch_says_to_the_job_is_a_finding(
     finding = trial(job_of(plan()), PreflightFolder(tmp_path), dict(os.environ))
     assert (finding.state, words in finding.found) == (state, True)
     assert calls(tmp_path)[0][:2] == ["sbatch", "--test-only"]
-
-
-def test_a_machine_without_a_scheduler_has_one_node() -> None:
-    assert plan("local", nodes=1).layout.ranks == 2
-    with pytest.raises(UserError, match="is one machine"):
-        plan("local", nodes=2)
 
 
 # The job

@@ -90,14 +90,6 @@ def test_a_job_that_does_not_start_is_cancelled(cli: Cli, slurm_box: Box, tmp_pa
     assert report.nodes == ()
 
 
-@pytest.mark.nightly
-def test_this_machine_is_looked_at_without_a_scheduler(cli: Cli, tmp_path: Path) -> None:
-    done = cli("preflight", "local")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "local is fit for runs: 1 node passed" in done.stdout
-    assert "not measured here" in done.stdout
-
-
 SITES = {
     "gres": ("gpu:a100:4,gpu:h100:8,gpu:rtx4090:4",),
     "features": ("gpu",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import subprocess
@@ -15,14 +14,12 @@ from datetime import datetime
 from typing import Literal
 
 import dlbench
-from dlbench import process_tree
-from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
-from dlbench.jobs import local
+from dlbench.errors import ExitCode, RunError, refused
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
-from dlbench.jobs.processes import Interruption, RankProcesses
+from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
-from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
+from dlbench.jobs.scripts.launch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
@@ -71,12 +68,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
-    is_here = system.scheduler == "none"
-    if is_here and nodes != 1:
-        raise UserError(f"--nodes {nodes}: system {system.name} is one machine")
-    # Of one machine without GPUs two ranks, so that there is something to exchange.
-    per_node = 2 if is_here and system.node.default_ranks == 1 and not system.node.gpus else None
-    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=per_node)
+    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=None)
     layout = counts.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
     by_mpi = ("mpi",) if system.launch.by_mpi else ()
     name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -181,60 +173,6 @@ def wait(
     return Waited(end="ended", seconds=time.monotonic() - begun)
 
 
-def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:
-    """Every rank looks, on this machine; what they saw lies in `folder` then, or their logs.
-
-    Raises `EnvironmentLacksError`: the launcher, or the ranks' Python, cannot be executed. `UserError`: the value of a
-    variable is not where the plan says. `StalledError`: they took longer than `timeout_s`. `KeyboardInterrupt`: passed
-    on, after they were ended.
-    """
-    token = secrets.token_hex(8)
-    is_local = plan.system.launch.launcher == "local"
-    python = containers.python_of(plan, plan.system.python or sys.executable)
-    environment = {**os.environ, **resolve(launch.rank_environment(plan))}
-    if is_local:
-        runtime = containers.in_container(plan, str(folder.path))
-        words = [*runtime, *_program(folder, python)]
-        if runtime:
-            words = launch.supervised(words, plan.system.python or sys.executable)
-    else:
-        words = launch.supervised(look_command(plan, folder, python), sys.executable)
-    if has_script(plan):
-        # Modules and setup lines before the look, in the words of a run's own script.
-        path = folder.path / "look.sh"
-        text = render(
-            "launch.sh.j2",
-            plan=plan,
-            variables=launch.rank_environment(plan),
-            command=f"exec {quoted(words)}",
-            is_rank=plan.system.launch.launcher == "local",
-            is_job=False,
-        )
-        write_atomic(path, text)
-        words = shell_command(plan, path)
-    ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
-    deadline = time.monotonic() + timeout_s
-    with Interruption() as interruption:
-
-        def check() -> None:
-            interruption.check()
-            if time.monotonic() > deadline:
-                raise StalledError(f"the ranks of {plan.run_id} did not look at this machine within {timeout_s:g} s")
-
-        try:
-            if is_local:
-                for rank, given in enumerate(launch.local_environments(plan, token)):
-                    ranks.start(words, {**environment, **resolve(given)}, folder.log(rank))
-            else:
-                ranks.start(words, environment, folder.run.launch_log)
-            ranks.wait(check)
-        except BaseException:
-            ranks.end(interruption.is_repeated)
-            raise
-        finally:
-            ranks.close(process_tree.temporary_places(environment))
-
-
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
@@ -276,20 +214,13 @@ def preflight(
     Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
     `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
-    on_slurm = plan.system.scheduler == "slurm"
-    if on_slurm:
-        require_slurm()
+    require_slurm()
     try:
         folder.seen.mkdir(parents=True)
     except OSError as error:
         raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
-    if on_slurm:
-        report = _on_slurm(plan, folder, timeout_s, notify, starts_job=starts_job)
-    elif starts_job:
-        report = _here(plan, folder, timeout_s, notify)
-    else:
-        report = _report(plan)
+    report = _on_slurm(plan, folder, timeout_s, notify, starts_job=starts_job)
     write_json(folder.report, report.model_dump(mode="json"))
     return report
 
@@ -364,21 +295,6 @@ def _hosts(folder: PreflightFolder) -> list[str]:
     with suppress(OSError, ValueError):
         return read_text(folder.hosts, 1 << 20).split()
     return []
-
-
-def _here(plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None]) -> PreflightReport:
-    local.require_launcher(plan.system)
-    for rank in range(plan.layout.ranks):
-        folder.begun(rank).touch()
-    notify(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")
-    before: tuple[Finding, ...] = ()
-    try:
-        look_here(plan, folder, timeout_s)
-    except StalledError as error:
-        before = (Finding(subject="look", state="wrong", found=str(error)),)
-    if not before and plan.layout.ranks > 1 and all(folder.rank(one).exists() for one in range(plan.layout.ranks)):
-        local.run(plan, folder.run, lambda *_: None)  # as `dlbench comm run` starts it
-    return _judged(plan, folder, before, [os.uname().nodename])
 
 
 def _judged(
