@@ -121,9 +121,6 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Time of {_counted(runs, 'run')}: {text}."
     if len(sources) > MOST_SOURCES:
         yield f"Time of the others: {_counted(len(sources) - MOST_SOURCES, 'more estimate')}."
-    if campaign.is_split:
-        longest = jobs[0].shape.system.slurm.max_time
-        yield f"Runs that could share a job are in several: system.slurm.max_time is {longest}."
 
 
 MOST_SOURCES = 6  # Lines of a dry run about where times come from.

@@ -36,10 +36,6 @@ class DoubtError(RunError):
     """The scheduler said neither yes nor no: the job may be queued."""
 
 
-class StuckError(RunError):
-    """Jobs that have to leave the queue first never start."""
-
-
 class UnansweredError(RunError):
     """The scheduler does not say what is queued."""
 

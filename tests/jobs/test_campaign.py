@@ -32,8 +32,6 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import (
     Answer,
     DoubtError,
-    Scheduler,
-    StuckError,
     UnansweredError,
     read_submission,
 )
@@ -69,7 +67,7 @@ def begun(root: Path, count: int = 4, *, chain: bool = False) -> str:
     return begin(root, jobs(count), chain=chain, python="/python", request="dlbench submit ...")
 
 
-def submitted(root: Path, desk: Scheduler, most: int | None = None) -> list[str]:
+def submitted(root: Path, desk: Desk, most: int | None = None) -> list[str]:
     told: list[Submitted] = []
     complete(root, "s", desk, QUIET, told.append, most)
     return [one.job_id for one in told]
@@ -238,18 +236,6 @@ def test_an_array_counts_its_elements(root: Path, desk: Desk) -> None:
     assert submitted(root, desk, 4) == ["1"]
     submission = read_submission(RunFolder(root / plans[2].run_id))
     assert submission.job_id == "1_3"
-
-
-@pytest.mark.parametrize("chain", [True, False])
-def test_a_queue_whose_jobs_never_start_is_not_waited_for(root: Path, desk: Desk, chain: bool) -> None:
-    begun(root, 4, chain=chain)
-    submitted(root, desk, 2)
-    desk.stuck = "PartitionTimeLimit"
-    with pytest.raises(StuckError, match=r"series s: --max-jobs .* job 1 waits for PartitionTimeLimit"):
-        submitted(root, desk, 2)
-    # One that runs leaves room when it ends.
-    desk.set_state("R", "1")
-    assert submitted(root, desk, 2) == []
 
 
 def test_a_look_at_a_series_does_not_stop_who_submits_it(root: Path, desk: Desk) -> None:

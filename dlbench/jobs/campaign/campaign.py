@@ -367,15 +367,6 @@ class Campaign:
         return hours
 
     @property
-    def is_split(self) -> bool:
-        """Whether runs that ask for the same things are in several jobs, because they take too long for one."""
-        if self.packing == "runs":
-            return False
-        # Fewer ranks on each node ask for less, and only smaller runs fit in there.
-        asked = [(group_of(job.shape, self.packing), job.shape.layout.ranks_per_node) for job in self.jobs]
-        return len(set(asked)) < len(asked)
-
-    @property
     def idle_bound(self) -> float:
         """Node-hours of `bound` in which nodes are held by runs that do not use them."""
         each = ((job, plan) for job in self.jobs for plan in job.plans)

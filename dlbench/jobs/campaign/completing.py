@@ -41,7 +41,6 @@ from dlbench.jobs.scheduler import (
     Queue,
     QueueFullError,
     RefusedError,
-    StuckError,
     UnansweredError,
     keep_submission,
 )
@@ -278,7 +277,6 @@ def complete(
     Raises `UserError`: there is no such series of this user, or another process submits it; or `max_jobs` is less than
     the elements of one array. `RefusedError`: the scheduler refused a job. What was submitted before stays, here and
     below. `DoubtError`: it did not say whether it took a job. `UnansweredError`: it does not say what is queued.
-    `StuckError`: `max_jobs` of the series are in its queue, and none of them ever starts.
     """
     require_own(root, series_id)
     with held(root, series_id) as lock:
@@ -294,7 +292,6 @@ def complete(
             if now.states[number] in ("unsure", "written"):
                 found = queue.find(folders_of(root, job)[0], entry.comment)
             if not found and not room.takes(job):
-                _require_movement(now, queue, room)
                 break
             check()
             folders = folders_of(root, job)
@@ -413,19 +410,6 @@ class _Room:
         self.taken[number] = job_id
         if not is_counted:
             self._active += len(job.plans) if job.is_array else 1
-
-
-def _require_movement(now: SubmissionStatus, queue: Queue, room: _Room) -> None:
-    """Proves that the queue may get room. Raises `StuckError`: the jobs of the series that are in it never start."""
-    active = [job for job_id in now.ids if job_id for job in queue.active(job_id)]
-    # In a chain the others wait for the first.
-    first = active[:1] if now.series.chain else active
-    if room.taken or not active or not all(job.is_stuck for job in first):
-        return
-    one = first[0]
-    raise StuckError(
-        f"series {now.series.id}: --max-jobs leaves no room, and job {one.job_id} waits for {one.reason}: {one.advice}"
-    )
 
 
 def _missing(now: SubmissionStatus, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:

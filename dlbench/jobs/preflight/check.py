@@ -220,7 +220,7 @@ def preflight(
     except OSError as error:
         raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
-    report = _on_slurm(plan, folder, timeout_s, notify, starts_job=starts_job)
+    report = _looked(plan, folder, timeout_s, notify, starts_job=starts_job)
     write_json(folder.report, report.model_dump(mode="json"))
     return report
 
@@ -230,7 +230,7 @@ def _report(plan: CommPlan, **content: object) -> PreflightReport:
     return PreflightReport.model_validate({**head, "dlbench_version": plan.dlbench_version, "exit_code": 0, **content})
 
 
-def _on_slurm(
+def _looked(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool
 ) -> PreflightReport:
     job = job_of(plan)
@@ -314,16 +314,9 @@ def _judged(
         else node
         for node in nodes
     )
-    findings = (*before, exchange, *_without_gpus(plan, nodes))
+    findings = (*before, exchange)
     code = _exit_code(nodes, findings)
     return _report(plan, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code))
-
-
-def _without_gpus(plan: CommPlan, nodes: tuple[PreflightNode, ...]) -> tuple[Finding, ...]:
-    """That nothing is known of GPUs, where there are none."""
-    if plan.system.node.gpus or any(rank.node_gpus or rank.gpu for node in nodes for rank in node.ranks):
-        return ()
-    return (Finding(subject="GPUs", state="unknown", found="not measured here: no node has one"),)
 
 
 def _exit_code(nodes: tuple[PreflightNode, ...], findings: tuple[Finding, ...]) -> ExitCode:

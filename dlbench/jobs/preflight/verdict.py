@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.comm import CommPoint, read_comm_run
+from dlbench.records.comm import read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
-from dlbench.units import format_seconds
 
 _LAST_WORDS = 4096
 
@@ -154,17 +153,8 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
     missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
     if run.record.state != "valid":
         return Finding(subject=subject, state="wrong", found=run.detail), {}
-    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
+    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{missing}"
     return Finding(subject=subject, state="ok", found=found), {}
-
-
-def _time_of(points: Iterable[CommPoint]) -> str:
-    """The shortest time of the longest vector by whatever was fastest."""
-    found = [(point.num_bytes, min(point.times_s)) for point in points]
-    if not found:
-        return ""
-    longest = max(size for size, _ in found)
-    return f", 1 MiB in {format_seconds(min(time for size, time in found if size == longest))}"
 
 
 def excluded(nodes: Sequence[PreflightNode]) -> str:
