@@ -26,7 +26,7 @@ from benchmarks.shaped_cluster import (
 )
 from dlbench.comm.fits import Scope, fit_of
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.jobs.box.box import Box
+from tests.slurm_box.box import Box
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing

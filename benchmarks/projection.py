@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import lacking, shaped_cluster, submit, wait_for
-from dlbench.jobs.box.box import Box
+from tests.slurm_box.box import Box
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.projected import QUANTILES

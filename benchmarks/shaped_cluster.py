@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlbench.jobs.box.box import Box, check_requirements
 from dlbench.records.scan import scan
+from tests.slurm_box.box import Box, check_requirements
 
 RATE = "200mbit"
 RATE_BYTES_PER_S = 200e6 / 8

@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
+_RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
+OPTIONS: dict[tuple[str, str], str] = {
+    ("comm submit", "--every"): _RESUME_AGAIN,
+    ("comm submit", "--follow"): _RESUME_AGAIN,
+    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
+    ("submit", "--every"): _RESUME_AGAIN,
+    ("submit", "--follow"): _RESUME_AGAIN,
+}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""

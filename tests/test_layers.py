@@ -252,7 +252,6 @@ OPENED_OTHERWISE = {
     "machine/storage": "/proc",
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
-    "jobs/box/host": "/proc, /sys, and the box's folder, with a look at who owns it",
     "setup/probes": "/sys/fs/cgroup",
     # What is made or appended to.
     "records/rows/shared": "the file that the ranks of a node share",
@@ -274,8 +273,6 @@ OPENED_OTHERWISE = {
     # Libraries that open by name, behind a look of their own.
     "history/store": "SQLite, after `Index._is_there`",
     "datasets/arrays": "HDF5, after `require_file`",
-    # The box: folders of root's alone.
-    "jobs/box/box": "logs of daemons in the box's folder",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",

@@ -224,8 +224,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Prints the command of each run, then a table of the points, on standard output; for `--dry-run`."""
-    from dlbench.jobs.scripts import launch
     from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):
@@ -236,7 +236,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
-            click.echo(launch.quoted(start_command(plan, folder, sys.executable)).encode())
+            click.echo(quoted(start_command(plan, folder, sys.executable)).encode())
     points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
     rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
     for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):

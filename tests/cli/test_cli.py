@@ -523,13 +523,13 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     assert "series s: 0 of 2 runs valid, 2 incomplete" in waited.stdout
 
 
-def test_logs_are_found_and_followed(cli: Cli, tmp_path: Path) -> None:
+def test_logs_are_found(cli: Cli, tmp_path: Path) -> None:
     (plan,) = plans(points=(1,), repeats=1)
     run = write_run(tmp_path / "runs", plan, TIMES)
     (run.path / "slurm-7.out").write_text("srun: \x1b[31mtask 0: Killed\n")
     run.launch_log.write_text("".join(f"line {number}\n" for number in range(300)))
     run.log(0).write_text("of rank 0\n")
-    told = cli("logs", plan.run_id, "--lines", "2", "--follow")
+    told = cli("logs", plan.run_id, "--lines", "2")
     assert told.returncode == 0, told.stderr
     # As they come about: of the job, of its launcher, of the ranks.
     assert told.stdout.splitlines() == [

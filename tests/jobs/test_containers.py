@@ -21,6 +21,7 @@ from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import render_job, render_run_script
+from dlbench.jobs.scripts.words import RunWords
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run
 from dlbench.specs.container import ContainerSpec, with_image
@@ -42,7 +43,7 @@ def contained(launcher: str = "srun-gloo", environment: dict[str, Any] | None = 
 
 
 def words_of(plan: RunPlan) -> list[str]:
-    return launch.launcher_command(plan, RunFolder(Path("/runs/x")), plan.system.container.python)
+    return launch.launcher_command(plan, RunWords("/runs/x", "x"), plan.system.container.python)
 
 
 def test_apptainer_is_started_by_each_rank() -> None:
