@@ -25,11 +25,9 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "Horovod, Gloo": ("--ranks", "2", "--engine", "horovod"),
     "Horovod, MPI": ("--ranks", "2", "--engine", "horovod", "--launcher", "mpirun"),
     "DDP": ("--ranks", "2", "--engine", "ddp"),
-    "dlbench, shared memory": ("--ranks", "2", "--engine", "ddp", "--set", "sync.inside=shared-memory"),
     "dlbench, Gloo": ("--ranks", "2", "--engine", "ddp", "--set", "sync.fusion=own:25MiB"),
 }
 PLAIN = ("Horovod, Gloo", "Horovod, MPI", "DDP")
-OWN = ("dlbench, shared memory", "dlbench, Gloo")
 
 
 def figures() -> Iterator[Figure]:
@@ -117,7 +115,7 @@ def _two_ranks() -> Iterator[Figure]:
         yield Figure(name=f"two ranks: {name}", value=None, unit="images/s", goal="measured", reason=why)
     yield from _efficiencies(rates, parts)
     plain = [name for name in PLAIN if name in rates]
-    own = max((name for name in OWN if name in rates), key=lambda name: sorted(rates[name])[REPEATS // 2])
+    own = "dlbench, Gloo"
     best = [max(values) for values in zip(*(rates[name] for name in plain), strict=True)]
     about = {
         "name": f"ResNet-50 ci, 2 ranks: {own} over the best of {', '.join(plain)}",

@@ -88,18 +88,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "bf16": {"sync.wire": "bf16", "sync.fusion": "own:1KiB"},
 }
 EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
-SHARED: dict[str, dict[str, Any]] = {
-    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "own:1KiB"},
-    "shared hierarchical": {
-        **GROUPS,
-        "sync.inside": "shared-memory",
-        "sync.exchange": "hierarchical",
-        "sync.fusion": "own:none",
-    },
-    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "own:single"},
-    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
-}
-
 
 NETWORK: dict[str, Any] = {
     "format": "dlbench.network",
@@ -119,7 +107,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Told:
     network = folder / "box.network.json"
     network.write_text(json.dumps(NETWORK))
     hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:none", "sync.network": str(network)}
-    wanted = {**SCENARIOS, **SHARED, "costs of a file": hybrid}
+    wanted = {**SCENARIOS, "costs of a file": hybrid}
     return start_ranks(folder, {name: plan_of(overrides) for name, overrides in wanted.items()}, 4)
 
 
@@ -232,15 +220,6 @@ def test_costs_behind_decisions_are_told(trained: Told) -> None:
     ways = {message["num_bytes"]: message["method"] for message in given["messages"]}
     assert ways[13 * 4] == "hierarchical"
     assert ways[7 * 13 * 4] == "flat"
-
-
-@pytest.mark.slow
-def test_shared_memory_inside_groups(trained: Told, expected: list[float]) -> None:
-    for name, everyone in ((name, trained[name]) for name in SHARED):
-        assert len({tuple(told["parameters"]) for told in everyone}) == 1
-        assert everyone[0]["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert effective(everyone[0])["sync.inside"] == ("shared-memory", "shared-memory")
-        assert "shared memory" in everyone[0]["exchange"]["carrier"], name
 
 
 @pytest.mark.slow

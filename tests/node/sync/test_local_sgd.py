@@ -255,7 +255,6 @@ def test_a_resumed_run_averages_after_the_updates_of_the_whole_training() -> Non
         ({"sync__fusion": "own:single"}, "sync.fusion own:single"),
         ({"sync__wire": "topk"}, "sync.wire topk"),
         ({"sync__wire": "powersgd"}, "sync.wire powersgd"),
-        ({"sync__inside": "shared-memory"}, "sync.inside shared-memory"),
         ({"engine__ddp__shard_optimizer": True}, "engine.ddp.shard_optimizer"),
         ({"engine__ddp__static_graph": True}, "engine.ddp.static_graph"),
         ({"train__precision": "fp16"}, "train.precision fp16"),
