@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.opening import read_json
@@ -74,6 +74,15 @@ def _open_part(place: RankPlace, endpoint: Endpoint) -> dict[str, str | int]:
     return {"format": FORMAT, "version": VERSION, **content}
 
 
+def read_published(path: Path, token: str) -> dict[str, Any] | None:
+    """Returns what the file of an address holds; None if nothing has been published in this start of the run."""
+    try:
+        content = read_json(path, MAX_BYTES)
+    except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
+        return None
+    return content if isinstance(content, dict) and content.get("token") == token else None
+
+
 def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep) -> Endpoint:
     """Where rank 0 listens, as soon as it has published it for this start.
 
@@ -83,11 +92,8 @@ def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[
     deadline = time.monotonic() + wait_s
     pauses = pauses_s(random.Random(place.rank))
     while time.monotonic() < deadline:
-        try:
-            content = read_json(path, MAX_BYTES)
-        except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
-            content = None
-        if isinstance(content, dict) and content.get("token") == place.token and "secret" in content:
+        content = read_published(path, place.token)
+        if content is not None and "secret" in content:
             return Endpoint(address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"]))
         pause(next(pauses))
     raise PeerLostError(

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
@@ -212,8 +214,8 @@ class CheckpointWriter:
         self._keep, self._beat = keep, beat
         self._rooms: dict[str, Tensor] = {}
         self._memory = ""  # What kind the rooms are.
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._worker: BackgroundWorker | None = None
+        self._error: BaseException | None = None
         self._wrote_s = self._waited_s = 0.0
         self._begun: CheckpointWrite | None = None
         self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
@@ -227,7 +229,7 @@ class CheckpointWriter:
         trained: Mapping[str, Any],
     ) -> None:
         """Copies the state and begins to write it; the one before has been waited for."""
-        assert self._thread is None
+        assert self._worker is None
         start = time.monotonic()
         taken = snapshot(whole, progress, trained, self._room_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
@@ -239,8 +241,9 @@ class CheckpointWriter:
             waited_s=0.0,
             write_s=0.0,
         )
-        self._thread = threading.Thread(target=self._write, args=(path, taken), name="dlbench-checkpoint")
-        self._thread.start()
+        self._worker = BackgroundWorker("dlbench-checkpoint", daemon=False)
+        self._worker.put(partial(self._write, path, taken))
+        self._worker.close(0)
 
     def _room_for(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Memory for the state, kept for later checkpoints: new memory costs page faults, or page-locking."""
@@ -276,11 +279,8 @@ class CheckpointWriter:
 
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        try:
-            write_snapshot(path, taken, moved)
-            prune(path.parent, self._keep)
-        except Exception as error:  # the training thread raises it
-            self._error = error
+        write_snapshot(path, taken, moved)
+        prune(path.parent, self._keep)
         self._wrote_s = time.monotonic() - start
 
     def require_well(self) -> None:
@@ -291,14 +291,15 @@ class CheckpointWriter:
 
     def wait(self, seconds: float) -> bool:
         """Waits so long at most; whether nothing is being written any more. An error is left to `require_well`."""
-        if self._thread is None:
+        if self._worker is None:
             return True
         start = time.monotonic()
-        self._thread.join(seconds)
+        is_done = self._worker.wait(seconds)
         self._waited_s += time.monotonic() - start
-        if self._thread.is_alive():
+        if not is_done:
             return False
-        self._thread = None
+        self._error = self._worker.error
+        self._worker = None
         assert self._begun is not None
         if self._error is None:
             times = {"waited_s": self._waited_s, "write_s": self._wrote_s}

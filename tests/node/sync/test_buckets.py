@@ -105,7 +105,7 @@ def test_messages_go_in_the_agreed_order_however_they_come(order: list[int]) -> 
     thread = ExchangeThread(lambda: None, gone.append, str)
     try:
         for step in (1, 2):
-            thread.begin(len(order))
+            thread.begin()
             for number in order:
                 thread.hand_over(number)
             thread.wait()
@@ -124,7 +124,7 @@ def test_a_message_waits_for_those_before_it() -> None:
 
     thread = ExchangeThread(lambda: None, exchange, str)
     try:
-        thread.begin(3)
+        thread.begin()
         thread.hand_over(2)
         thread.hand_over(0)
         assert first.wait(60)
@@ -142,7 +142,7 @@ def test_an_error_on_the_thread_ends_the_step_and_names_the_message() -> None:
             raise RuntimeError("connection closed\nby peer")
 
     thread = ExchangeThread(lambda: None, exchange, lambda n: f"message {n + 1} of 3")
-    thread.begin(3)
+    thread.begin()
     for number in range(3):
         thread.hand_over(number)
     with pytest.raises(RunError, match="the exchange of message 2 of 3 failed: connection closed by peer") as caught:
@@ -214,11 +214,8 @@ def test_a_share_travels_across_groups_not_the_vector() -> None:
     ("engine", "carrier", "overlap"),
     [
         ("ddp", "gloo", True),
-        ("ddp", "gloo, shared memory intra-group", True),
         ("ddp", "nccl", False),
         ("horovod", "gloo", False),
-        ("horovod", "mpi, shared memory intra-group", True),
-        ("horovod", "nccl, shared memory intra-group", False),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
