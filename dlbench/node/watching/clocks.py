@@ -200,6 +200,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 FORMAT, VERSION = "dlbench.clock", 1
 
+MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
 BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
 SHORT_ROUNDS = 20  # Exchanges in between.
 EVERY_S = 60.0
