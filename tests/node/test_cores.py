@@ -26,17 +26,6 @@ from dlbench.specs.requests import Request
 from tests.support.rank_places import rank_place
 
 
-def test_hyper_threads_stay_together_in_both_common_numberings() -> None:
-    apart = by_physical_core(range(8), lambda cpu: f"{cpu % 4},{cpu % 4 + 4}\n")
-    assert apart == [0, 4, 1, 5, 2, 6, 3, 7]
-    beside = by_physical_core(range(8), lambda cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n")
-    assert beside == list(range(8))
-
-
-def test_without_topology_the_numbers_decide() -> None:
-    assert by_physical_core({3, 1, 2}, lambda cpu: "") == [1, 2, 3]
-
-
 @given(cores=st.integers(1, 32), threads=st.sampled_from([1, 2, 4]), ranks=st.sampled_from([1, 2, 4]))
 def test_an_even_share_holds_whole_cores(cores: int, threads: int, ranks: int) -> None:
     cores *= ranks
@@ -87,15 +76,6 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("size", [18, 20, 36])
-def test_ranks_with_masks_of_their_own_do_not_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Slurm rounds up to whole cores, or gives sockets: 4 ranks of 18 cores, each with 20 or 36 of its own."""
-    masks = [[*range(rank * size, (rank + 1) * size)] for rank in range(4)]
-    told = settle(seats_of(masks, plan_of("srun-gloo", 4, 18), monkeypatch))
-    assert told.pinned == {0, 1, 2, 3}
-    assert told.warnings == ()
-
-
-@pytest.mark.parametrize("size", [18, 20, 36])
 def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Of the planned size, too: then each rank takes the mask for its own share."""
     told = settle(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
@@ -103,21 +83,6 @@ def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch
     assert told.warnings == (
         f"4 ranks of 18 cores on {size} cores of n0: ranks share cores; figures say nothing about scaling",
     )
-
-
-def test_only_the_ranks_that_share_are_named_and_each_node_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    crowded = [[0, 1], [2, 3], [3, 4], [4, 2]]
-    told = settle(seats_of([*own, *crowded], plan_of("srun-gloo", 4, 2), monkeypatch, hosts=2))
-    assert told.pinned == {0, 1, 2, 3, 4}
-    (line,) = told.warnings
-    assert line.startswith("3 ranks of 2 cores on 3 cores of n1: ranks share cores")
-
-
-def test_two_ranks_of_a_socket_have_room_and_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets = [[*range(36)], [*range(36)], [*range(36, 72)], [*range(36, 72)]]
-    told = settle(seats_of(sockets, plan_of("srun-gloo", 4, 18), monkeypatch))
-    assert (told.pinned, told.warnings) == (frozenset(), ())
 
 
 def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,11 +275,6 @@ def test_an_order_that_a_person_gave_stays(monkeypatch: pytest.MonkeyPatch, list
     assert [number for number, _, _ in bound_together(monkeypatch, MASKS, listed)] == [None] * 4
 
 
-def test_ranks_that_dlbench_binds_keep_the_gpus_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bound_together(monkeypatch, [[*range(8)]] * 4)
-    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
-
-
 @pytest.mark.parametrize("odd", [0, 2])
 def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
     monkeypatch: pytest.MonkeyPatch, odd: int
@@ -328,24 +288,6 @@ def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
 def test_where_a_rank_of_the_node_does_not_start_no_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 5 s"):
         bound_together(monkeypatch, MASKS[:3], wait_s=5.0)
-
-
-def test_a_rank_that_waited_in_vain_keeps_no_other_from_the_answer() -> None:
-    """Rank 1 is gone when the last one comes: who goes on has the one answer."""
-    name, wait_s = uuid.uuid4().hex, {0: 60.0, 1: 2.0, 2: 60.0}
-
-    def one(rank: int) -> object:
-        try:
-            return decided(name, rank, 3, rank, sum, wait_s[rank])
-        except PeerLostError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(3) as pool:
-        early = [pool.submit(one, rank) for rank in (0, 1)]
-        gone = early[1].result()
-        last = pool.submit(one, 2)
-        assert (early[0].result(), last.result()) == (3, 3)
-    assert str(gone).startswith(f"{name}: rank 1 of the node has no answer from the first rank within 2 s (timed out)")
 
 
 def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

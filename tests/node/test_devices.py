@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
-from dlbench.machine import gpus
 from dlbench.machine.gpus import Gpu
 from dlbench.node import devices
 from dlbench.node.devices import (
@@ -26,7 +25,6 @@ from dlbench.node.devices import (
     require_distinct,
     require_own_gpu,
     together,
-    way_of,
 )
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
@@ -81,12 +79,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_the_only_gpu_that_a_rank_sees_is_its_own(cuda: SimpleNamespace, request_: str, launcher: str) -> None:
     cuda.count = 1
     assert [device_for(plan_of(request_, launcher), place(rank)).index for rank in range(4)] == [0, 0, 0, 0]
-
-
-def test_what_cuda_shows_counts_not_what_nvml_counts(cuda: SimpleNamespace) -> None:
-    """Of boards in MIG mode CUDA shows the first slice alone, and torch's own count asks NVML until CUDA begins."""
-    cuda.count, cuda.boards = 1, 8
-    assert [device_for(plan_of("none"), place(rank, 2)).index for rank in range(2)] == [0, 0]
 
 
 def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace) -> None:
@@ -176,16 +168,6 @@ def test_amd_s_gpus_are_asked_for_amd_s_way(
     monkeypatch.setattr("torch.version.hip", "7.0")
     with pytest.raises(EnvironmentLacksError, match=r"for ROCm, .*; run rocminfo, and look for amdgpu in"):
         device_for(plan_of("none"), place(0), node)
-
-
-def test_devices_of_other_jobs_make_no_gpu_of_this_one(
-    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = gpu_files(tmp_path, boards=2)
-    monkeypatch.setattr(gpus.os, "access", lambda path, mode: False)
-    assert device_for(plan_of("none"), place(0), root).type == "cpu"
-    with pytest.raises(EnvironmentLacksError, match="2 NVIDIA GPUs are on the PCI bus, but this job may not open"):
-        device_for(plan_of("gres"), place(0), root)
 
 
 @pytest.mark.parametrize(
@@ -313,15 +295,6 @@ def test_older_forms_and_warnings_are_read() -> None:
     assert (told.network, told.collective_channels, told.nvls_channels) == ("Socket", 2, 0)
     assert told.warnings == ("NET/IB : Got async event : port error",)
     assert not told.has_peer_access
-
-
-def test_nothing_is_read_into_what_says_nothing() -> None:
-    assert parsed(["", "NCCL INFO", "x" * 1000, "Channel 00 : 0 -> 1"]).channels == {}
-
-
-def test_adapters_are_no_ways_of_their_own() -> None:
-    assert way_of("NET/IB/3/GDRDMA") == way_of("NET/IB/2(0)/GDRDMA") == "NET/IB/GDRDMA"
-    assert way_of("NET/AWS Libfabric/0") == "NET/AWS Libfabric"
 
 
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import random
 import socket
 import stat
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -19,7 +17,7 @@ from dlbench.errors import PeerLostError, RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
-from dlbench.node.sync.run_store import RunStore, interface_settings, open_endpoint
+from dlbench.node.sync.run_store import interface_settings, open_endpoint
 from tests.support.rank_places import rank_place
 
 ENDPOINT = Endpoint(address="127.0.0.1", port=4711, secret="s3cret")
@@ -147,37 +145,6 @@ def test_a_bridge_of_the_node_s_own_is_no_address_for_others(
 
     monkeypatch.setattr(socket, "socket", lambda *_: Probe())
     assert rendezvous.own_address(False) == expected
-
-
-@pytest.mark.nightly
-def test_a_thousand_ranks_meet_at_one_server(tmp_path: Path) -> None:
-    """On loopback, with the real server, store and file: all arrive, read each other's place, and nobody waits long."""
-    ranks = 1024
-    path = tmp_path / "rendezvous.json"
-    answers: list[object] = [None] * ranks
-
-    def meet(rank: int) -> None:
-        own = rank_place(rank, ranks, 8, token="start-1")
-        try:
-            endpoint = open_endpoint(path, own, None, 60.0)
-            store = RunStore(endpoint, datetime.timedelta(seconds=60))
-            if store.add("arrived", 1) == ranks:
-                store.set("complete", "1")
-            store.wait(["complete"])
-            answers[rank] = store.of_node("gpu", [rank], own)
-        except Exception as error:
-            answers[rank] = error
-
-    threading.stack_size(256 * 1024)
-    threads = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in range(1, ranks)]
-    for thread in threads:
-        thread.start()
-    meet(0)
-    for thread in threads:
-        thread.join(120)
-    threading.stack_size(0)
-    first = [rank - rank % 8 for rank in range(ranks)]
-    assert answers == [[[other] for other in range(low, low + 8)] for low in first]
 
 
 @pytest.mark.parametrize(

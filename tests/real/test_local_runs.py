@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -130,30 +129,6 @@ def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
         assert (steps.steps["exchange_ns"] > 0).all()
 
 
-@pytest.mark.slow
-def test_estimate_tells_of_real_runs_how_many_ranks_a_training_is_worth(series: Series) -> None:
-    """Samples and rank-hours by hand, of the records themselves."""
-    runs = series("sizes")
-    out = runs[0].folder.path.parent
-    done = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "30d", "--json", cwd=out)
-    assert done.returncode == 0, done.stderr
-    (group,) = json.loads(done.stdout)["groups"]
-    found = group["time_to_train"]
-    seconds: dict[int, list[float]] = {}
-    for run in runs:
-        record = record_of(run)
-        assert record.throughput is not None
-        start = max(rank.startup_s for rank in record.ranks)
-        seconds.setdefault(run.plan.layout.ranks, []).append(3 * record.data["num_samples"] / record.throughput + start)
-    means = {ranks: math.prod(values) ** (1 / len(values)) for ranks, values in seconds.items()}
-    assert {point["ranks"]: point["time"]["value"] for point in found["points"]} == pytest.approx(means, rel=1e-4)
-    (answer,) = found["answers"]
-    assert (answer["is_met"], answer["ranks"]) == (True, min(means, key=lambda ranks: ranks * means[ranks]))
-    late = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "1ms", cwd=out)
-    assert late.returncode == 1
-    assert "None of the measured rank counts is under 0.001 seconds; the fastest," in " ".join(late.stdout.split())
-
-
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
@@ -163,20 +138,6 @@ def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_insta
     assert done.returncode == 0, done.stderr
     (run,) = only_runs(tmp_path / "runs", 1)
     assert {s.key: s.effective for s in record_of(run).settings}["engine.horovod.operations"] == "mpi"
-
-
-@pytest.mark.slow
-def test_bf16_is_near_fp32_and_not_equal(series: Series) -> None:
-    (bf16,), fp32 = series("bf16"), series("sizes")[0]
-    assert losses(fp32) != losses(bf16)
-    assert losses(fp32) == pytest.approx(losses(bf16), rel=0.05)
-
-
-@pytest.mark.slow
-def test_a_synchronised_phase_mode_that_changes_nothing_is_said(series: Series) -> None:
-    (run,) = series("bf16")
-    if record_of(run).clock == "monotonic":
-        assert any("no effect on a CPU" in text for text in record_of(run).warnings)
 
 
 @pytest.mark.slow
@@ -216,15 +177,6 @@ def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, t
     assert any("share cores" in text for text in record_of(run).warnings)
     assert not any(r.pinned for r in record_of(run).ranks)
     assert not list(tmp_path.rglob("canary"))
-
-
-@pytest.mark.slow
-def test_ranks_on_cpus_of_a_system_with_gpus_are_a_warning(cli: Cli, tmp_path: Path) -> None:
-    words = ("--engine", "single", *ONE_CORE, *SHORT, "--set", "system.node.gpus=4")
-    done = cli(*COSMO, *words, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    (run,) = only_runs(tmp_path / "runs", 1)
-    assert any(text.startswith("node.gpus is 4, and ranks saw no GPU") for text in record_of(run).warnings)
 
 
 @pytest.mark.slow

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from dlbench.errors import UserError
-from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import SingleEngine
-from dlbench.node.sync.own.engine import OwnExchange
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import scan
@@ -24,8 +16,6 @@ from tests.conftest import Cli
 from tests.support import exchange_ranks
 from tests.support.exchange_ranks import SmallNet, reference
 from tests.support.forks import run_ranks
-from tests.support.horovod import require_horovod_over_mpi
-from tests.support.paths import ROOT
 from tests.support.run_factory import plans
 
 STEPS = 7
@@ -241,24 +231,6 @@ def test_costs_may_come_from_a_file(trained: Told) -> None:
     assert {m["method"] for m in result["messages"]} == {"hierarchical"}
 
 
-def refusal(overrides: dict[str, Any]) -> str:
-    """What dlbench says before any rank looks for another."""
-    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="none")
-    with pytest.raises(UserError) as caught:
-        OwnExchange(SingleEngine(), plan_of(overrides, 2), place, torch.device("cpu"))
-    return str(caught.value)
-
-
-def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
-    assert "measure.warmup_steps" in refusal({"sync.fusion": "own:mgwfbp", "measure.warmup_steps": 3})
-    missing, empty = tmp_path / "no.json", tmp_path / "empty.json"
-    empty.write_text("{}")
-    assert "No such file" in refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(missing)})
-    text = refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(empty)})
-    assert str(empty) in text
-    assert "holds no fitted costs" in text
-
-
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
@@ -299,50 +271,6 @@ def test_over_process_sets_of_horovod_on_gloo(
 ) -> None:
     seen = start_ranks(tmp_path, {name: plan_of(HOROVOD[name], engine="horovod")}, 4)
     _check_horovod(seen, expected, "gloo")
-
-
-@pytest.mark.nightly
-@pytest.mark.horovod
-@pytest.mark.slow
-def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[float], horovod_installed: None) -> None:
-    require_horovod_over_mpi()
-    name = "hierarchical"
-    plan = plans(
-        points=(4,),
-        repeats=1,
-        engine="horovod",
-        launcher="mpirun",
-        overrides={"measure.warmup_steps": 4, "measure.measured_steps": 3, **HOROVOD[name]},
-    )[0]
-    _write(tmp_path, {name: plan})
-    done = subprocess.run(
-        [
-            "mpirun",
-            "--oversubscribe",
-            "-np",
-            "4",
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.support.exchange_ranks",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    _check_horovod(_read(tmp_path, [name], 4), expected, "mpi")
 
 
 def _check_horovod(seen: Told, expected: list[float], carrier: str) -> None:

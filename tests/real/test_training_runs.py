@@ -174,27 +174,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, density: Path) -> None:
-    common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
-    two = run_of(
-        tmp_path,
-        "two",
-        *common,
-        *("--ranks", "2", "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
-        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
-    )
-    one = run_of(
-        tmp_path,
-        "one",
-        *common,
-        *("--ranks", "1", "--set", "layout.cores_per_rank=1", "--set", "system.launch.pin=false"),
-        *("--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(3)),
-        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=5"),
-    )
-    np.testing.assert_allclose(curve(one), curve(two)[3:], rtol=1e-4)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("wire", ["topk", pytest.param("powersgd", marks=pytest.mark.nightly)])
 def test_a_run_that_resumes_compressed_gradients_says_that_what_was_not_sent_is_lost(
     tmp_path: Path, density: Path, wire: str
@@ -435,15 +414,3 @@ def test_fp16_learns_like_fp32_and_counts_its_overflows(tmp_path: Path, horovod_
     assert record_of(fp32).overflow_steps is None
     # The first step has the same weights: what differs is rounding.
     assert curve(fp16)[0] == pytest.approx(curve(fp32)[0], rel=2e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-@pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("resnet50", marks=pytest.mark.nightly)])
-def test_the_order_in_memory_changes_no_loss(tmp_path: Path, workload: str, horovod_installed: None) -> None:
-    """Weights stay contiguous, which Horovod asks for; only activations are channels-last."""
-    short = ("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=3", "--ranks", "2")
-    common = (workload, "--data", "synthetic", "--set", "train.batch_per_rank=4", *short)
-    plain = run_of(tmp_path, "plain", *common)
-    last = run_of(tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
-    np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,14 +34,6 @@ def test_messages_hold_the_least_size_and_no_tensor_more_than_it_takes(sizes: li
         assert sum(held) >= least > sum(held[:-1])
     last = [sizes[n] for n in messages[-1]]
     assert sum(last[:-1]) < least
-
-
-def test_extremes_of_fusion() -> None:
-    assert buckets.at_least([5, 6, 7], 1) == buckets.one_each(3) == (1, 1, 1)
-    assert buckets.at_least([5, 6, 7], 1000) == buckets.all_in_one(3) == (3,)
-    assert buckets.split((2, 0, 1), (1, 2)) == [(2,), (0, 1)]
-    with pytest.raises(ValueError, match="do not hold 3 tensors"):
-        buckets.split((2, 0, 1), (1, 1))
 
 
 @given(
@@ -114,28 +105,6 @@ def test_messages_go_in_the_agreed_order_however_they_come(order: list[int]) -> 
         thread.stop()
 
 
-def test_a_message_waits_for_those_before_it() -> None:
-    gone: list[int] = []
-    first = threading.Event()
-
-    def exchange(number: int) -> None:
-        gone.append(number)
-        first.set()
-
-    thread = ExchangeThread(lambda: None, exchange, str)
-    try:
-        thread.begin()
-        thread.hand_over(2)
-        thread.hand_over(0)
-        assert first.wait(60)
-        assert gone == [0]
-        thread.hand_over(1)
-        thread.wait()
-        assert gone == [0, 1, 2]
-    finally:
-        thread.stop()
-
-
 def test_an_error_on_the_thread_ends_the_step_and_names_the_message() -> None:
     def exchange(number: int) -> None:
         if number == 1:
@@ -203,13 +172,6 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
     return RankGroups(world=group, inside=inside, across=across), world, inside, across
 
 
-def test_a_share_travels_across_groups_not_the_vector() -> None:
-    groups, _, inside, across = groups_of(12, 4)
-    assert Hierarchical(groups, lambda _: 1).sum(torch.zeros(40)) == "hierarchical"
-    assert inside.calls == ["scatter 40", "gather 10"]
-    assert across.calls == ["sum 10", "waited"]
-
-
 @pytest.mark.parametrize(
     ("engine", "carrier", "overlap"),
     [
@@ -260,14 +222,6 @@ def test_a_predicted_line_is_that_of_the_chunks_that_are_sent(tmp_path: Path) ->
     bare = (2 * 3 + 2) * 1e-6 + (2 * 3 / 4 * size + 2 * 1 / 2 * size / 4) * 1e-9
     assert line("horovod").time(size) == pytest.approx(bare, rel=1e-3)
     assert line("ddp").time(size) < 0.95 * bare
-
-
-@pytest.mark.parametrize(("place", "across_calls"), [(0, ["sum 40"]), (2, [])])
-def test_only_leaders_speak_to_other_groups(place: int, across_calls: list[str]) -> None:
-    groups, _, inside, across = groups_of(12, 4, place)
-    assert Leader(groups, reduce_is_sum=False).sum(torch.zeros(40)) == "leader"
-    assert inside.calls == ["reduce to 0", "broadcast from 0"]
-    assert across.calls == across_calls
 
 
 def test_hybrid_goes_by_the_bytes_of_the_message() -> None:

@@ -135,24 +135,6 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
     assert seen.found == ["aten::_local_scalar_dense: precision.py:update < engine.py:step < loop.py:_update"] * 2
 
 
-def test_the_instrument_sees_what_waits() -> None:
-    with watched() as waits:
-        values = torch.ones(4, device=DEVICE, requires_grad=True)
-        (values * 2).sum().backward()  # type: ignore[no-untyped-call]
-        assert waits.found == []
-        torch.ones(3).to(DEVICE, non_blocking=True)
-        assert waits.found == []
-        torch.tensor([1.0, 2.0], device=DEVICE)
-        torch.ones(3).to(DEVICE)
-        values.sum().item()
-        _ = values > 0 if values.detach().sum() > 3 else values
-        values.register_hook(lambda gradient: gradient * gradient.sum().item())  # type: ignore[no-untyped-call]
-        (values * 2).sum().backward()  # type: ignore[no-untyped-call]
-    names = [found.partition(":")[0] for found in waits.found]
-    assert len(names) == 5, waits.found
-    assert "test_no_waits.py" in waits.found[0]
-
-
 # --- what searching for overflows costs
 
 
@@ -168,23 +150,6 @@ def test_a_message_waits_for_nothing_and_launches_little(wire: Wire, most: int) 
         form.exchange(0, vector, group.sum, group)
     assert waits.found == []
     assert waits.launches.total() <= most, waits.launches
-
-
-class _Alone:
-    def sum(self, vector: torch.Tensor) -> None: ...
-
-    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
-        assert equal
-        return [tensor]
-
-
-def test_all_gradients_of_horovod_are_searched_at_once() -> None:
-    gradients = [torch.zeros(10, 3, device=DEVICE) for _ in range(100)]
-    count = OverflowCount()
-    with watched() as waits:
-        count.count_all(magnitudes(gradients), magnitudes(gradients))
-    assert waits.found == []
-    assert waits.launches.total() <= 20, waits.launches
 
 
 def test_what_is_counted_on_a_device_is_what_is_counted_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import stat
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.machine.arithmetic import native_precisions
 from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
@@ -32,7 +30,7 @@ from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
@@ -416,17 +414,6 @@ def test_a_checkpoint_holds_all_that_goes_on(tmp_path: Path, kind: str) -> None:
         assert torch.equal(one, two), name
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_checkpoint_is_for_whom_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
-    model = net()
-    before = os.umask(umask)
-    try:
-        write_checkpoint(tmp_path / "c", model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == mode
-
-
 def test_checkpoints_of_form_1_still_read() -> None:
     """A sample of every form that was ever written; see tests/data/formats."""
     read = Checkpoint(DATA / "formats" / "checkpoint" / "v1" / "step-00000003.safetensors")
@@ -518,15 +505,6 @@ def test_a_header_is_under_the_checksum_and_checked(
     assert "\n" not in str(told.value)
 
 
-def test_a_header_with_a_number_of_any_size_is_damaged(tmp_path: Path) -> None:
-    model = net()
-    path = tmp_path / "step-00000001.safetensors"
-    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
-    rewrite(path, with_digest=True, step=10**30)
-    with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*holds a number of 31 digits"):
-        Checkpoint(path)
-
-
 def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -537,39 +515,6 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
     rewrite(path, with_digest=True, group_steps=[])
     with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*steps of 0 parameter groups"):
         Checkpoint(path).restore(model, optimizer)
-
-
-def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "step-00000009.safetensors")
-    with pytest.raises(UserError, match=r"00009\.safetensors: cannot be read: is a named pipe, not a regular file"):
-        Checkpoint(find_checkpoint(tmp_path))
-
-
-def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    write_checkpoint(tmp_path / "step-00000001.safetensors", model, optimizer, PROGRESS, TRAINED)
-
-    def full(opened: int, content: memoryview, place: int) -> int:
-        if place > 1000:
-            raise OSError(28, "No space left on device")
-        return write(opened, content[:100], place)
-
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(RunError, match="No space left on device"):
-        write_checkpoint(tmp_path / "step-00000002.safetensors", model, optimizer, PROGRESS, TRAINED)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
-    assert find_checkpoint(tmp_path).name == "step-00000001.safetensors"
-
-
-def test_old_checkpoints_go_and_none_is_told(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 11):
-        (tmp_path / f"step-{step:08d}.safetensors").touch()
-    prune(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010.safetensors", "step-00000011.safetensors"]
-    with pytest.raises(UserError, match="no checkpoint there"):
-        find_checkpoint(tmp_path / "elsewhere")
 
 
 # --- precision
@@ -630,11 +575,6 @@ def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> 
     again = precision.Precision(spec, CPU)
     again.restore(fp16.state())
     assert again.scale == fp16.scale
-
-
-def test_fp32_scales_nothing() -> None:
-    fp32 = precision.Precision(train_spec(), CPU)
-    assert (fp32.scale, fp32.is_scaled, fp32.state(), fp32.text) == (1.0, False, {}, "fp32, TF32 off")
 
 
 # --- gradient noise scale

@@ -77,13 +77,6 @@ def test_modes_that_would_be_default_are_refused_on_a_cpu() -> None:
     require_mode("default", CPU)
 
 
-def test_torch_itself_says_that_reduce_overhead_is_default_with_cuda_graphs() -> None:
-    from torch._inductor import list_mode_options
-
-    assert list_mode_options("default") == {}
-    assert list_mode_options("reduce-overhead") == {"triton.cudagraphs": True}
-
-
 def test_compiling_before_the_first_step_changes_nothing_and_calls_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[dict[str, Any]] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **words: compiled.append(words))

@@ -84,11 +84,6 @@ def test_another_shuffle_share_or_partition_is_refused(
         kept.require(trained_identity(plan_of(**after)))
 
 
-def test_a_share_is_the_same_however_it_is_written(tmp_path: Path) -> None:
-    kept = checkpoint_of(tmp_path / "kept", plan_of(shuffle="partial:0.10"), place=0)
-    kept.require(trained_identity(plan_of(shuffle="partial:0.1")))
-
-
 class Read:
     """What the record asks of a source."""
 
