@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
     "node.background": set(),
-    "node.cores": NODE_FLOOR | {"node.ranks", "node.local_sockets"},  # masks of a node's ranks, before anything starts
+    "node.cores": NODE_FLOOR | {"node.ranks"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},

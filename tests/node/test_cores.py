@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import threading
-import uuid
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import PeerLostError
 from dlbench.machine.gpus import Gpu
 from dlbench.node import cores
-from dlbench.node.cores import Seat, assign, bind, by_physical_core, deal, settle
-from dlbench.node.local_sockets import decided
+from dlbench.node.cores import Seat, bind, by_physical_core, deal, settle
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -50,12 +43,6 @@ def plan_of(launcher: str, ranks: int, cores_per_rank: int) -> RunPlan:
     )
     (plan,) = expand(request, machine_cores=4)
     return plan
-
-
-@pytest.fixture(autouse=True)
-def one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that bind in turn do not meet, also on a machine with GPUs; `bound_together` has some that do."""
-    monkeypatch.setattr(cores, "decided", lambda *_: None)
 
 
 def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[Seat]:
@@ -207,87 +194,6 @@ def test_ranks_sit_beside_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     order = gpus_at(1, 1, 0, 0)
     assert bound_cores(monkeypatch, (order,) * 4) == [(4, 5), (6, 7), (0, 1), (2, 3)]
     assert bound_cores(monkeypatch, ((),) * 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-
-
-@given(st.data())
-def test_ranks_get_gpus_of_their_own_that_are_nearest_as_no_other_assignment_is(data: st.DataObject) -> None:
-    cores_of = st.sets(st.integers(0, 9), max_size=6)
-    near = data.draw(st.lists(cores_of, min_size=1, max_size=5))
-    masks = data.draw(st.lists(cores_of, min_size=1, max_size=len(near)))
-
-    def cost(numbers: Sequence[int]) -> tuple[int, int]:
-        away = sum(len(mask - near[number]) for mask, number in zip(masks, numbers, strict=True))
-        return away, sum(number != rank for rank, number in enumerate(numbers))
-
-    found = assign(masks, near)
-    assert len(set(found)) == len(masks)
-    assert cost(found) == min(map(cost, permutations(range(len(near)), len(masks))))
-    assert assign(masks, near) == found
-
-
-MASKS = [[6, 7], [0, 1], [4, 5], [2, 3]]
-
-
-def bound_together(
-    monkeypatch: pytest.MonkeyPatch, masks: list[list[int]], listed: str | None = None, wait_s: float = 30.0
-) -> list[tuple[int | None, str, tuple[str, ...]]]:
-    """The number and UUID of each rank's GPU, and warnings, of ranks that start at once, each with its mask; the first
-    two GPUs are beside the first half of the cores.
-    """
-    order = gpus_at(0, 0, 1, 1)
-    mask_of = threading.local()
-    monkeypatch.setattr(cores, "decided", partial(decided, wait_s=wait_s))
-    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
-    monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root: order)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(mask_of.cores))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
-        monkeypatch.setenv(name, "")
-    if listed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    else:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    plan, token = plan_of("srun-gloo", 4, 2), uuid.uuid4().hex
-
-    def one(rank: int) -> tuple[int | None, str, tuple[str, ...]]:
-        mask_of.cores = masks[rank]
-        binding = bind(plan, rank_place(rank, 4, token=token))
-        assert binding.gpu is not None
-        return binding.gpu_by_mask, binding.gpu.uuid, binding.warnings
-
-    with ThreadPoolExecutor(len(masks)) as pool:
-        return list(pool.map(one, range(len(masks))))
-
-
-@pytest.mark.parametrize("listed", [None, "0,1,2,3"])  # as Slurm lists them
-def test_where_the_launcher_bound_the_ranks_each_takes_the_gpu_nearest_to_its_cores(
-    monkeypatch: pytest.MonkeyPatch, listed: str | None
-) -> None:
-    found = bound_together(monkeypatch, MASKS, listed)
-    assert [number for number, _, _ in found] == [3, 1, 2, 0]
-    assert [name for _, name, _ in found] == ["GPU-3", "GPU-1", "GPU-2", "GPU-0"]
-    assert not any(warnings for _, _, warnings in found)
-
-
-@pytest.mark.parametrize("listed", ["3,2,1,0", "GPU-0,GPU-1,GPU-2,GPU-3"])
-def test_an_order_that_a_person_gave_stays(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
-    assert [number for number, _, _ in bound_together(monkeypatch, MASKS, listed)] == [None] * 4
-
-
-@pytest.mark.parametrize("odd", [0, 2])
-def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
-    monkeypatch: pytest.MonkeyPatch, odd: int
-) -> None:
-    """One rank may use the whole node: none waits for it, and no two have one GPU."""
-    masks = [list(range(8)) if rank == odd else mask for rank, mask in enumerate(MASKS)]
-    found = bound_together(monkeypatch, masks)
-    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
-
-
-def test_where_a_rank_of_the_node_does_not_start_no_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 5 s"):
-        bound_together(monkeypatch, MASKS[:3], wait_s=5.0)
 
 
 def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

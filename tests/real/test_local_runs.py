@@ -149,14 +149,6 @@ def test_the_same_seed_gives_the_same_losses(series: Series) -> None:
 
 
 @pytest.mark.slow
-def test_strong_scaling_keeps_the_global_batch(series: Series) -> None:
-    one, two, *_ = series("sizes")
-    assert (one.plan.workload.train.batch_per_rank, two.plan.workload.train.batch_per_rank) == (4, 2)
-    assert one.plan.global_batch == two.plan.global_batch == 4
-    assert [sum(rank.samples for rank in record_of(run).ranks) for run in (one, two)] == [12, 12]
-
-
-@pytest.mark.slow
 def test_ranks_are_pinned_apart(series: Series) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("one core")
@@ -164,19 +156,6 @@ def test_ranks_are_pinned_apart(series: Series) -> None:
     first, second = (set(r.cores) for r in record_of(run).ranks)
     assert not first & second
     assert {r.threads for r in record_of(run).ranks} == {run.plan.layout.cores_per_rank}
-
-
-@pytest.mark.slow
-def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, tmp_path: Path) -> None:
-    ranks = len(os.sched_getaffinity(0)) + 1
-    out = tmp_path / 'a "quoted" $(touch canary) new; line'
-    done = cli(*COSMO, "--engine", "ddp", "--ranks", str(ranks), "--out", out, *SHORT)
-    assert done.returncode == 0, done.stderr
-    (run,) = only_runs(out, 1)
-    assert run.state == "valid"
-    assert any("share cores" in text for text in record_of(run).warnings)
-    assert not any(r.pinned for r in record_of(run).ranks)
-    assert not list(tmp_path.rglob("canary"))
 
 
 @pytest.mark.slow
@@ -254,14 +233,6 @@ class Running:
         self.leftovers.__exit__()
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -289,20 +260,6 @@ def test_a_killed_rank_ends_the_run_and_is_named(
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
-
-
-@pytest.mark.horovod
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(
-    tmp_path: Path, demo_data: dict[str, Path], horovod_installed: None
-) -> None:
-    """The key server is all that listens once Gloo's ranks have met; ranks of DDP are looked at above."""
-    with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod") as running:
-        running.wait_until_measuring()
-        assert running.listening() == ["127.0.0.1"]
-        (meeting,) = running.folder.glob("*/rendezvous.json")
-        assert "secret" not in meeting.read_text()
 
 
 @pytest.mark.slow

@@ -8,11 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.perfmodels.schedules import Layout, pipeline_chunks
-from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from tests.conftest import Cli
 from tests.support import exchange_ranks
 from tests.support.exchange_ranks import SmallNet, reference
 from tests.support.forks import run_ranks
@@ -229,29 +225,6 @@ def test_costs_may_come_from_a_file(trained: Told) -> None:
     assert flat["startup_s"] == pytest.approx(0.5)  # as the file has it
     assert grouped["startup_s"] < 0.1  # from the fitted levels
     assert {m["method"] for m in result["messages"]} == {"hierarchical"}
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
-    settings = ("sync.group_size=2", "measure.warmup_steps=1", "measure.measured_steps=3")
-    options = [word for setting in settings for word in ("--set", setting)]
-    base = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "ddp", "--ranks", "4", *options)
-    done = cli(*base, "--sweep", "sync.exchange=flat,hierarchical")
-    assert done.returncode == 0, done.stderr
-    ddp, own = scan(tmp_path / "runs").runs
-    assert ddp.state == own.state == "valid"  # parameters equal on all ranks, among other things
-    losses = [[float(x) for x in read_steps(run.folder.steps(0)).steps["loss"]] for run in (ddp, own)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert (own.record.exchange.by, own.record.exchange.exchange) == ("dlbench", "hierarchical")
-    assert own.record.exchange.window_steps == 3
-    layout = Layout(ranks=4, group_size=2)
-    for message in own.record.exchange.messages:
-        assert message.chunks == pipeline_chunks("allreduce", "hierarchical", layout, message.num_bytes // 4)
-    assert max(own.record.exchange.chunks.values()) > 1
-    found = {s.key: (s.requested, s.effective) for s in own.record.settings}
-    assert found["sync.exchange"] == ("hierarchical", "hierarchical")
-    assert found["sync.group_size"] == (2, 2)
 
 
 HOROVOD: dict[str, dict[str, Any]] = {

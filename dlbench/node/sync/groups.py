@@ -250,8 +250,7 @@ def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor],
     """`value` of every rank, by rank; tuples come back as lists, keys as text.
 
     `value`: what JSON can hold, and numbers that are not finite. `all_gather`: makes one tensor of all ranks' equally
-    long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU. Raises `TypeError`: JSON cannot
-    hold the value; `RunError`: a rank sent what is no value.
+    long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU.
     """
     own = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(own)], dtype=torch.int64)).tolist()

@@ -405,8 +405,6 @@ def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
     tree; mean over ranks.
 
     Counted from its root, rank r has the message from r without its highest bit (gloo/broadcast.cc).
-
-    `shares`: bytes by rank. `groups`: equal blocks of neighbouring ranks.
     """
     ranks = len(shares)
     block, sent = ranks // groups, [0, 0]

@@ -145,7 +145,6 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
     """Writes one checkpoint as a whole, or nothing; what killed jobs left of theirs goes.
 
     The digest is made of the pieces as they are written, and put into the header last. `on_piece`: called after each.
-    Raises RunError: the file system refuses.
     """
     tensors, entries, end = taken.tensors, dict[str, Any](), 0
     # Larger elements first, so that each lies at a multiple of its size: readers map the file.
@@ -310,10 +309,7 @@ class CheckpointWriter:
 def follow(
     look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """All ranks wait for a file of rank 0, and are alive as long as something of it moves.
-
-    `look`: waits `TURN_S` at most; whether all is done, and how many pieces are; counts on rank 0 alone.
-    """
+    """All ranks wait for a file of rank 0, and are alive as long as something of it moves."""
     seen, is_done = -1, False
     while not is_done:
         is_done, pieces = gather(look())[0]
@@ -329,10 +325,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
-    """The file itself, or the newest checkpoint of a run's folder.
-
-    `key`: what it was given to. Raises UserError: there is none.
-    """
+    """The file itself, or the newest checkpoint of a run's folder."""
     if place.is_file():
         return place
     found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
@@ -355,8 +348,7 @@ class Checkpoint:
     """A checkpoint that has been read and found whole.
 
     `received`: tensors and header that another rank has read and found whole; None: the file is read. `on_piece`:
-    called after each piece of it. Raises UserError: it is missing, or of another form. IncompleteDataError: it is
-    damaged.
+    called after each piece of it.
     """
 
     def __init__(
@@ -395,8 +387,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
 
-        `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
-        class, or whatever else ends its reading; PeerLostError, on the others: rank 0 cannot read it.
+        `broadcast`: gives a tensor of rank 0 on the device to all.
         """
         pieces = 0
 
@@ -433,10 +424,7 @@ class Checkpoint:
         return own
 
     def require(self, trained: Mapping[str, Any]) -> None:
-        """Proves that the plan trains the same thing.
-
-        Raises UserError: it does not; names the first key that differs.
-        """
+        """Proves that the plan trains the same thing."""
         for key, value in trained.items():
             if self.trained.get(key) != value:
                 raise UserError(
@@ -451,8 +439,6 @@ class Checkpoint:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
         """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
         prepared them; None: none did.
-
-        Raises IncompleteDataError: they are not those of this network and optimizer.
         """
         try:
             self._restore(model, optimizer, engine or SingleEngine())
@@ -518,10 +504,7 @@ def _digest(
     tensors: Mapping[str, Tensor],
     visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
 ) -> str:
-    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor.
-
-    `visit`: given each piece of a tensor, and its place in it.
-    """
+    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
     rest = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -572,10 +555,7 @@ def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
 
 
 def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
-    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
-
-    Raises UserError: within an epoch, with another number of ranks, and each reads what it holds.
-    """
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins."""
     before, progress = ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.replicas and progress.position.place:
         raise UserError(

@@ -63,12 +63,7 @@ class RankWatch:
         computes: Callable[[nn.Module], bool] | None = None,
         transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
-        """What the window will look at.
-
-        `beat`: called before what takes long, for the watchdog. `computes`: whether a call of a module, now, computes
-        it; None: always. `transfers`: each with its step; None where nothing is swapped or recomputed. Raises
-        EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
-        """
+        """What the window will look at."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
         watch, spans = self._plan.watch, self._spans

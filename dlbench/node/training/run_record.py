@@ -60,11 +60,7 @@ def rank_summary(
     startup_s: float,
     failures: Sequence[str],
 ) -> dict[str, Any]:
-    """What this rank has to say, plain Python; see `Summaries`; watching, staging and samples come later.
-
-    `state`: what was trained; closed. `startup_s`: from the process's start until training could begin, seconds.
-    `failures`: samples that could not be read.
-    """
+    """What this rank has to say, plain Python; see `Summaries`; watching, staging and samples come later."""
     place, device, memory, warnings = context.place, context.device, state.memory, context.warnings
     peak_resident = peak_bytes(torch.device("cpu"))
     if not seen.has_own_peaks and seen.measured_samples:
@@ -83,7 +79,7 @@ def rank_summary(
         threads=torch.get_num_threads(),
         pinned=context.binding.pinned,
         numa_nodes=numa_nodes_of(context.binding.cores),
-        gpu=rank_gpu(device, context.binding.gpu, by_mask=context.binding.gpu_by_mask is not None),
+        gpu=rank_gpu(device, context.binding.gpu),
         samples=seen.measured_samples,
         measured_s=seen.measured_ns / 1e9,
         first_loss=seen.losses[0] if math.isfinite(seen.losses[0]) else None,
@@ -143,10 +139,7 @@ def make_record(
     shuffle: Shuffled,
     clock: str,
 ) -> Record:
-    """The record of a run that came to its end.
-
-    `exchange`: of gradients; None where nothing was exchanged. `clock`: what measured the phases.
-    """
+    """The record of a run that came to its end."""
     plan = context.plan
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
     train, wanted = plan.workload.train, plan.layout.cores_per_rank
@@ -439,10 +432,7 @@ def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
 
 
 def samples_check(shuffle: ShuffleResult, *, replaced: int) -> Check:
-    """Whether every sample was read once in each epoch that the run read whole.
-
-    `replaced`: samples that were unreadable, for which others stood in.
-    """
+    """Whether every sample was read once in each epoch that the run read whole."""
     name = "every sample once per epoch"
     if shuffle.errors:
         more = f" and {len(shuffle.errors) - 3} more" if len(shuffle.errors) > 3 else ""

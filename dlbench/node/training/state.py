@@ -106,10 +106,7 @@ class TrainState:
 
 
 class InjectedFault:
-    """The sleeps of one rank, and how long they really were.
-
-    `rank`: this rank; where the fault does not act on it, nothing sleeps.
-    """
+    """The sleeps of one rank, and how long they really were."""
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:
         self._spec = spec

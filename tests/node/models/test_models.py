@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,12 +32,6 @@ def test_published_parameter_counts() -> None:
         assert num_parameters(build_model(ResNetModel(family="resnet"))) == 25_557_032
         assert num_parameters(build_model(BertModel(family="bert"))) == 336_226_108
         assert num_parameters(build_model(CosmoFlowModel(family="cosmoflow"))) == 8_907_556
-
-
-@pytest.mark.parametrize("size", [(32, 32), (33, 47), (64, 40)])
-def test_resnet_takes_any_image_of_32_pixels_or_more(size: tuple[int, int]) -> None:
-    model = ResNet(num_classes=7, stage_blocks=(1, 1, 1, 1), base_width=8).eval()
-    assert model(torch.zeros(2, 3, *size)).shape == (2, 7)
 
 
 # What our parameter names are called in transformers; longer prefixes first.
@@ -200,20 +192,6 @@ def test_cosmoflow_follows_the_layer_table() -> None:
     assert sum(isinstance(m, nn.Dropout) for m in model.modules()) == 2
 
 
-def test_cosmoflow_output_range_and_start() -> None:
-    torch.manual_seed(4)
-    model = CosmoFlow(input_size=32).eval()
-    out = model(1e3 * torch.randn(3, 4, 32, 32, 32))
-    assert out.shape == (3, 4)
-    assert out.abs().max() <= 1.2
-    first = model.features[0]
-    assert isinstance(first, nn.Conv3d)
-    assert not first.bias.any()
-    assert first.weight.abs().max().item() == pytest.approx(math.sqrt(6 / (27 * (4 + 32))), rel=0.01)
-    with pytest.raises(ValueError, match="input_size 48 is not a multiple of 32"):
-        CosmoFlow(input_size=48)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_classification_loss_smooths_labels(smoothing: float) -> None:
     logits, label = torch.randn(5, 4), torch.tensor([0, 1, 2, 3, 0])
@@ -294,26 +272,6 @@ def test_lamb_against_numpy(shapes: list[tuple[int, ...]], decay: float, seed: i
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
-def test_optimizer_resumes_from_its_state(name: str) -> None:
-    torch.manual_seed(5)
-    spec = optimizer_spec(name, weight_decay=0.01)
-    values = [np.ones((3, 2)), np.ones(4)]
-    model, other = Holder(values), Holder(values)
-    optimizer = build_optimizer(model, spec)
-    grads = random_tensors([(3, 2), (4,)], 6)
-    for _ in range(2):
-        model.take(grads)
-        optimizer.step()
-    other.load_state_dict(model.state_dict())
-    resumed = build_optimizer(other, spec)
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for holder, one in ((model, optimizer), (other, resumed)):
-        holder.take(grads)
-        one.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("name", ["sgd", "lars", "lamb"])
 def test_groups_split_by_dimension(name: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Linear(4, 2))
     optimizer = build_optimizer(model, optimizer_spec(name, weight_decay=0.25))
@@ -342,19 +300,3 @@ def test_schedule_edges() -> None:
     assert [learning_rate(s, spec) for s in (4, 5)] == [2.0, 0.0]
     with pytest.raises(ValueError, match="negative"):
         learning_rate(-1, spec)
-
-
-@given(
-    step=st.integers(0, 300),
-    warmup=st.integers(0, 100),
-    total=st.integers(1, 200),
-    decay=st.sampled_from(["constant", "linear", "polynomial"]),
-    end=st.floats(0, 2),
-)
-def test_rate_stays_between_zero_and_the_peak_and_falls(
-    step: int, warmup: int, total: int, decay: str, end: float
-) -> None:
-    spec = train_spec(warmup_steps=warmup, decay=decay, total_steps=total, end_learning_rate=end)
-    now, later = learning_rate(step, spec), learning_rate(step + 1, spec)
-    assert 0 <= now <= 2.0 + 1e-12
-    assert later <= now + 1e-9 if step >= warmup else later >= min(now, end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from dlbench.errors import RunError
 from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import WINDOW_STEPS, Moments, StepMoments
+from dlbench.node.sync.own.report import Moments, StepMoments
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
@@ -303,26 +303,6 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
         (4, 6, 6),
         (9, 13, 2),
     ]
-
-
-def test_moments_of_steps_that_are_forgotten_are_used_again_but_for_watched_ones() -> None:
-    class CountingClock(Clock):
-        def __init__(self) -> None:
-            self.given_back: list[int] = []
-
-        def give_back(self, moments: Iterable[int]) -> None:
-            self.given_back += moments
-
-    clock = CountingClock()
-    moments = Moments(clock=clock)
-    for number in range(WINDOW_STEPS + 2):
-        one = step([1, 4], [(2, 3)], backward=5)
-        if number:  # the first alone was watched
-            one.gradients = [None, None]
-        moments.add(one)
-    assert len(moments.steps) == WINDOW_STEPS
-    assert len(clock.given_back) == len(set(map(id, clock.given_back))) == len(one.marks())
-    assert moments.gradients() == []  # no step that is left noted them
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import UserError
 from dlbench.node.models.build import build_model
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.fsdp.engine import FsdpEngine, blocks_of
@@ -100,12 +98,6 @@ def test_offload_without_a_gpu_is_refused_before_ranks_start() -> None:
     assert "offload" not in str(refusal(plan.model_copy(update={"system": system})))
 
 
-def test_settings_of_sharding_act_where_something_is_sharded() -> None:
-    for words in (("--engine", "ddp", "--ranks", "2"), ("--engine", "fsdp", "--ranks", "1")):
-        with pytest.raises(UserError, match=r"engine.fsdp.shard: has no effect"):
-            plan_of("bert", *words, "--set", "engine.fsdp.shard=gradients")
-
-
 @pytest.mark.parametrize(("workload", "num"), [("bert", 2), ("resnet50", 16), ("cosmoflow", 8), ("paced", 4)])
 def test_networks_name_their_blocks_in_the_order_of_computing(workload: str, num: int) -> None:
     model = build_model(plan_of(workload, "--engine", "fsdp", "--ranks", "2").workload.model)
@@ -116,13 +108,6 @@ def test_networks_name_their_blocks_in_the_order_of_computing(workload: str, num
     assert all(any(True for _ in block.parameters()) for block in blocks)
     assert [module for module in model.modules() if module in blocks] == blocks
     assert blocks_of(nn.Linear(2, 2)) == []
-
-
-def test_a_torch_that_moved_its_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._fully_shard._fsdp_collectives", None)
-    monkeypatch.delitem(sys.modules, "dlbench.node.sync.fsdp.watched_comm")
-    with pytest.raises(EnvironmentLacksError, match=rf"torch {torch.__version__.split('+')[0]}"):
-        importlib.import_module("dlbench.node.sync.fsdp.watched_comm")
 
 
 def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -> None:

@@ -460,12 +460,6 @@ def test_powersgd_counts_what_it_sends(alone: None) -> None:
     assert f"PowerSGD sent {3 * 514} elements for {3 * 8450}" in hook.compression_text
 
 
-def test_powersgd_that_never_began_is_not_in_force(alone: None) -> None:
-    hook, _ = train("powersgd", steps=2, watch_from=1)
-    assert hook.wire_in_force == "fp32"
-    assert "the run ended before" in hook.compression_text
-
-
 @pytest.mark.parametrize(("wire", "counted"), [("fp32", False), ("fp16", True), ("bf16", False)])
 def test_an_overflow_is_fp16s(wire: str, counted: bool, alone: None) -> None:
     hook, _ = train(wire, scale=1e6)

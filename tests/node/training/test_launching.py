@@ -162,7 +162,6 @@ def test_a_device_that_is_behind_its_host_is_not_held_back() -> None:
 
 
 MANY_SMALL: Kernels = [(20 * US, 5 * US)] * 40
-FEW_LARGE: Kernels = [(20 * US, 5 * MS)] * 4
 
 
 def test_without_a_step_held_back_only_a_bound_is_known() -> None:

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
 
@@ -141,7 +142,7 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
 @pytest.mark.parametrize(("wire", "most"), [("fp32", 0), ("fp16", 4), ("bf16", 2), ("topk", 20)])
 def test_a_message_waits_for_nothing_and_launches_little(wire: Wire, most: int) -> None:
     """fp16: two casts and two searches, however many gradients are in the message."""
-    group = cast(Group, _Alone())
+    group = cast(Group, SimpleNamespace(sum=lambda vector: None, gather_all=lambda tensor, equal=False: [tensor]))
     form = build_wire(wire, density=0.1, world_size=2)
     form.reset([[("a", 1000), ("b", 24)]])
     vector = torch.zeros(1024, device=DEVICE)
@@ -197,19 +198,6 @@ def test_a_bucket_that_is_taken_at_once_is_the_same_bits() -> None:
     (one, apart), (other, together) = taken(False), taken(True)
     assert torch.equal(one, other)
     assert all(torch.equal(a, b) and a.stride() == b.stride() for a, b in zip(apart, together, strict=True))
-
-
-def test_a_bucket_on_a_device_is_taken_by_few_operations() -> None:
-    parameters = [nn.Parameter(torch.zeros(3, 5, device=DEVICE)) for _ in range(50)]
-    (bucket,) = buckets.fill(torch.zeros(50 * 15, device=DEVICE), [parameters], 1)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    with watched() as waits:
-        for place in range(50):
-            bucket.take(place, 0.5)
-    assert waits.found == []
-    assert waits.launches.total() == 2, waits.launches
-    assert all(parameter.grad is not None for parameter in parameters)
 
 
 @pytest.mark.parametrize("workload", ["resnet50", "bert", "cosmoflow"])

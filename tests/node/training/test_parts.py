@@ -21,7 +21,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.machine.arithmetic import native_precisions
 from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.bert import MaskedLmAccuracy
@@ -60,12 +59,6 @@ def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, e
     # Not more than one each multiple of `every` and one at the end; never further apart than a multiple, rounded up.
     assert len(pauses) <= math.ceil((first + steps) / every) - math.floor(first / every) + 1
     assert all(later - sooner <= math.ceil(every) for sooner, later in itertools.pairwise(pauses))
-
-
-def test_epochs_end_where_their_last_step_does() -> None:
-    course = StepSchedule(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
-    assert [done for done in range(1, 31) if course.ends_epoch(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30]
-    assert course.epoch(5) == pytest.approx(1.5)
 
 
 def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
@@ -199,16 +192,6 @@ def test_no_layer_is_watched_while_the_exchange_is_decided(
     assert list(plan_schedule(plan, first=0, batches_per_epoch=None).window) == window
 
 
-def test_no_layer_is_watched_while_horovod_tunes() -> None:
-    overrides = {"measure.warmup_steps": 2000, "engine.horovod.autotune": True}
-    plan = plans(points=(2,), repeats=1, engine="horovod", overrides=overrides)[0]
-    steps = plan.engine.horovod.autotune_steps
-    for spare, window in ((0, []), (3, []), (5, [steps, steps + 1]), (6, [steps, steps + 1, steps + 2])):
-        measure = plan.measure.model_copy(update={"warmup_steps": steps + spare})
-        course = plan_schedule(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
-        assert list(course.window) == window
-
-
 # --- the learning rate
 
 
@@ -292,19 +275,6 @@ def test_nvidias_published_bert_schedule() -> None:
     assert half.at(2 * 7038) == 0
 
 
-@given(batch=st.sampled_from([8, 16, 64, 256]), epochs=st.floats(0.5, 20), warmup=st.floats(0.25, 5))
-def test_a_schedule_in_epochs_takes_the_same_share_at_any_batch(batch: int, epochs: float, warmup: float) -> None:
-    spec = train_spec(
-        schedule={"warmup_epochs": warmup, "decay": "polynomial", "total_epochs": epochs + warmup, "power": 2.0}
-    )
-    per_epoch = 4096 / batch
-    rate = LearningRate(spec, global_batch=batch, steps_per_epoch=per_epoch)
-    half = warmup + epochs / 2
-    step = round(half * per_epoch)
-    share = 1 - (step / per_epoch - warmup) / epochs
-    assert rate.at(step) == pytest.approx(0.1 * share**2, rel=1e-6, abs=1e-9)
-
-
 # --- the sample order over a resume
 
 
@@ -339,18 +309,6 @@ def test_a_position_goes_on_with_any_number_of_ranks(
             now.update(index for _, index in keys)
     assert not now or max(now.values()) == 1
     assert num - sum(now.values()) < batch * max(world, other) or position.place == 0
-
-
-@given(num=st.integers(1, 400), batch=st.integers(1, 9), taken=st.integers(0, 50), seed=st.integers(0, 9))
-def test_the_samples_behind_a_step_depend_on_the_global_batch_alone(
-    num: int, batch: int, taken: int, seed: int
-) -> None:
-    if num < 4 * batch:
-        return
-    one = ShardedOrder(num, batch_size=4 * batch, rank=0, world_size=1, seed=seed).batches()
-    four = [ShardedOrder(num, batch_size=batch, rank=r, world_size=4, seed=seed).batches() for r in range(4)]
-    for _ in range(min(taken, 20)):
-        assert sorted(next(one)) == sorted(key for stream in four for key in next(stream))
 
 
 @given(num=st.integers(1, 200), batch=st.integers(1, 9), world=st.integers(1, 6))
@@ -544,13 +502,6 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
     assert "emulated" not in native.text
 
 
-def test_arithmetic_is_measured_where_the_flags_do_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags_show(None, monkeypatch)
-    if "fp16" not in (native_precisions() or ()):
-        with pytest.raises(EnvironmentLacksError, match="no fp16 arithmetic"):
-            precision.Precision(train_spec(precision="fp16"), CPU)
-
-
 def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> None:
     spec = train_spec(precision="fp16", allow_emulation=True, initial_loss_scale=2.0**24)
     fp16 = precision.Precision(spec, CPU)
@@ -596,18 +547,6 @@ def test_the_noise_scale_of_known_gradients() -> None:
     assert found.noise_scale == pytest.approx(expected, rel=0.25)
     assert found.covariance_trace == pytest.approx(sigma**2 * size, rel=0.15)
     assert (found.steps, len(found.history)) == (steps, steps)
-
-
-def test_a_noise_scale_that_cannot_be_told_is_null() -> None:
-    # The larger batch's gradient is the larger one: no positive covariance explains that.
-    found = estimate_noise_scale([[[1.0, 2.0]] * 5], small_batch=2, large_batch=8)
-    assert found.noise_scale is None
-    assert found.covariance_trace is not None
-    assert found.covariance_trace < 0
-    nothing = estimate_noise_scale([[]], small_batch=2, large_batch=8)
-    assert (nothing.steps, nothing.gradient_norm2, nothing.noise_scale) == (0, None, None)
-    # Overflowed steps hold no information.
-    assert estimate_noise_scale([[[math.inf, math.nan]]], small_batch=2, large_batch=8).steps == 0
 
 
 def test_the_probe_sees_each_part_before_the_exchange() -> None:

@@ -27,9 +27,7 @@ ALIGNMENT = 16  # Elements; a buffer begins on a cache line of its own.
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The messages: this many of each, in this order. Raises `ValueError`: the counts do not make the whole, or one is
-    not positive.
-    """
+    """The messages: this many of each, in this order."""
     if sum(counts) != len(order) or any(count < 1 for count in counts):
         raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
     places = iter(order)
@@ -174,9 +172,7 @@ class ExchangeThread:
             self._next += 1
 
     def wait(self) -> None:
-        """Returns when every message of the step is exchanged. Raises `RunError`: the exchange of a message failed;
-        names it.
-        """
+        """Returns when every message of the step is exchanged."""
         self._worker.wait()
         self._worker.require_well()
 

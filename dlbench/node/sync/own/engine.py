@@ -201,9 +201,7 @@ class OwnExchange(EngineOverLibrary):
         return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
 
     def finish_exchange(self) -> None:
-        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
-        Raises `RunError`: a message failed on this rank.
-        """
+        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros."""
         now = self._now
         assert now is not None
         with torch.no_grad():

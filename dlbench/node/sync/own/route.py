@@ -371,10 +371,6 @@ def calibrate(
     that start at once: short messages are timed several back to back, each in a place of the arena of its own. On a GPU
     the stream is held back until all are queued; where so many are too many for that, fewer are taken. Larger sizes are
     left out once rank 0 has used the budget; two sizes are always timed.
-
-    `name`: of the line. `exchange`: called with the position of a size and a vector of it. `counts`: elements of the
-    vectors, ascending; two or more. `world`: all ranks. `clock`: of the device. `arena`: where vectors lie, as those of
-    training do; it is overwritten. `budget_s`: time to spend, seconds. `gather`: `Engine.gather`.
     """
     began = time.monotonic()
     timed: list[list[float]] = []
@@ -439,13 +435,7 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 def given_line(
     path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int | None]
 ) -> LineCost:
-    """The line of an exchange: of its name and rank count if the file has it, else through predictions.
-
-    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `layout`:
-    ranks and groups. `largest_bytes`: predictions go up to this size. `chunks`: of a message of so many bytes.
-    Raises `UserError`: the file cannot be read, or lacks a level that the prediction needs; `IncompleteDataError`: it
-    is damaged.
-    """
+    """The line of an exchange: of its name and rank count if the file has it, else through predictions."""
     network = read_network(Path(path))
     for line in network.collectives:
         if line.name == name and line.ranks == layout.ranks:
