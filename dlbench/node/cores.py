@@ -118,9 +118,6 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
 
     Ranks with the same cores next to them share these evenly where they do not suffice, and take the rest from what the
     others leave over.
-
-    `cores`: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank. `near`:
-    for each rank, the processors next to its GPU: sets that are equal or disjoint; empty where not known.
     """
     left = list(cores)
     dealt: list[list[int]] = [[] for _ in near]

@@ -161,11 +161,7 @@ def rank_gpu(
 def require_own_gpu(
     gpu: RankGpu | None, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, by_nccl: bool
 ) -> None:
-    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
-
-    `gpu`: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none. `gather`: what every
-    rank, or every rank of this node, says. Raises EnvironmentLacksError: they do.
-    """
+    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one."""
     if place.size == 1 or gpu is None:
         return
     own = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]

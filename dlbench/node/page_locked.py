@@ -125,11 +125,7 @@ def pieces(first: int, num_bytes: int) -> list[tuple[int, int]]:
 def require_room(
     num_bytes: int, what: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
 ) -> None:
-    """Refuses what all ranks of a node together cannot page-lock; called by all of them, before any of them locks.
-
-    `num_bytes`: of each rank. `what`: needs it; begins the error's line. `gather`: a value of every rank, on every
-    rank. `checkpoint_bytes`: of this rank alone, locked at its first checkpoint.
-    """
+    """Refuses what all ranks of a node together cannot page-lock; called by all of them, before any of them locks."""
     everyone = gather([place.host, memory_room(), checkpoint_bytes])
     for host, left, _ in everyone:
         later = sum(of_rank for its_host, _, of_rank in everyone if its_host == host)

@@ -95,10 +95,7 @@ def pauses_s(chance: random.Random) -> Iterator[float]:
 
 
 def own_address(single_machine: bool, interface: str | None = None) -> str:
-    """The address others reach this machine at: loopback if there are no others.
-
-    `interface`: the planned network interface (`launch.interface`); None: the one the host name stands for.
-    """
+    """The address others reach this machine at: loopback if there are no others."""
     if single_machine:
         return LOOPBACK
     if interface is not None:

@@ -247,11 +247,7 @@ MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from th
 
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
-    """`value` of every rank, by rank; tuples come back as lists, keys as text.
-
-    `value`: what JSON can hold, and numbers that are not finite. `all_gather`: makes one tensor of all ranks' equally
-    long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU.
-    """
+    """`value` of every rank, by rank; tuples come back as lists, keys as text."""
     own = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(own)], dtype=torch.int64)).tolist()
     if len(sizes) != num_ranks or not all(0 < size <= MAX_BYTES for size in sizes):

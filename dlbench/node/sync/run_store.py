@@ -33,12 +33,7 @@ _BACKLOG = 1024  # All ranks come at once.
 def open_endpoint(
     path: Path, place: RankPlace, interface: str | None, wait_s: float, serve: Callable[[str], int]
 ) -> Endpoint:
-    """Returns where rank 0 serves: there made and published, on other ranks waited for.
-
-    `path`: `rendezvous.json` of the run. `interface`: the planned network interface; None: the one the host name stands
-    for. `wait_s`: the longest wait for rank 0, whose node may be minutes behind in importing. `serve`: begins to serve
-    at an address and returns the port.
-    """
+    """Returns where rank 0 serves: there made and published, on other ranks waited for."""
     if interface is not None and place.num_nodes > 1 and torch.cuda.is_available():
         # NCCL starts over it, and sends over it what no faster network takes. `=`: this name, not all that begin so
         # (NCCL's documentation, environment variables).

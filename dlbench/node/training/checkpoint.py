@@ -100,10 +100,6 @@ def snapshot(
 ) -> Snapshot:
     """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
     Where ranks share tensors out, the others call `give_shares` meanwhile.
-
-    `whole`: of the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
-    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. `beat`: called before each
-    tensor. Returns when the copy is there.
     """
     found = _tensors_of(whole)
     # A copy each: tied weights share memory, which safetensors refuses.
@@ -203,11 +199,7 @@ Linux has a nice value for each thread (sched(7))."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run in a thread, one at a time.
-
-    `keep`: how many of the newest stay. `beat`: called before each piece of memory is page-locked, and
-    before each tensor is copied.
-    """
+    """Writes the checkpoints of a run in a thread, one at a time."""
 
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
         self._keep, self._beat = keep, beat
@@ -345,11 +337,7 @@ class Header(Progress):
 
 
 class Checkpoint:
-    """A checkpoint that has been read and found whole.
-
-    `received`: tensors and header that another rank has read and found whole; None: the file is read. `on_piece`:
-    called after each piece of it.
-    """
+    """A checkpoint that has been read and found whole."""
 
     def __init__(
         self,
@@ -385,10 +373,7 @@ class Checkpoint:
         device: torch.device,
         beat: Callable[[str], object],
     ) -> Checkpoint:
-        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
-
-        `broadcast`: gives a tensor of rank 0 on the device to all.
-        """
+        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them."""
         pieces = 0
 
         def moved() -> None:

@@ -35,11 +35,7 @@ _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting
 
 
 class RankWatch:
-    """Stages, the window, and on the first rank of a node the sampler.
-
-    `sampler`: of this rank's node, started already; None on other ranks, and where the plan has none. `started`:
-    monotonic time at which the process began, seconds.
-    """
+    """Stages, the window, and on the first rank of a node the sampler."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float

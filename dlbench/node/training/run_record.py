@@ -375,12 +375,7 @@ def check(
     exchange: ExchangeResult | None = None,
     is_scaled: bool = False,
 ) -> list[Check]:
-    """All sanity checks of a run.
-
-    `measured_steps`: those that every rank has to have made: as planned, or as agreed on in the warm-up; where training
-    ends with a quality, those that rank 0 made. `exchange`: what was exchanged; None at one rank. `is_scaled`: whether
-    losses were scaled, so that steps whose gradients overflowed were left out.
-    """
+    """All sanity checks of a run."""
     work = _equal_work(plan, ranks, measured_steps)
     starts = [rank.initial_parameters_sha256 for rank in ranks]
     start = _same("identical start", starts, "before the first step")
@@ -567,10 +562,7 @@ def sample_summary(source: BatchSource) -> dict[str, Any] | None:
 def shuffled(
     plan: RunPlan, source: BatchSource, everyone: Sequence[Mapping[str, Any] | None], gather: Callable[[Any], list[Any]]
 ) -> Shuffled:
-    """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
-
-    `everyone`: `sample_summary` of every rank; those of a replica read the same, and count once.
-    """
+    """What all ranks together read; called by all of them, because samples in doubt are gathered one by one."""
     everyone = everyone[:: plan.ranks_per_replica]
     reported = [each for each in everyone if each is not None]
     if source.audit is None or len(reported) != len(everyone):

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._subclasses import FakeTensorMode
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.sharding import Position
@@ -21,7 +20,6 @@ from dlbench.node.models.bert import decoder_logits
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.models.resnet import batch_norm_settings
 from dlbench.node.training.checkpoint import Checkpoint, Progress
 from dlbench.node.training.run_record import parameters_digest
 from dlbench.specs.plan import RunPlan
@@ -98,30 +96,6 @@ def test_the_decoder_is_padded_for_tensor_cores_alone(
     vocab_size: int, kind: torch.dtype | None, device: torch.device, rows: int
 ) -> None:
     assert bert.decoder_padding(vocab_size, device, kind) == rows
-
-
-def test_the_record_names_whose_batch_norm_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's choice is made for the tensors of a step; this torch, built without CUDA, would always take its own."""
-    asked: list[tuple[torch.dtype, str, bool]] = []
-    backends = vars(torch._C)["_BatchNormBackend"]
-
-    def choice(features: torch.Tensor, *scales: torch.Tensor | bool | float) -> object:
-        asked.append((features.dtype, features.device.type, scales[-2] is True))
-        return backends.Native if features.dtype == torch.bfloat16 else backends.Cudnn
-
-    monkeypatch.setattr(torch._C, "_select_batch_norm_backend", choice)
-
-    def told(device: torch.device, *words: str) -> list[object]:
-        plans, _ = planned("resnet50", "--preset", "ci", "--engine", "single", "--ranks", "1", *words)
-        with FakeTensorMode():
-            return [one.effective for one in batch_norm_settings(plans[0], device)]
-
-    emulated = ("--set", "train.allow_emulation=true")  # Not every CPU that tests run on has bf16.
-    assert told(CPU, "--set", "train.precision=bf16", *emulated) == []
-    assert told(GPU, "--set", "train.precision=bf16", *emulated) == ["native"]
-    assert told(GPU, "--set", "train.precision=fp16", *emulated) == ["cudnn"]
-    assert told(GPU, "--set", "train.compile=default") == ["inductor"]
-    assert asked == [(torch.bfloat16, "cuda", True), (torch.float16, "cuda", True)]
 
 
 @settings(max_examples=12)
