@@ -26,6 +26,7 @@ OPTIONS: dict[tuple[str, str], str] = {
 KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
+    "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
 

@@ -174,7 +174,7 @@ def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | 
     from dlbench.node.devices import device_for, rank_gpu
 
     try:
-        found = rank_gpu(device_for(plan, place, chosen=binding.gpu_by_mask), binding.gpu)
+        found = rank_gpu(device_for(plan, place), binding.gpu)
     except DlbenchError as error:
         return None, str(error)
     except Exception as error:  # of the driver, by way of torch

@@ -87,11 +87,12 @@ def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(
         out,
         planted,
-        points=(1, 2),
+        points=(1, 4),
         engine="ddp",
+        overrides={"sync.group_size": 2},
         sweep={
             "sync.fusion": ("own:none", "own:single"),
-            "sync.inside": ("backend", "shared-memory"),
+            "sync.exchange": ("flat", "hierarchical"),
             "sync.wire": ("fp32", "fp16"),
         },
         story=lambda plan: Story(last_loss=1.95 if plan.sync.wire == "fp16" else 1.9),
@@ -108,12 +109,12 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
     cell = found_in(planted_runs).cells[0]
     assert {axis.key: axis.verdict for axis in cell.axes} == {
         "sync.fusion": "matters",
-        "sync.inside": "no effect",
+        "sync.exchange": "no effect",
         "sync.wire": "undecided",
     }
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
     assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
-    assert cell.axes[0].words.startswith("matters: own:single over own:none is 1.10x")
+    assert cell.axes[1].words.startswith("matters: own:single over own:none is 1.10x")
     assert cell.interaction.startswith("The axes add up")
 
 
@@ -124,17 +125,17 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     assert (values["sync.fusion"], values["sync.wire"]) == ("own:single", "fp32")
     assert "changes the arithmetic" not in cell.verdict
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
-    half = setting(cell, fusion="own:none", inside="backend", wire="fp16")
+    half = setting(cell, fusion="own:none", exchange="flat", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_label == "own:none, backend, fp32"
-    assert setting(cell, fusion="own:single", inside="backend", wire="fp32").losses is None
+    assert half.losses.reference_label == "flat, own:none, fp32"
+    assert setting(cell, fusion="own:single", exchange="flat", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
     sweep = found_in(planted_runs)
-    assert [cell.ranks for cell in sweep.cells] == [2]
+    assert [cell.ranks for cell in sweep.cells] == [4]
     (text,) = sweep.idle
     assert text.startswith("At 1 rank no swept key acts")
     spread = re.search(r"differ by up to ([0-9.]+) %", text)
@@ -152,9 +153,9 @@ def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
 
 def test_interaction_is_named(tmp_path: Path) -> None:
     def speed(plan: RunPlan) -> float:
-        return 1.3 if plan.sync.fusion == "own:single" and plan.sync.inside == "shared-memory" else 1.0
+        return 1.3 if plan.sync.fusion == "own:single" and plan.sync.wire == "fp16" else 1.0
 
-    sweep = {"sync.fusion": ("own:none", "own:single"), "sync.inside": ("backend", "shared-memory")}
+    sweep = {"sync.fusion": ("own:none", "own:single"), "sync.wire": ("fp32", "fp16")}
     cell = swept(tmp_path, speed, engine="ddp", sweep=sweep)
     assert "look at settings, not at axes" in cell.interaction
 
@@ -523,7 +524,7 @@ def test_every_format_tells_the_verdict(planted_report: model.Report) -> None:
     assert markdown.escape(sweep.verdict) in written
     assert markdown.escape("no effect: all values within 2 %") in written
     content = json.loads(json_tables.to_json(document))["sweeps"][0]["cells"][0]
-    assert [axis["verdict"] for axis in content["axes"]] == ["matters", "no effect", "undecided"]
+    assert [axis["verdict"] for axis in content["axes"]] == ["no effect", "matters", "undecided"]
 
 
 @pytest.mark.slow
@@ -535,7 +536,7 @@ def test_page_shows_settings_axes_and_losses(planted_report: model.Report) -> No
         "changes the arithmetic (wire fp16)",
         "matters: own:single over own:none is 1.10x",
         "Loss after equal samples",
-        "Run with --set sync.fusion=own:single",
+        "--set sync.fusion=own:single",
     ):
         assert wanted in view
 

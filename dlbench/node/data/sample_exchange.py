@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import secrets
 import selectors
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
 from dlbench.node.data.sample_connections import (
     SECRET_BYTES,
@@ -140,7 +140,7 @@ class SampleExchange:
             self._waker.close()
             self._selector.close()
             raise RunError(f"samples cannot be exchanged: {address}: {error.strerror or error}") from None
-        self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
+        self._worker: BackgroundWorker | None = None
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
         """Says to all ranks where this one listens, and begins; called by all of them."""
@@ -149,7 +149,8 @@ class SampleExchange:
         self._addresses = [(str(host), int(port)) for host, port, _ in everyone]
         self._secret = str(everyone[0][2]).encode()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        self._thread.start()
+        self._worker = BackgroundWorker("sample exchange")
+        self._worker.put(self._work)
 
     def dealt(self, epoch: int, batches: int) -> None:
         """Notes how many batches of an epoch were handed to readers; never waits."""
@@ -191,11 +192,11 @@ class SampleExchange:
         if self._is_closing:
             return
         self._is_closing = True
-        if self._thread.ident is None:
+        if self._worker is None:
             self._release()
             return
         self._waker.wake()
-        self._thread.join(10.0)
+        self._worker.close(10.0)
 
     # All below is the thread's alone.
 

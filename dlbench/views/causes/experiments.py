@@ -125,7 +125,7 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
         by = plan.engine.name, "" if result is None else result.carrier
         return Way(**{**now, **changes}, group_size=plan.group_size, by=by)
 
-    is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"
+    is_flat = plan.sync.exchange == "flat"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
         text = "use the hierarchical exchange (--set sync.exchange=hierarchical)"
         yield Experiment(text, way(exchange="hierarchical"))

@@ -297,7 +297,7 @@ def test_inputs_that_only_the_chain_holds_leave_also_where_blocks_must_begin(tie
 def all_out(tier: DiskTier) -> None:
     """Waits until everything that was to go out has gone: the thread does one thing after the other."""
     reached = threading.Event()
-    tier._lane(0).put(reached.set)
+    tier._put(0, reached.set)
     assert reached.wait(60)
 
 
