@@ -44,13 +44,12 @@ def figures() -> Iterator[Figure]:
         loops["DataLoader over Pillow"] = _data_loader(folder / "tree" / "train")
         loops["reader, tree"] = _reader(folder / "tree" / "train", model)
         loops["decode"] = _decode(encoded)
-        for container in ("tar", "tfrecord"):
-            produce(PackRecipe(train=folder / "tree" / "train", container=container), folder / container)  # type: ignore[arg-type]
-            loops[f"reader, {container}"] = _reader(folder / container / "train", model)
+        produce(PackRecipe(train=folder / "tree" / "train"), folder / "tar")
+        loops["reader, tar"] = _reader(folder / "tar" / "train", model)
         speeds = _measure(loops)
     for name, values in speeds.items():
         yield _figure(f"images, 500x375 to {SIZE}: {name}", values, "images per CPU second of one core", "measured")
-    for form in ("tree", "tar", "tfrecord"):
+    for form in ("tree", "tar"):
         for other, goal in (("bare", 0.9), ("bare, torch's resize", None), ("DataLoader over Pillow", 1.0)):
             ratios = [a / b for a, b in zip(speeds[f"reader, {form}"], speeds[other], strict=True)]
             told = "measured" if goal is None else f"at least {goal:g}"

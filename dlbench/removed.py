@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
+    "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
+OPTIONS: dict[tuple[str, str], str] = {
+    ("data pack", "--container"): "images are packed into tar shards",
+}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {

@@ -143,7 +143,7 @@ def demo(folder: Path, seed: int) -> None:
 @value_option("--size-on-disk", "BYTES", "Instead of --samples: about so much, e.g. 10GB.", callback=size_in_bytes)
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
 @click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@value_option("--container", "NAME", "images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first).")
+@value_option("--container", "NAME", "images: tree, tar; density: hdf5, tfrecord (default: the first).")
 @click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
 @_SEED
 @WORKERS
@@ -294,28 +294,15 @@ def index(source: Path) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
-@click.option(
-    "--container",
-    type=click.Choice(["tar", "tfrecord", "hdf5"]),
-    help="Form of a file (default: tar of images, hdf5 of volumes).",
-)
-@click.option(
-    "--samples-per-shard",
-    type=_COUNT,
-    metavar="N",
-    help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).",
-)
+@value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Pack images into shards, npy pairs into volumes: few large files instead of many small ones.
+    """Pack images into tar shards: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
-    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
-    <name>_data.npy, <name>_label.npy.
-    The encoded images are copied as they are, in an order that mixes the classes; those of parquet in the order of its
-    rows. webdataset reads the tar shards, too, and TensorFlow the TFRecords. What is left out is printed. Interrupted,
-    the same command continues.
+    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images are
+    copied as they are, in an order that mixes the classes. webdataset reads the shards, too. What is left out is
+    printed. Interrupted, the same command continues.
 
     \b
     Example:
@@ -327,60 +314,10 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
     manufacture(packing(source, **choices), folder, workers)
 
 
-@click.command()
-@click.argument("source", type=FILE)
-@click.argument("out", type=FILE, metavar="OUT.txt")
-@click.option("--size", type=_COUNT, default=30522, show_default=True, metavar="N", help="Entries.")
-@click.option("--cased", is_flag=True, help="Keep capitals and accents.")
-def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
-    """Train a WordPiece vocabulary on text, once; a file is never overwritten.
-
-    SOURCE is a text file or a folder of .txt files; of a set with train and validation, train is taken.
-
-    \b
-    Example:
-      dlbench data vocab /data/wiki wiki.txt
-    """
-    from dlbench.datasets.making.text_recipes import train_vocabulary
-    from dlbench.datasets.recognition import take_account
-    from dlbench.datasets.splits import train_folder
-
-    _require(source)
-    made = train_vocabulary(train_folder(source), size, not cased, out)
-    _remark([take_account(source, "text").line()])
-    click.echo(out)
-    click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
-
-
-@click.command()
-@click.argument("source", type=FILE)
-@click.argument("folder", type=FILE)
-@click.option("--vocabulary", required=True, metavar="NAME|FILE", help="WordPiece vocabulary.")
-@click.option("--sequence-length", type=_COUNT, default=128, show_default=True, metavar="N", help="Tokens of a sample.")
-@click.option("--max-predictions", type=_COUNT, metavar="N", help="Hidden tokens at most (default: 15 %, rounded up).")
-@value_option("--duplicates", "N", "Passes over the training text.", 10, type=_COUNT)
-@_SEED
-@WORKERS
-def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Turn text into BERT's pre-training samples in HDF5, as the published recipe does.
-
-    SOURCE is text; if it holds train and validation they stay apart, otherwise a tenth of its documents becomes
-    validation. Words are hidden once, here, not anew in every epoch. Interrupted, the same command continues.
-
-    \b
-    Example:
-      dlbench data samples /data/wiki /scratch/samples --vocabulary wiki.txt
-    """
-    from dlbench.datasets.making.catalogue import pretraining
-
-    _require(source)
-    manufacture(pretraining(source, **choices), folder, workers)
-
-
 @click.group(cls=InOrder)
 def data() -> None:
     """Prepare data sets: make, convert, index, verify."""
 
 
-for command in (demo, make, pack, vocab, samples, index, verify):
+for command in (demo, make, pack, index, verify):
     data.add_command(command)

@@ -22,7 +22,7 @@ from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import completeness, open_image_set, resembles_imagenet
 from dlbench.datasets.images.jpeg_decode import decode
 from dlbench.datasets.images.shards import ImageSet, ImageShards
-from dlbench.datasets.making.production import Journal
+from dlbench.datasets.making.production import BEGUN
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect, take_account
 from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
@@ -89,8 +89,8 @@ def verify(
     verdict = Verdict(source, kind or detect(source))
     verdict.account = take_account(source, verdict.kind)
     report = progress or (lambda _what, _done, _of: None)
-    if Journal.is_in(source):
-        verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
+    if (source / BEGUN).is_file():
+        verdict.faults.append(f"{BEGUN}: the set is not finished; repeat the command that makes it")
     _checksums(verdict, workers, report)
     for split, folder in _splits(source):
         _verify_split(verdict, split, folder, vocabulary, workers, report)
