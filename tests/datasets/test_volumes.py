@@ -316,9 +316,7 @@ def test_damage_is_told_by_name_and_never_trained(tmp_path: Path, name: str, dam
 def test_a_pair_of_npy_without_its_half_or_of_another_type_is_named(tmp_path: Path) -> None:
     as_npy(tmp_path, *samples(3))
     np.save(tmp_path / "1_data.npy", np.ones((8, 8, 8, 4), np.float32))
-    with pytest.raises(
-        UserError, match=r"1_data.npy': _data.npy is float32 of shape \(8, 8, 8, 4\); expected "
-    ):
+    with pytest.raises(UserError, match=r"1_data.npy': _data.npy is float32 of shape \(8, 8, 8, 4\); expected "):
         index_density(tmp_path)
     (tmp_path / "0_label.npy").unlink()
     with pytest.raises(UserError, match=r"0_data.npy' has no file of targets next to it"):
