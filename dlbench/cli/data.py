@@ -16,13 +16,15 @@ import click
 from dlbench.cli.options import FILE, InOrder, size_in_bytes, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
     from dlbench.datasets.verification import Verdict
 
 _LINE_EVERY_S = 10.0
+Meter = Callable[[str, int, int], None]
+"""Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
 
 
 def available_cores() -> int:
@@ -30,80 +32,43 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-Meter = Callable[..., None]
-"""Is given what is counted, how many are done and in all, and perhaps bytes; another `what` begins another piece."""
-
-
 @contextmanager
-def meter(*, resumes: bool = False) -> Iterator[Meter]:
+def meter() -> Iterator[Meter]:
     """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
 
-    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
     from dlbench.jobs.processes import interrupted_by_signals
 
     with interrupted_by_signals():
         if not sys.stderr.isatty():
-            yield _Lines(resumes)
+            yield _lines()
             return
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
-        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
-            yield _Bar(progress)
-
-
-class _Rate:
-    """Numbers of one piece of work: share, bytes per second and time left, counted from its first state."""
-
-    def __init__(self, done: int, num_bytes: int | None) -> None:
-        self._start = time.monotonic()
-        self._done = done
-        self._bytes = num_bytes or 0
-
-    def numbers(self, done: int, total: int, num_bytes: int | None) -> str:
-        """Text such as `1,200 of 5,000, 35 MiB/s, 2 min 03 s left`."""
-        elapsed = time.monotonic() - self._start
-        text = f"{done:,} of {total:,}"
-        if num_bytes is not None and elapsed > 0.5 and num_bytes > self._bytes:
-            text += f", {format_bytes((num_bytes - self._bytes) / elapsed)}/s"
-        if done > self._done and done < total:
-            text += f", {format_seconds((total - done) * elapsed / (done - self._done))} left"
-        return text
-
-
-class _Lines:
-    def __init__(self, resumes: bool) -> None:
-        self._resumes = resumes
-        self._what = ""
-        self._rate = _Rate(0, None)
-        self._told = 0.0
-
-    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
-        now = time.monotonic()
-        if what != self._what:
-            self._what, self._rate, self._told = what, _Rate(done, num_bytes), now
-            if done and self._resumes:
-                click.echo(f"{what}: {done:,} of {total:,} are there already", err=True)
-        elif now - self._told >= _LINE_EVERY_S:
-            self._told = now
-            click.echo(f"{what}: {self._rate.numbers(done, total, num_bytes)}", err=True)
-
-
-class _Bar:
-    def __init__(self, progress: Any) -> None:
-        self._progress = progress
-        self._tasks: dict[str, tuple[Any, _Rate]] = {}
-
-    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
         from rich.markup import escape
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        if what not in self._tasks:
-            task = self._progress.add_task(escape(cleaned(what)), total=total, numbers="")
-            self._tasks[what] = task, _Rate(done, num_bytes)
-        task, rate = self._tasks[what]
-        self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
+            tasks: dict[str, Any] = {}
+
+            def report(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = progress.add_task(escape(cleaned(what)), total=total)
+                progress.update(tasks[what], completed=done)
+
+            yield report
+
+
+def _lines() -> Meter:
+    told_s = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _LINE_EVERY_S:
+            told_s = time.monotonic()
+            click.echo(f"{what}: {done:,} of {total:,}", err=True)
+
+    return report
 
 
 _SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
@@ -173,11 +138,16 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
-    with meter(resumes=True) as report:
+    begun = False
+    with meter() as report:
 
-        def progress(done: int, total: int, num_bytes: int) -> None:
+        def progress(done: int, total: int, _num_bytes: int) -> None:
+            nonlocal begun
             _remark(unsaid)
-            report(build.unit, done, total, num_bytes)
+            if done and not begun:
+                click.echo(f"{build.unit}: {done:,} of {total:,} are there already", err=True)
+            begun = True
+            report(build.unit, done, total)
 
         try:
             manifest = produce(

@@ -20,11 +20,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dlbench import pool
 from dlbench.datasets import tfrecord
 from dlbench.datasets.account import foreign_form, sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
@@ -412,7 +410,7 @@ class DensityIndex:
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 
 
-def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
+def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
     """The container of a folder and its files, relative and sorted; of one split where names tell two apart."""
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
@@ -465,7 +463,7 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
     """
-    container, names = _listed(folder, split)
+    container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
     spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
@@ -509,35 +507,7 @@ def first_shape(path: Path, container: str) -> FileShape:
         raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
 
 
-def verify_density(
-    folder: Path, on_progress: Callable[[int, int], None] | None, workers: int, split: Split | None = None
-) -> list[str]:
-    """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
-
-    `on_progress`: given the files that are done and all files. `workers`: processes that read; with 1 or fewer the
-    calling process does.
-    Returns one line `name: reason` for each bad file, by name; none if all is well.
-    Raises UserError: the folder is missing or has no such files, or a mixture.
-    """
-    container, names = _listed(folder, split)
-    check = partial(_checked, folder, container)
-    bad: list[str] = []
-    shapes: dict[str, FileShape] = {}
-    with pool.run(check, names, workers, name=str, verb="read", ahead=2) as results:
-        for number, (name, result) in enumerate(zip(names, pool.in_order(results), strict=True), 1):
-            if isinstance(result, str):
-                bad.append(f"{name}: {result}")
-            else:
-                shapes[name] = result
-            if on_progress is not None:
-                on_progress(number, len(names))
-    first = next(iter(shapes.items()), None)
-    if first is not None:
-        bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]
-    return sorted(bad)
-
-
-def _checked(folder: Path, container: str, name: str) -> FileShape | str:
+def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
     """What one file holds after all of it was read, or what is wrong with it."""
     number, shape = 0, None
     try:

@@ -209,7 +209,7 @@ def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
     os.close(ours)
     assert done.stdout == "set\n"
     assert "volumes" in said
-    assert "4 of 4" in said
+    assert "4/4" in said
 
 
 # pack

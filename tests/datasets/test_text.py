@@ -576,7 +576,7 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\n \n")
     lines: list[str] = []
     for workers in (1, 2):
-        found = verify_text(tmp_path, "english-4096", lines.append, workers)
+        found = verify_text(tmp_path, "english-4096", workers=workers, on_remark=lines.append)
         assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: no text in it"]
     assert lines[-2] == "2 documents in 3 files"
     assert lines[-1].endswith("tokens are [UNK]")

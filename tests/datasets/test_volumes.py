@@ -42,12 +42,12 @@ from dlbench.datasets.tfrecord import (
     record_offsets,
     unframe,
 )
+from dlbench.datasets.verification import verify_density
 from dlbench.datasets.volumes import (
     Hdf5Volumes,
     completeness,
     encode_volume,
     index_density,
-    verify_density,
 )
 from dlbench.errors import UserError
 from dlbench.node.data.density import VolumeReader, network_input, open_density
@@ -274,7 +274,7 @@ def test_containers_give_the_same_samples(tmp_path: Path, name: str) -> None:
     assert about["kind"] == f"{index.container}-density"
     assert about.get("decompressor") in ((None,) if index.container != "tfrecord" else ("isal", "zlib"))
     reader.close()
-    assert verify_density(tmp_path, None, 1) == []
+    assert verify_density(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [n for n in CONTAINERS if n != "npy"])
@@ -309,7 +309,7 @@ def test_damage_is_told_by_name_and_never_trained(tmp_path: Path, name: str, dam
     assert len(good) >= 4
     reader.close()
     if damage != "gone":
-        (line,) = verify_density(tmp_path, None, 1)
+        (line,) = verify_density(tmp_path)
         assert line.startswith(f"{victim.name}: ")
 
 
@@ -360,7 +360,7 @@ def test_half_a_million_files_are_not_all_opened(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match=r"005.tfrecord', sample 0: holds 2 records"):
         reader.read((0, 5))
     (tmp_path / "001.tfrecord").write_bytes(b"")
-    assert verify_density(tmp_path, None, 1) == ["001.tfrecord: holds no sample"]
+    assert verify_density(tmp_path) == ["001.tfrecord: holds no sample"]
 
 
 def test_subfolders_mixtures_and_splits(tmp_path: Path) -> None:
@@ -511,7 +511,7 @@ def test_volumes_that_were_never_written_are_the_fill_value(
     with h5py.File(tmp_path / "a.h5", "w", userblock_size=user_block) as file:
         file.create_dataset("x", (3, 4, 4, 4, 2), "i2", chunks=chunks, fillvalue=7)
         file["y"] = np.zeros((3, 2), np.float32)
-    assert verify_density(tmp_path, None, 1) == []
+    assert verify_density(tmp_path) == []
     reader = VolumeReader(index_density(tmp_path), counts=True)
     assert all((_read(reader, number)[0] == 7).all() for number in range(3))
     reader.close()
