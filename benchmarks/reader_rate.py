@@ -55,7 +55,7 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         produce(PhotoRecipe(train_images=IMAGES, validation_images=0), folder / "tree")
-        produce(PackRecipe(train=folder / "tree" / "train", container="tar"), folder / "tar")
+        produce(PackRecipe(train=folder / "tree" / "train"), folder / "tar")
         web, why = _webdataset(folder / "packages")
         with one_core():
             yield from _images_of_one_core(folder, web, why)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
+    "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
+    "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
@@ -20,6 +22,8 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
     ("submit", "--every"): _RESUME_AGAIN,
     ("submit", "--follow"): _RESUME_AGAIN,
+OPTIONS: dict[tuple[str, str], str] = {
+    ("data pack", "--container"): "images are packed into tar shards",
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import Moved, Tally, changed_files, disk_full_error, replicate
+from dlbench.datasets.staging.copying import Moved, SourceFile, Tally, changed_files, disk_full_error, replicate
 from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
@@ -217,7 +217,8 @@ class NodeStaging:
         self._data = plan.workload.data
         self._tier = plan.system.storage.tier(self._data.staging_tier)
         self._folder: StagingFolder | None = None
-        self._room = Room(0, 0)
+        self._room = Room(0)
+        self._copied: Sequence[SourceFile] = ()
         self._node: StagedNode | None = None
         self._verified = ""
         self._warnings: list[str] = []
@@ -283,7 +284,7 @@ class NodeStaging:
                 update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
             )
         if self._data.staging == "replicate":
-            changed = changed_files(folder.path / "data", folder.path)
+            changed = changed_files(self._copied, folder.path)
             if changed:
                 warnings.append(
                     f"staged files on {self._host} were changed or removed while the run read them: "
@@ -327,7 +328,6 @@ class NodeStaging:
         kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
         kinds[data.staging]()
         tally = self.tally
-        self._folder.reserve(0)
         self._node = StagedNode(
             node_rank=self._node_rank,
             host=self._host,
@@ -355,7 +355,7 @@ class NodeStaging:
 
     def _replicate(self) -> None:
         assert self._folder is not None
-        found = replicate(
+        replica = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
             self._folder,
@@ -363,7 +363,7 @@ class NodeStaging:
             tally=self.tally,
             require=self._require,
         )
-        self._verified = found.verified
+        self._copied, self._verified = replica.files, replica.verified
 
     def _shard(self) -> None:
         assert self._folder is not None
@@ -404,7 +404,6 @@ class NodeStaging:
                     streams=streams,
                     tally=tally,
                     on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
-                    on_progress=lambda: folder.reserve(max(0, to_write - tally.copied)),
                 )
             finally:
                 for one in readers:
