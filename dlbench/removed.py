@@ -11,7 +11,10 @@ COMMANDS = {
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
+OPTIONS: dict[tuple[str, str], str] = {
+    (f"history {command}", "--index"): "the index of a history lies in its folder"
+    for command in ("import", "list", "trends", "acknowledge", "slow-nodes", "export")
+}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {

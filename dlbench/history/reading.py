@@ -69,14 +69,12 @@ def _each_name_once(runs: list[Run]) -> list[list[Run]]:
 MAKER = EntryMaker(make=make_entries, version=f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}")
 
 
-def open_history(
-    path: Path, *, index: Path | None = None, create: bool = False, notify: Notify = lambda line: None
-) -> History:
-    """`History.open` with entries as this module makes them.
+def open_history(path: Path, *, create: bool = False, notify: Notify = lambda line: None) -> History:
+    """Opens a `History` with entries as this module makes them.
 
     Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
     """
-    return History.open(path, MAKER, index=index, create=create, notify=notify)
+    return History(path, MAKER, create=create, notify=notify)
 
 
 def _entry(

@@ -190,7 +190,7 @@ FORMATS = {
     "osu": Format("comm", "osu.txt", "comm import ROOT/osu.txt --system s --ranks 2 -o ROOT/fit.json", is_named=True),
     "nccl": Format("comm", "nccl.txt", "comm import ROOT/nccl.txt --system s -o ROOT/fit.json", is_named=True),
     "run of a history": Format(
-        "store", "store/runs/*/*/record.json", "history trends --store ROOT/store --index ROOT/new-index", is_json=True
+        "store", "store/runs/*/*/record.json", "history import ROOT/store --store ROOT/new", is_json=True
     ),
     "history": Format("store", "store/history.json", "history list --store ROOT/store", is_json=True),
     "index": Format("store", "store/index.*", "history list --store ROOT/store"),
