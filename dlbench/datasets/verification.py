@@ -368,7 +368,7 @@ def verify_text(
 
 def _each(check: Callable[[Path], _R], files: list[Path], say: Callable[[str], None], workers: int) -> list[_R]:
     results: list[_R] = []
-    with pool.run(check, files, workers, name=str, verb="read", ahead=2) as found:
+    with pool.run(check, files, workers, name=str, verb="read") as found:
         for number, (path, result) in enumerate(zip(files, pool.in_order(found), strict=True), 1):
             results.append(result)
             say(f"{number} of {len(files)}: {path.name}")

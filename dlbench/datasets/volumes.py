@@ -538,7 +538,7 @@ def verify_density(
     check = partial(_checked, folder, container)
     bad: list[str] = []
     shapes: dict[str, FileShape] = {}
-    with pool.run(check, names, workers, name=str, verb="read", ahead=2) as results:
+    with pool.run(check, names, workers, name=str, verb="read") as results:
         for number, (name, result) in enumerate(zip(names, pool.in_order(results), strict=True), 1):
             if isinstance(result, str):
                 bad.append(f"{name}: {result}")

@@ -96,9 +96,7 @@ def _write(
     else:
         make = partial(_make_part, run, compress=compress)
         items = [(part, temporary / f"part-{number}") for number, part in enumerate(parts)]
-        with pool.run(
-            make, items, workers, name=lambda item: f"the trace of {item[0]}", verb="made", ahead=2
-        ) as results:
+        with pool.run(make, items, workers, name=lambda item: f"the trace of {item[0]}", verb="made") as results:
             for (_, path), met in zip(items, pool.in_order(results), strict=True):
                 with path.open("rb") as written:
                     shutil.copyfileobj(written, file, 1 << 20)

@@ -279,7 +279,7 @@ def _make(
         state.report()
         try:
             write = partial(_write, recipe, folder / PARTIAL)
-            with pool.run(write, left, workers, name=lambda part: part.name, verb="made", ahead=2) as results:
+            with pool.run(write, left, workers, name=lambda part: part.name, verb="made") as results:
                 for number, files in results:
                     part = left[number]
                     _put(folder / PARTIAL / part.name, folder / part.name)
