@@ -24,6 +24,16 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("submit", "--follow"): _RESUME_AGAIN,
 OPTIONS: dict[tuple[str, str], str] = {
     ("data pack", "--container"): "images are packed into tar shards",
+_NO_INDEX = "the index of a history lies in its folder"
+
+OPTIONS: dict[tuple[str, str], str] = {
+    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
+    ("history import", "--index"): _NO_INDEX,
+    ("history list", "--index"): _NO_INDEX,
+    ("history trends", "--index"): _NO_INDEX,
+    ("history acknowledge", "--index"): _NO_INDEX,
+    ("history slow-nodes", "--index"): _NO_INDEX,
+    ("history export", "--index"): _NO_INDEX,
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 

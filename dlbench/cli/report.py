@@ -121,7 +121,7 @@ def report(
         from dlbench.history.report import trends_of
         from dlbench.history.store import read_acknowledged
 
-        opened = open_store(store, None)
+        opened = open_store(store)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
     found = assemble(scanned, history, network=costs)
     document = document_of(found)
