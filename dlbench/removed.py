@@ -11,8 +11,10 @@ COMMANDS = {
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
-"""By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
+OPTIONS: dict[tuple[str, str], str] = {
+    ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
+}
+"""By command and option; each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
