@@ -36,6 +36,10 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("history export", "--index"): _NO_INDEX,
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
+OPTIONS: dict[tuple[str, str], str] = {
+    ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
+}
+"""By command and option; each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",

@@ -38,7 +38,6 @@ from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
-from dlbench.records.watch import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
@@ -213,7 +212,6 @@ def format_versions() -> str:
         ("`node-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
         ("`clock.json`", clocks.FORMAT, clocks.VERSION),
-        ("`watch-cost.json`", *stamped(WatchCost)),
         ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`preflight.json`", *stamped(PreflightReport)),

@@ -174,13 +174,6 @@ THRESHOLDS = (
         halved="a busy daemon raises it; the launcher itself takes 0.1 % of a core",
     ),
     Threshold(
-        module="views.steps",
-        name="SIGMAS",
-        decides="standard errors by which ranks stand out in the map of ranks and steps",
-        why="there are up to 64 x 5,000 spans to choose from, and their excess is skewed",
-        halved="ten spans of normal noise would stand out by chance",
-    ),
-    Threshold(
         module="comm.choice",
         name="STAY_WITHIN",
         decides="how much slower than the fastest an algorithm may be and count as good as it",

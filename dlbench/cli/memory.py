@@ -79,7 +79,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     from dlbench.cli.report import emit
     from dlbench.views.out_of_core.plan import memory_plan_document
 
-    emit(memory_plan_document(found, for_pages=chosen == "html"), chosen, output)
+    emit(memory_plan_document(found), chosen, output)
 
 
 def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:

@@ -188,7 +188,7 @@ INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
     "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose watch_cost",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
     "Where": "system launcher fail_fast",
     "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
@@ -383,7 +383,6 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
         decompose=options.get("decompose", False),
-        watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),
         ladder=options.get("ladder", False),
         tags=tags,

@@ -43,9 +43,6 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
     is_flag=True,
     help="Run everything also with synthetic input, and without exchange; report what input and exchange cost.",
 )
-@click.option(
-    "--watch-cost", is_flag=True, help="Run everything also without monitoring; report and record what that costs."
-)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
@@ -125,7 +122,7 @@ def _tell_figures(found: Scan) -> None:
 
 
 def _tell_comparison(request: Request, found: Scan) -> None:
-    """What the variants or sides of a series show; of the cost of watching every watched run keeps a file."""
+    """What the variants or sides of a series show."""
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
     from dlbench.report.wording import clean
@@ -133,7 +130,7 @@ def _tell_comparison(request: Request, found: Scan) -> None:
     if request.sides:
         lines = [clean(line) for line in paired_lines(found)]
     else:
-        chosen = {_decomposition: request.decompose, _watch_cost: request.watch_cost, _ladder: request.ladder}
+        chosen = {_decomposition: request.decompose, _ladder: request.ladder}
         said = [line for words, is_asked in chosen.items() if is_asked for line in words(found)]
         lines = [part for line in said for part in _wrapped(clean(line), WIDTH)]
     for line in lines:
@@ -179,18 +176,6 @@ def _ladder(found: Scan) -> list[str]:
     cells = [(sweep, cell) for sweep in sweeps(tabulate(found, with_causes=True)) for cell in sweep.cells]
     tables = ((fitted(settings_sheet(*both).to_display(brief=True), WIDTH), both[1]) for both in cells)
     return [line for table, cell in tables for line in (*table, cell.verdict, f"Next: {cell.advice}")]
-
-
-def _watch_cost(found: Scan) -> list[str]:
-    from dlbench.records.watch import write_watch_cost
-    from dlbench.views.decomposition import watch_cost_lines, watch_costs
-
-    costs = watch_costs(found.runs)
-    for cost in costs:
-        for run in cost.watched if cost.overhead is not None else ():
-            assert cost.overhead is not None
-            write_watch_cost(run.folder, run.plan.run_id, cost.overhead)
-    return watch_cost_lines(costs)
 
 
 def require_here(system: SystemSpec) -> None:

@@ -411,7 +411,7 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
         return through, left_out
     plain = [run for run in through if run.plan.series.variant == "plain"]
     twins = len(through) - len(plain)
-    return plain, left_out + [f"{twins} control runs (run --decompose, --watch-cost)"] * bool(twins)
+    return plain, left_out + [f"{twins} control runs (run --decompose, io --tiers)"] * bool(twins)
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:

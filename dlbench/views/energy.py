@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, SourceEnergy
-from dlbench.analysis.telemetry.integral import Amount
+from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.errors import IncompleteDataError
@@ -39,7 +38,6 @@ class KindEnergy:
     kind: Kind
     energy_per_sample: Estimate | None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
-    samples_per_joule: Estimate | None = field(metadata=column("Samples per J"))  # Its reciprocal.
     efficiency: Estimate | None = field(
         metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
@@ -193,8 +191,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
     return KindEnergy(
         kind=kind,
         energy_per_sample=each,
-        # An end of 0 has no reciprocal.
-        samples_per_joule=replace(each, low=each.low or None).inverted("samples/J") if each and each.value else None,
         efficiency=efficiency,
         mean_power=median_estimate(powers, "W") if powers else None,
         whole=whole,
@@ -257,7 +253,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
             has_interval=True,
             is_brief=True,
         ),
-        *of_energy("samples_per_joule", "efficiency", "mean_power", "runs=whole.n", "num_sources"),
+        *of_energy("efficiency", "mean_power", "runs=whole.n", "num_sources"),
         Column("methods", "Method", _method),
         *of_energy("sampled_share"),
     )
@@ -307,33 +303,6 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
         ),
         is_data=lambda row: row.stage != "",
         is_drawn=True,
-    )
-
-
-def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[tuple[str, SourceEnergy, str, Amount]]:
-    """Every GPU and processor package of every run, stage by stage; for programs only."""
-    return Sheet(
-        name="energy-sources",
-        title="Energy of each source",
-        columns=(
-            Column("run_id", "", lambda row: row[0]),
-            *columns_of(
-                SourceEnergy,
-                *("node=node_rank", "host", "source=name", "kind", "method", "counter_over_power", "samples_in_window"),
-                of=lambda row: row[1],
-            ),
-            Column("stage", "", lambda row: row[2]),
-            Column("joules", "", lambda row: row[3].value),
-            Column("seconds", "", lambda row: row[3].length_ns / 1e9),
-            Column("sampled_share", "", lambda row: row[3].coverage),
-        ),
-        rows=[
-            (run.run_id, source, stage, amount)
-            for run in runs
-            for source in run.sources
-            for stage, amount in source.stages.items()
-        ],
-        is_shown=lambda row: False,
     )
 
 
@@ -417,7 +386,7 @@ class EnergyView(GroupView):
                 rows=found.slurm,
                 caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",
             )
-            sheets += [slurm, sources_sheet(found.runs)]
+            sheets.append(slurm)
         return Section(
             headline=_headline(found),
             words=tuple(_words(found)),

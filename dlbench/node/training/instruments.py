@@ -255,7 +255,7 @@ def accounted_overhead(
         return None
     if not watch.sampler:
         evidence = "no sampler ran, and measured steps carry no hook: the window lies in the warm-up"
-        return WatchOverhead(value=0.0, low=0.0, high=0.0, num_pairs=0, method="accounted", evidence=evidence)
+        return WatchOverhead(value=0.0, low=0.0, high=0.0, evidence=evidence)
     shares: dict[int, float] = {}
     for node in nodes:
         measured_s = min((rank.measured_s for rank in ranks if rank.node_rank == node.node_rank), default=0.0)
@@ -268,6 +268,4 @@ def accounted_overhead(
         f"CPU time of the samplers' processes within the measured steps; of {len({r.node_rank for r in ranks})} nodes "
         f"{len(shares)} gave theirs, node {worst} has the largest share"
     )
-    return WatchOverhead(
-        value=shares[worst], low=0.0, high=shares[worst], num_pairs=0, method="accounted", evidence=evidence
-    )
+    return WatchOverhead(value=shares[worst], low=0.0, high=shares[worst], evidence=evidence)

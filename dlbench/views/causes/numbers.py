@@ -408,13 +408,10 @@ class WatchCost:
     """What monitoring cost in the runs of a group."""
 
     value: float
-    """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
-    over runs."""
-    low: float  # Accounted: least low end of any run.
-    high: float  # Accounted: largest high end of any run.
-    method: str  # `measured` if that was done for any run, else `accounted`.
-    ranks: int | None  # Where it was measured; None if accounted, over all rank counts.
-    num_runs: int  # Runs behind it: pairs of watched and unwatched ones if measured.
+    """Fraction of the step time, as each run accounts for it: median over the runs of all rank counts."""
+    low: float  # Least low end of any run.
+    high: float  # Largest high end of any run.
+    num_runs: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -599,22 +596,14 @@ def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, 
 
 
 def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    """Measured, if that was done for any run; all runs of a series and rank count carry the same figure then."""
-    found = [(run.plan, run.watch_overhead) for run in runs]
-    measured = [(plan, one) for plan, one in found if one is not None and one.method == "measured"]
-    if measured:
-        plan, newest = max(measured, key=lambda pair: (pair[0].created, pair[0].layout.ranks, pair[0].series.position))
-        ends = {"value": newest.value, "low": newest.low, "high": newest.high}
-        return WatchCost(**ends, method="measured", ranks=plan.layout.ranks, num_runs=newest.num_pairs)
-    accounted = [one for _, one in found if one is not None]
+    """None where no run was monitored."""
+    accounted = [run.watch_overhead for run in runs if run.watch_overhead is not None]
     if not accounted:
         return None
     return WatchCost(
         value=statistics.median(one.value for one in accounted),
         low=min(one.low for one in accounted),
         high=max(one.high for one in accounted),
-        method="accounted",
-        ranks=None,
         num_runs=len(accounted),
     )
 

@@ -21,7 +21,6 @@ from dlbench.report.wording import (
     lost_text,
     lost_value,
     number_text,
-    ranks_text,
     runs_text,
     value_text,
 )
@@ -86,8 +85,7 @@ def remarks(found: Diagnosed) -> Iterator[str]:
         yield f"Monitoring: {found.watching}."
     else:
         share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
-        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-        yield f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
+        yield f"Monitoring ({found.watching}) cost {share} of a step (accounted, {runs_text(cost.num_runs)})."
     yield from found.limits
 
 

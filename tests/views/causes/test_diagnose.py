@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from dlbench.projection.exchange import AS_IT_RAN, Way
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
-from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.report.formats.terminal import show, to_text, whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
@@ -688,7 +686,7 @@ def test_what_is_forecast_to_lose_is_not_advised(tmp_path: Path) -> None:
 
 
 def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> None:
-    overhead = {"value": 0.004, "low": 0.001, "high": 0.007, "num_pairs": 5, "method": "measured", "evidence": "5"}
+    overhead = {"value": 0.004, "low": 0.001, "high": 0.007, "evidence": "5"}
 
     def story(plan: RunPlan) -> Story:
         return Story(record={"watch": watch_result(overhead=overhead)})
@@ -703,37 +701,25 @@ def test_planted_faults_and_the_cost_of_watching_are_told(tmp_path: Path) -> Non
     text = diagnose(tmp_path)
     assert "\nA fault was injected on purpose: input_delay_s=0.025.\n" in text
     assert "- Planted at 2 ranks, per step: rank 0 25 ms, rank 1 25 ms.\n" in text
-    assert "- Monitoring (period_s=2.0) cost 0.40 % [0.10, 0.70] of a step (measured at 2 ranks)." in " ".join(
+    assert "- Monitoring (period_s=2.0) cost 0.40 % [0.10, 0.70] of a step (accounted, 10 runs)." in " ".join(
         text.split()
     )
     assert "10 runs with an injected fault left out." in " ".join(text.split())
 
 
-def overhead(value: float, method: str, num_pairs: int = 0) -> dict[str, Any]:
-    return {"value": value, "low": 0.0, "high": 0.05, "num_pairs": num_pairs, "method": method, "evidence": "so"}
+def overhead(value: float) -> dict[str, Any]:
+    return {"value": value, "low": 0.0, "high": 0.05, "evidence": "so"}
 
 
-def test_what_watching_cost_is_measured_before_accounted_and_the_newest(tmp_path: Path) -> None:
-    """Methods are never mixed: an older series measured, a newer one measured too, most runs accounted only."""
-    for number, cost in enumerate((0.03, 0.01, None)):
-        now = NOW + timedelta(days=number)
+def test_what_watching_cost_is_the_median_over_all_runs(tmp_path: Path) -> None:
+    for number in range(3):
         for plan in plans(points=(1, 2), repeats=2, series=f"s{number}"):
-            plan = plan.model_copy(update={"created": now.isoformat()})
-            accounted = overhead(0.002 * (1 + plan.series.repeat), "accounted")
-            folder = write_run(
-                tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch_result(overhead=accounted)})
-            )
-            if cost is not None:
-                measured = WatchOverhead.model_validate(overhead(cost * plan.layout.ranks, "measured", num_pairs=2))
-                write_watch_cost(folder, plan.run_id, measured)
-    words = " ".join(diagnose(tmp_path).split())
-    assert "- Monitoring (default) cost 2.0 % [0.0, 5.0] of a step (measured at 2 ranks)." in words
-    (group,) = as_json(tmp_path)["groups"]
-    assert tuple(diagnosed(group)["watch_cost"][name] for name in ("method", "num_runs")) == ("measured", 2)
-    for path in tmp_path.glob("*/watch-cost.json"):
-        path.unlink()
+            watch = watch_result(overhead=overhead(0.002 * (1 + plan.series.repeat)))
+            write_run(tmp_path, plan, constant(BASE, other=5.0), Story(record={"watch": watch}))
     words = " ".join(diagnose(tmp_path).split())
     assert "- Monitoring (default) cost 0.3 % [0.0, 5.0] of a step (accounted, 12 runs)." in words
+    (group,) = as_json(tmp_path)["groups"]
+    assert diagnosed(group)["watch_cost"] == {"value": 0.003, "low": 0.0, "high": 0.05, "num_runs": 12}
 
 
 def test_watched_and_unwatched_runs_are_groups_of_their_own(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def test_damage_met_while_comparing_is_cleaned(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("dlbench.cli.run.run_all", leave_damage)
     result = run_cli(
-        "run", "resnet50", "--preset", "ci", "--ranks", "1", "--engine", "single", "--repeats", "2", "--watch-cost",
+        "run", "resnet50", "--preset", "ci", "--ranks", "2", "--engine", "ddp", "--repeats", "2", "--decompose",
         "--out", tmp_path / "runs", "--data", "synthetic",
     )  # fmt: skip
     assert result.exit_code == 0, result.output

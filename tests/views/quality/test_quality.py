@@ -22,7 +22,6 @@ from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import mean_estimate, ratio_estimate
 from dlbench.views import model
 from dlbench.views.doubts import group_doubts
-from dlbench.views.layers import LayerTable
 from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
 from dlbench.views.scaling_report import assemble, document_of
@@ -478,21 +477,6 @@ def test_more_than_the_peak_is_a_doubt(tmp_path: Path) -> None:
     plan = with_system(plans(points=(1,), repeats=1)[0], peak_tflops={"fp32": 0.01}, peak_source="wrong")
     write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
     assert "impossible-utilisation" in codes(tmp_path)
-
-
-def test_layers_are_listed_once_a_network_and_sum(tmp_path: Path) -> None:
-    layers = [{"name": f"conv{k}", "kind": "conv2d", "macs": 1000 * k} for k in range(1, 14)]
-    for series, engine in (("a", "horovod"), ("b", "ddp")):
-        for plan in plans(points=(1,), repeats=1, series=series, engine=engine):
-            write_run(tmp_path, plan, step(100), Story(record={"layers": layers}))
-    found = assemble(scan(tmp_path))
-    assert len(found.all_of(LayerTable)) == 1
-    text = markdown_of(tmp_path)
-    assert "| conv13 | conv2d | 13.00 kMAC | 14.3 % |" in text
-    assert "| 8 others |  | 36.00 kMAC | 39.6 % |" in text
-    assert "| sum: 13 layers |  | 91.00 kMAC | 100.0 % |" in text
-    rows = csv_rows(document_of(found), "layers")
-    assert [row["macs_per_sample"] for row in rows] == [str(1000 * k) for k in range(13, 0, -1)]
 
 
 # Noise scale
