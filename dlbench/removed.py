@@ -11,7 +11,12 @@ COMMANDS = {
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
-OPTIONS: dict[tuple[str, str], str] = {}
+OPTIONS: dict[tuple[str, str], str] = {
+    (
+        "diagnose",
+        "--network",
+    ): "`dlbench project RUNS --to RANKS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
+}
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {

@@ -272,7 +272,6 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@network_option("for forecasts of other exchanges")
 @click.option(
     "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
 )
@@ -282,7 +281,6 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
-    network: Path | None,
     slurm: bool,
     output: Path | None,
     format_name: Literal["text", "json"] | None,
@@ -305,14 +303,11 @@ def diagnose(
     Examples:
       dlbench diagnose runs
       dlbench diagnose runs --where workload=resnet50
-      dlbench diagnose runs --network box.network.json
       dlbench diagnose runs -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.records.comm import read_network
     from dlbench.views.diagnosis import diagnosis
 
-    costs = None if network is None else read_network(network)
     scanned = read_runs(runs, where)
     joules = None  # Of the runs' jobs, by run id.
     if slurm:
@@ -322,6 +317,6 @@ def diagnose(
         note_missing("Slurm reports no energy of", why)
         if not joules and not why:
             click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
-    found, document = diagnosis(scanned, costs, joules)
+    found, document = diagnosis(scanned, joules)
     emit(document, chosen, output, full=full)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")

@@ -25,17 +25,14 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
+from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES, Experiment
 from dlbench.views.causes.numbers import (
     CausePoint,
     CauseShare,
     Diagnosed,
     LostPercent,
-    NextExperiment,
     bound_text,
-    experiment_gain,
     lost_percent,
 )
 from dlbench.views.model import Group
@@ -240,22 +237,17 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
 
 # Experiments
 
-_Try = tuple[CausePoint, NextExperiment]
+_Try = tuple[CausePoint, Experiment]
 
 
 def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
-    """What to try next at each rank count; a forecast has a column of its own."""
+    """What to try next at each rank count."""
     rows = [(point, one) for point in points for one in point.verdict.experiments]
-    is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
     has_bound = any(point.verdict.bound is not None for point, _ in rows)
 
     def bound(row: _Try) -> Cell | None:
         found = row[0].verdict.bound
         return None if found is None else Cell(bound_text(found), number=found)
-
-    def gain(row: _Try) -> Cell | None:
-        found = row[1].forecast_gain
-        return None if found is None else Cell(f"forecast {experiment_gain(row[1])}", number=found)
 
     columns: tuple[Column[_Try], ...] = (
         Column("", "At", lambda row: place_of(row[0])),
@@ -263,20 +255,6 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         Column("finding", "Found", lambda row: row[0].verdict.name),
         Column("cause", "", lambda row: row[0].verdict.cause),
         Column("experiment", "To try", lambda row: row[1].text),
-        Column(
-            "forecast_throughput_gain_fraction",
-            "Forecast (nothing measured)" if is_forecast else "",
-            lambda row: row[1].forecast_gain,
-            gain,
-        ),
-        Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
-        Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
-        Column(
-            "forecast_basis",
-            "Forecast from, or why there is none" if is_forecast else "",
-            lambda row: row[1].basis,
-            lambda row: row[1].basis or None,
-        ),
         Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, bound),
     )
     return Sheet(
@@ -285,8 +263,8 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         columns=columns,
         rows=rows,
         caption=(
-            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. Forecasts "
-            "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
+            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. "
+            "dlbench project RUNS --set sync.KEY=VALUE forecasts another exchange."
         ),
     )
 
@@ -469,12 +447,8 @@ class CausesView(GroupView):
     level = "answer"
     key = "causes"
 
-    def __init__(self, network: NetworkModel | None = None) -> None:
-        """The view; with fitted costs of the network it forecasts what other exchanges would give."""
-        self.network = network
-
     def numbers(self, source: GroupSource) -> LostPercent | None:
-        return lost_percent(source.group, source.table, self.network)
+        return lost_percent(source.group, source.table)
 
     def shown(self, group: Group, found: LostPercent) -> Section:
         points = found.diagnosed.points
