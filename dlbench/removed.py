@@ -12,6 +12,10 @@ COMMANDS = {
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
 OPTIONS: dict[tuple[str, str], str] = {
+    ("compare", "--json"): "-o FILE.json writes it",
+    ("compare", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
+    ("check", "--json"): "-o FILE.json writes it",
+    ("check", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
     (
         "diagnose",
         "--network",

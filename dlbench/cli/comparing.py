@@ -13,7 +13,7 @@ import click
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
-from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
+from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Floor
@@ -106,14 +106,7 @@ def rule_options(function: F) -> F:
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
         click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
-        click.option("--json", "json_file", type=FILE, help="Write JSON to this file too."),
         click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
-        click.option(
-            "--summary",
-            "summary_file",
-            type=FILE,
-            help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
-        ),
     ]
     return decorated(function, decorators)
 
@@ -125,7 +118,7 @@ def prepare(command: str, options: dict[str, Any]) -> None:
     installed.
     """
     metric_names(options["metrics"])
-    for name in ("output", "json_file", "junit_file", "summary_file"):
+    for name in ("output", "junit_file"):
         check_writable(options[name])
     chosen_format(options)
     require_modules(command, "numpy")
@@ -248,18 +241,8 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
         text = to_junit(report, name) if form == "junit" else render(document_of(report), form, full=full)
         return text.encode("utf-8")
 
-    formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
-    for path, form in formats:
-        if path is not None:
-            write_output(rendered(form), path)
-    if (summary := options["summary_file"]) is not None:
-        try:
-            # Others write to it as well: a CI step's summary.
-            with summary.open("ab") as file:
-                file.write(rendered("md"))
-        except OSError as error:
-            why = error.strerror or error
-            raise refused(error, f"--summary {summary}: cannot be written: {why}", UserError) from None
+    if options["junit_file"] is not None:
+        write_output(rendered("junit"), options["junit_file"])
     write_output(rendered(chosen_format(options), full=options["full"]), options["output"])
     if options["output"] is not None:
         click.echo(f"{options['output']}: {report.headline}", err=True)
@@ -384,7 +367,7 @@ def check(
       dlbench check --candidate runs --at-least "2500 images/s"
       dlbench check --baseline baseline.json --candidate runs
       dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
-      dlbench check --baseline b.json --candidate runs --summary summary.md
+      dlbench check --baseline b.json --candidate runs -o summary.md --junit dlbench.xml
       dlbench check --paired runs --tolerance 1%
     """
     if paired is not None:
@@ -442,20 +425,21 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     require_modules("baseline", "numpy")
     from dlbench.analysis.sessions import MIN_SESSIONS
     from dlbench.gate.baseline import baseline_of, write_baseline
-    from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs
+    from dlbench.gate.sides import point_label, sessions_at, side_of_runs
+    from dlbench.report.wording import runs_text, sessions_text
 
     name = named(runs)
     side = side_of_runs(runs_at(*runs), name, chosen, "--where")
     if side.damaged:
         raise IncompleteDataError(f"{name}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
-    made = baseline_of(side, allow_few=allow_few)
-    write_baseline(output, made)
+    write_baseline(output, baseline_of(side, allow_few=allow_few))
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
     sessions = sessions_at(side.points)
-    for label, points in settings_of(side.points).items():
-        click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
-    if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
+    counts = [len({sessions[run.run_id] for run in point.runs}) for point in side.points]
+    for point, count in zip(side.points, counts, strict=True):
+        click.echo(f"{output}: {point_label(point)}: {runs_text(len(point.runs))} in {sessions_text(count)}", err=True)
+    if min(counts) < MIN_SESSIONS:
         click.echo(
             f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
             "inconclusive without --history; add runs of other nights, or compare by run --ab",

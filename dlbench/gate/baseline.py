@@ -5,7 +5,7 @@ One key a line and in a fixed order, so that equal runs give equal bytes and a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,15 +14,16 @@ from pydantic import Field, field_validator
 import dlbench
 from dlbench.analysis.sessions import Circumstances
 from dlbench.errors import MachineError, RunError, UserError
-from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, counts_text, settings_of
+from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, point_label
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.records.scan import given_content, validated
+from dlbench.report.wording import runs_text
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
 
-MAX_SETTINGS = 6  # Settings with too few runs that an error names.
+MAX_FEW = 6  # Points with too few runs that an error names.
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
@@ -32,34 +33,17 @@ def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
     """
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
+        names = "; ".join(f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few[:MAX_FEW])
+        if len(few) > MAX_FEW:
+            names += f"; and {len(few) - MAX_FEW} more"
         raise UserError(
-            f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {_named(few)}; "
-            f"{_enough(side.points)}run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
+            f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {names}; "
+            f"choose others with --where, run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
             "--allow-few: no verdict will come of it"
         )
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
     return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
-
-
-def _named(points: Sequence[SidePoint]) -> str:
-    """Each setting once, with its runs at every rank count."""
-    found = [f"{label} ({counts_text(own)})" for label, own in settings_of(points).items()]
-    more = f"; and {len(found) - MAX_SETTINGS} settings more" if len(found) > MAX_SETTINGS else ""
-    return "; ".join(found[:MAX_SETTINGS]) + more
-
-
-def _enough(points: Sequence[SidePoint]) -> str:
-    """How to choose points that have enough runs; empty where no single key does."""
-    for key in ("workload", "engine", "preset", "precision", "data", "goal", "scaling"):
-        values: dict[str, bool] = {}
-        for point in points:
-            value = point.content.registered.get(key, "")
-            values[value] = values.get(value, True) and len(point.runs) >= MIN_RUNS
-        for value, is_enough in values.items():
-            if value and is_enough:
-                return f"--where {key}={value} chooses those with enough; or "
-    return "choose others with --where, "
 
 
 _BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")

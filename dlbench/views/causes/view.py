@@ -298,8 +298,7 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
         return []
     if len(found) == 1:
         return [_waterfall(group, found[0], width=_ALONE)]
-    stacks = _by_point(group, points, is_lost=False), _by_point(group, found, is_lost=True)
-    return [_waterfall(group, found[-1], width=WIDE), *stacks]
+    return [_waterfall(group, found[-1], width=WIDE), _by_point(group, found)]
 
 
 def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
@@ -391,42 +390,39 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     return layers
 
 
-def _by_point(group: Group, points: Sequence[CausePoint], *, is_lost: bool) -> Chart:
-    """Parts of each rank count, stacked: points of efficiency lost, or seconds of the step, on the computing."""
-    name, title, axis = "seconds", "Mean step by part (tick: ideal)", Axis("per step", unit="s")
-    if is_lost:
-        name, title, axis = (
-            "causes",
-            "Points lost by part (tick: net)",
-            Axis("points of efficiency lost; gained left of 0"),
-        )
-
-    def figure(part: Part) -> dict[str, Any]:
-        value = part.lost.value * 100 if is_lost else part.seconds.value
-        return {"value": short(value), "shown": lost_text(part.lost) if is_lost else figure_text(part.seconds)}
-
+def _by_point(group: Group, points: Sequence[CausePoint]) -> Chart:
+    """Returns the points of efficiency that each part loses at each rank count, stacked."""
     rows: Rows = [
-        {"place": place_of(point), "part": CAUSE_TITLES[share.name], "order": order, **figure(share)}
+        {
+            "place": place_of(point),
+            "part": CAUSE_TITLES[share.name],
+            "order": order,
+            "value": short(share.lost.value * 100),
+            "shown": lost_text(share.lost),
+        }
         for point in points
-        for order, share in enumerate(sorted(point.causes, key=lambda one: not is_lost and one.name != "compute"))
-        if share.is_measured and figure(share)["value"]
+        for order, share in enumerate(point.causes)
+        if share.is_measured and short(share.lost.value * 100)
     ]
-    places = {place_of(point): figure(point.whole) for point in points}
+    places = [place_of(point) for point in points]
+    axis = Axis("points of efficiency lost; gained left of 0")
     series = Series("part", {one: CAUSE_COLOURS[cause] for cause, one in CAUSE_TITLES.items()})
-    bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": name}, names=list(places))
-    ends = (one.whole.lost.value * 100 if is_lost else one.whole.ideal_seconds for one in points)
-    marks: Rows = [{"place": place, "value": short(end)} for place, end in zip(places, ends, strict=True)]
+    bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": "causes"}, names=places)
+    marks: Rows = [
+        {"place": place, "value": short(point.whole.lost.value * 100)}
+        for place, point in zip(places, points, strict=True)
+    ]
     ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
     zero = alt.Chart(alt.InlineData(values=[{"value": 0}])).mark_rule(color=MUTED)
-    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=list(places)), tooltip=tooltips({"value:Q": "tick"}))
-    words = "; ".join(f"{place}: {whole['shown']}{' lost' * is_lost}" for place, whole in places.items())
+    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=places), tooltip=tooltips({"value:Q": "tick"}))
+    words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in points)
     return finish(
         alt.layer(*bars.layer, zero.encode(x="value:Q"), ticks),
         group,
-        name=name,
-        title=title,
+        name="causes",
+        title="Points lost by part (tick: net)",
         alt=f"By part and rank count. {words}.",
-        table=lost_sheet(points) if is_lost else account_sheet(points),
+        table=lost_sheet(points),
         size=(WIDE, max(90, 44 * len(points))),
     )
 
