@@ -16,10 +16,7 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("compare", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
     ("check", "--json"): "-o FILE.json writes it",
     ("check", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
-    (
-        "diagnose",
-        "--network",
-    ): "`dlbench project RUNS --to RANKS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
+    ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 

@@ -112,11 +112,7 @@ def rule_options(function: F) -> F:
 
 
 def prepare(command: str, options: dict[str, Any]) -> None:
-    """Refuses what cannot end well before anything is read.
-
-    Raises `UserError`: a metric is not known, or a file cannot be written. `EnvironmentLacksError`: something is not
-    installed.
-    """
+    """Refuses what cannot end well before anything is read."""
     metric_names(options["metrics"])
     for name in ("output", "junit_file"):
         check_writable(options[name])
@@ -130,7 +126,7 @@ def chosen_format(options: dict[str, Any]) -> FormatName:
 
 
 def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide. Raises `UserError`: one is not known."""
+    """Names of the metrics that decide."""
     from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
     for name in asked:
@@ -145,8 +141,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     """One side: a folder of runs, one run, a history, or a baseline file.
 
     `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
-    other. Raises `UserError`: there is nothing there, or no run with these properties. `IncompleteDataError`: a file is
-    damaged, or no run has figures.
+    other.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
@@ -167,10 +162,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
 
 
 def read_history(path: Path, sides: Sequence[Side]) -> Side:
-    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it.
-
-    Raises `UserError`: there are none. `IncompleteDataError`: a file is damaged, or no run has figures.
-    """
+    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
@@ -200,10 +192,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 def comparison(
     a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """B against A and against floors; `where` names the options that choose the runs of each side.
-
-    Raises `UserError`: the sides are not comparable.
-    """
+    """B against A and against floors; `where` names the options that choose the runs of each side."""
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
@@ -216,11 +205,7 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """Side b against side a of the interleaved runs of one folder.
-
-    Raises `UserError`: there are no such runs, or the sides differ in more than was set on them. `IncompleteDataError`:
-    no run has figures.
-    """
+    """Side b against side a of the interleaved runs of one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:

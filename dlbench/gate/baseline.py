@@ -27,10 +27,7 @@ MAX_FEW = 6  # Points with too few runs that an error names.
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
-    """The file of a side; equal runs give an equal file.
-
-    Raises `UserError`: a point has fewer than five runs and `allow_few` is not set.
-    """
+    """The file of a side; equal runs give an equal file."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
         names = "; ".join(f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few[:MAX_FEW])
@@ -62,10 +59,7 @@ def _point(point: SidePoint) -> BaselinePoint:
 
 
 def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a file is, of the points with these registered properties; name and option are for errors.
-
-    Raises `UserError`: no point has them, or a file does not know such a property.
-    """
+    """The side that a file is, of the points with these registered properties; name and option are for errors."""
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
     return Side(name=name, points=tuple(points), left_out=(), damaged=())
 
@@ -148,7 +142,7 @@ class Baseline(Spec):
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes the file as a whole. Raises `UserError`: it cannot be written there."""
+    """Writes the file as a whole."""
     try:
         write_result(path, json_text(baseline.model_dump(mode="json")))
     except RunError as error:
@@ -156,11 +150,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The file.
-
-    Raises `UserError`: there is none, it holds something else, or a newer dlbench made it. `IncompleteDataError`: it is
-    damaged.
-    """
+    """The file."""
     content = given_content(path, Baseline, "baseline", "dlbench baseline", MAX_BYTES)
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:

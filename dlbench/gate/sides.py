@@ -115,10 +115,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
 
 
 def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[str]:
-    """Keys that may differ, from `--allow KEY[,KEY]`.
-
-    Raises `UserError`: no run has such a key, or it must never differ.
-    """
+    """Keys that may differ, from `--allow KEY[,KEY]`."""
     keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
     contents = list(known)
     paths = {path for content in contents for path in content.plan} | {p for ps in _SPEAKS_OF.values() for p in ps}
@@ -302,10 +299,7 @@ class Side:
 
 
 def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[SidePoint]:
-    """The points with these registered properties; the name of the side and the option are for errors.
-
-    Raises `UserError`: no point has them, or there is no such property.
-    """
+    """The points with these registered properties; the name of the side and the option are for errors."""
     found = list(points)
     for key, wanted in where.items():
         if key not in TITLES:
@@ -325,11 +319,7 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`.
-
-    Raises `UserError`: no run has these properties. `IncompleteDataError`: no run that was chosen has figures; names
-    why.
-    """
+    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`."""
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
     if plain and len(plain) < len(runs) and "side" not in where:
@@ -356,8 +346,6 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
     For properties see `dlbench.analysis.selection`. Runs of another variant than `plain` are left out unless they were
     asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
     repeats of those that ran through.
-
-    Raises `UserError`: no run has them; names the values that there are.
     """
     runs = select(scan.runs, name, where, option)
     resumed = [run.plan.run_id for run in runs if run.record is not None and run.record.goes_on]
@@ -371,10 +359,7 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
-    """The points of runs with figures, by ranks in the order in which their kinds are first met.
-
-    Raises `UserError`: runs of one point were asked for unlike of the system; names the keys.
-    """
+    """The points of runs with figures, by ranks in the order in which their kinds are first met."""
     figures = metrics_by_run(table, damaged=damaged)
     rates = table.rates
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
@@ -438,10 +423,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:
-    """A side without figures cannot be compared.
-
-    Raises `IncompleteDataError`: there is no point; names the first reasons.
-    """
+    """A side without figures cannot be compared."""
     if points:
         return
     reasons = [*damaged, *left_out][:3] or ["there is no run"]

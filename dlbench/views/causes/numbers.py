@@ -23,7 +23,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, placed, ratio_estimate
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, placed, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
@@ -314,24 +314,6 @@ Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pop:
-    """The metrics of the POP project, of one scaling point by itself, fractions; geometric means over runs.
-
-    POP (Performance Optimisation and Productivity, "POP Standard Metrics for Parallel Performance Analysis"; Scalasca
-    and Extrae print them) compares whole runs and not steps. With each rank's useful time, outside of communication,
-
-        load balance = mean / maximum useful time, communication efficiency = maximum useful time / run time,
-
-    and parallel efficiency is their product. A rank that is late, now one and now another, is waited for in every step
-    and balanced over the run: here it lowers communication efficiency, in the account it is waiting for stragglers.
-    """
-
-    load_balance: Estimate
-    communication: Estimate
-    parallel: Estimate  # Their product.
-
-
-@dataclass(frozen=True, kw_only=True)
 class CausePoint:
     """One rank count of a group."""
 
@@ -344,7 +326,6 @@ class CausePoint:
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
     exchange_phase: Part  # All exchange that shows: `exchange`, on the wire, and `straggler`, waiting.
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
-    pop: Pop | None  # None where some rank does nothing but communicate.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # The same by host.
     num_hosts: int  # Hosts of a run, the most of any.
@@ -357,16 +338,12 @@ class CausePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchCost:
-    """What monitoring cost in the runs of a group."""
+    """What monitoring cost in the runs of a group, fractions of the step time."""
 
-    value: float
-    """Fraction of the step time. Measured: of the newest series that was, at its largest rank count. Accounted: median
-    over runs."""
-    low: float  # Accounted: least low end of any run.
-    high: float  # Accounted: largest high end of any run.
-    method: str  # `measured` if that was done for any run, else `accounted`.
-    ranks: int | None  # Where it was measured; None if accounted, over all rank counts.
-    num_runs: int  # Runs behind it: pairs of watched and unwatched ones if measured.
+    value: float  # Median over runs.
+    low: float  # Least low end of any run.
+    high: float  # Largest high end of any run.
+    num_runs: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,27 +435,11 @@ def _point(
         causes=causes,
         exchange_phase=exchange_phase,
         whole=whole,
-        pop=_pop({table.keys[run_id]: table.causes[run_id] for run_id in point.run_ids}),
         waiting_ranks=ranks,
         waiting_hosts=hosts,
         num_hosts=max(len(set(one.hosts)) for one in own),
         planted=_planted(runs, own),
     )
-
-
-def _pop(runs: Mapping[RunKey, Causes]) -> Pop | None:
-    """POP's metrics over runs of one scaling point; None where some rank of theirs does nothing but communicate."""
-    if any(min(run.work_ns) <= 0 for run in runs.values()):
-        return None
-    times = {
-        key: (statistics.fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks)
-        for key, run in runs.items()
-    }
-
-    def over_runs(top: int, bottom: int) -> Estimate:
-        return geometric_mean_estimate({key: time[top] / time[bottom] for key, time in times.items()}, "fraction")
-
-    return Pop(load_balance=over_runs(0, 1), communication=over_runs(1, 2), parallel=over_runs(0, 2))
 
 
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
@@ -549,23 +510,14 @@ def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, 
 
 
 def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    """Measured, if that was done for any run; all runs of a series and rank count carry the same figure then."""
-    found = [(run.plan, run.watch_overhead) for run in runs]
-    measured = [(plan, one) for plan, one in found if one is not None and one.method == "measured"]
-    if measured:
-        plan, newest = max(measured, key=lambda pair: (pair[0].created, pair[0].layout.ranks, pair[0].series.position))
-        ends = {"value": newest.value, "low": newest.low, "high": newest.high}
-        return WatchCost(**ends, method="measured", ranks=plan.layout.ranks, num_runs=newest.num_pairs)
-    accounted = [one for _, one in found if one is not None]
-    if not accounted:
+    costs = [run.watch_overhead for run in runs if run.watch_overhead is not None]
+    if not costs:
         return None
     return WatchCost(
-        value=statistics.median(one.value for one in accounted),
-        low=min(one.low for one in accounted),
-        high=max(one.high for one in accounted),
-        method="accounted",
-        ranks=None,
-        num_runs=len(accounted),
+        value=statistics.median(one.value for one in costs),
+        low=min(one.low for one in costs),
+        high=max(one.high for one in costs),
+        num_runs=len(costs),
     )
 
 

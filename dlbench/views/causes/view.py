@@ -21,7 +21,6 @@ from dlbench.report.wording import (
     lost_text,
     lost_value,
     number_text,
-    ranks_text,
     runs_text,
     value_text,
 )
@@ -71,20 +70,12 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             )
             left = len(point.planted) - MAX_PLANTED
             yield f"Planted at {place_of(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
-    last = found.points[-1]
-    if last.pop is not None and last.ranks > 1:
-        pop = last.pop
-        yield (
-            f"POP metrics at {place_of(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
-            f"{figure_text(pop.load_balance)} x communication efficiency {figure_text(pop.communication)}."
-        )
     cost = found.watch_cost
     if cost is None:
         yield f"Monitoring: {found.watching}."
     else:
         share = figure_text(Estimate(cost.value, cost.low, cost.high, cost.num_runs, "Student t", "fraction"))
-        where = f" at {ranks_text(cost.ranks)}" if cost.ranks is not None else f", {runs_text(cost.num_runs)}"
-        yield f"Monitoring ({found.watching}) cost {share} of a step ({cost.method}{where})."
+        yield f"Monitoring ({found.watching}) cost {share} of a step (accounted, {runs_text(cost.num_runs)})."
     yield from found.limits
 
 
