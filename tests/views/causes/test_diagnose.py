@@ -12,11 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.analysis.causes import CAUSES
-from dlbench.analysis.comparability import planned_id
 from dlbench.cli import cli
 from dlbench.errors import UserError
-from dlbench.records.folder import RunFolder
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import scan
 from dlbench.report.formats.terminal import whole
 from dlbench.report.table import Cell, TextRow, TextTable
 from dlbench.report.wording import DASH
@@ -171,18 +169,6 @@ def test_a_late_host_is_named_where_all_its_ranks_are_late(tmp_path: Path) -> No
     assert max(map(len, text.splitlines())) <= 80
 
 
-def later_by_rank(rank: int, step: int) -> tuple[list[int], int]:
-    return [0, 0, 30_000_000, 50_000_000 + 9_000_000 * rank, 20_000_000 - 9_000_000 * rank, 0], 0
-
-
-def test_one_host_has_no_table_of_hosts(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=1):
-        write_run(tmp_path, plan, later_by_rank)
-    text = diagnose(tmp_path)
-    assert "Stragglers\n100 % of all waiting is for rank 1" in text
-    assert "by host" not in text
-
-
 def test_text_and_json_hold_the_same_numbers(tmp_path: Path) -> None:
     write_series(tmp_path, {"exchange": 25.0})
     found, text = as_json(tmp_path), diagnose(tmp_path)
@@ -215,25 +201,6 @@ def test_full_text_leaves_nothing_out() -> None:
     # One column alone does not fit either: names and values, without what is missing.
     named = " ".join(" ".join(whole(table, 22)).split())
     assert named == "cause exchange 1 rank 1 ms [0.9, 1.1] 2 ranks 2 ms cause input 1 rank 3 ms"
-
-
-def test_every_kind_of_interval_is_named(tmp_path: Path) -> None:
-    for ranks, repeats, exchange in ((1, 6, 0.0), (2, 5, 20.0), (3, 3, 25.0), (4, 3, 25.0)):
-        for plan in plans(points=(ranks,), repeats=repeats, series=f"s{ranks}"):
-            write_run(tmp_path, plan, constant([*BASE[:4], exchange + plan.series.repeat, BASE[5]], other=5.0))
-    words = " ".join(diagnose(tmp_path).split())
-    assert "Per step, as ranks on time see it. Intervals: range of 3 runs, 75 %, within one session." in words
-    kinds = {
-        (part["ranks"], share["seconds"]["kind"], share["lost"]["kind"])
-        for part in diagnosed(as_json(tmp_path)["groups"][0])["points"]
-        for share in part["causes"]
-    }
-    assert kinds == {
-        (1, "Student t", "by definition"),
-        (2, "Student t", "Student t"),
-        (3, "range", "range"),
-        (4, "range", "range"),
-    }
 
 
 def test_throttling_is_called_not_measured_where_some_run_does_not_tell(tmp_path: Path) -> None:
@@ -506,13 +473,6 @@ def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) 
     assert len(plain) == 2
     assert stalls == {(2, 9.0), (2, 5.0)}
     assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
-
-
-def test_a_twin_has_an_id_of_its_own() -> None:
-    plan = plans(points=(2,), repeats=1)[0]
-    twin = plan.model_copy(update={"series": plan.series.model_copy(update={"variant": "synthetic-input"})})
-    runs = [Run(folder=RunFolder(Path("x")), plan=one, statuses=[], record=None) for one in (plan, twin)]
-    assert len({planned_id(run) for run in runs}) == 2
 
 
 # The command

@@ -11,25 +11,21 @@ from typing import Any
 
 import pytest
 
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Section
-from dlbench.report.formats import html
 from dlbench.report.table import Sheet
 from dlbench.specs.watch import FaultSpec
 from dlbench.views import model
 from dlbench.views.causes.experiments import CAUSE_TITLES
-from dlbench.views.causes.numbers import LostPercent, lost_percent
+from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.stragglers import MAX_LISTED, MAX_SHOWN, SlowNodesView, StragglersView
 from dlbench.views.view import GroupView
 from tests.analysis.test_causes import simulate
-from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling
 
 VIEWS: dict[str, GroupView] = {view.id: view for view in (CausesView(), StragglersView())}
@@ -289,11 +285,6 @@ def test_runs_with_something_taken_away_have_no_causes(tmp_path: Path) -> None:
         assert "taken away on purpose" in view.remedy(found)
 
 
-def test_without_causes_nothing_is_lost_to_any(folder: Path) -> None:
-    table = tabulate(scan(folder))
-    assert [lost_percent(group, table) for group in groups(table)] == [None]
-
-
 # Any format
 
 
@@ -310,16 +301,3 @@ def test_every_sheet_is_whole_and_its_section_says_where_it_is_from(group: model
             assert all(tuple(row) == sheet.names for row in sheet.records())
             assert sheet.caption
     assert len(set(names)) == len(names)
-
-
-@pytest.mark.slow
-def test_the_page_is_well_formed_and_has_every_view(made: model.Report, group: model.Group) -> None:
-    page = html.to_html(document_of(made))
-    ids = assert_well_formed(page)
-    found = {f"{name}-{group.id}": section(group, name) for name in VIEWS}
-    found |= {one.id: one for one in SlowNodesView().sections(made)}
-    for anchor, one in found.items():
-        drawn = one.charts()
-        assert drawn
-        assert anchor in ids
-        assert {chart.id for chart in drawn} <= ids
