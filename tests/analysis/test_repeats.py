@@ -21,7 +21,6 @@ from dlbench.analysis.comparability import (
     group_id,
     is_shaping,
     planned_id,
-    repeat_id,
 )
 from dlbench.analysis.repeats import mixed_configurations
 from dlbench.cli import cli as dlbench
@@ -87,10 +86,9 @@ def test_runs_that_went_on_after_an_interruption_are_averaged_with_no_clean_one(
     """Those that began anew are clean: nothing of an earlier attempt is in their figures."""
     runs = with_attempts(six, attempts)
     went_on = [attempt > 1 and first_step > 0 for attempt, first_step in attempts]
-    for digest in (averaged_id, repeat_id):
-        assert {(digest(run), gone) for run, gone in zip(runs, went_on, strict=True)} == {
-            (digest(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
-        }
+    assert {(averaged_id(run), gone) for run, gone in zip(runs, went_on, strict=True)} == {
+        (averaged_id(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
+    }
     assert len({averaged_id(run) for run in runs}) == len(set(went_on))
     assert len({group_id(run) for run in runs}) == len(set(went_on))
     # A run that died is looked for in both.
@@ -299,7 +297,7 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
         place = place[part]
     value = _other(key, LEAVES[key], place)
     after = _run(before.plan, {key: value})
-    assert (repeat_id(after) != repeat_id(before)) is is_shaping(key)
+    assert (averaged_id(after) != averaged_id(before)) is is_shaping(key)
     if key != "system.name" and not key.startswith("system.launch."):
         assert group_id(after) == group_id(before)
 
@@ -308,7 +306,7 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
 def test_further_options_of_slurm_count_where_they_shape_speed(option: str, apart: bool) -> None:
     (plan,) = plans(points=(1,), repeats=1, overrides=SLURM)
     other = _run(plan, {"system.slurm.extra": [option]})
-    assert (repeat_id(other) != repeat_id(_run(plan, {}))) is apart
+    assert (averaged_id(other) != averaged_id(_run(plan, {}))) is apart
     assert (option.partition("=")[0] in NOT_SHAPING_OPTIONS) is not apart
 
 
