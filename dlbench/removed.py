@@ -13,9 +13,7 @@ COMMANDS = {
 
 OPTIONS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "-o FILE.json writes it",
-    ("compare", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
     ("check", "--json"): "-o FILE.json writes it",
-    ("check", "--summary"): "-o FILE.md writes it; append that to $GITHUB_STEP_SUMMARY",
     ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""

@@ -13,7 +13,7 @@ import click
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
-from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
+from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Floor
@@ -107,6 +107,12 @@ def rule_options(function: F) -> F:
         format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
         click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
         click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
+        click.option(
+            "--summary",
+            "summary_file",
+            type=FILE,
+            help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
+        ),
     ]
     return decorated(function, decorators)
 
@@ -114,7 +120,7 @@ def rule_options(function: F) -> F:
 def prepare(command: str, options: dict[str, Any]) -> None:
     """Refuses what cannot end well before anything is read."""
     metric_names(options["metrics"])
-    for name in ("output", "junit_file"):
+    for name in ("output", "junit_file", "summary_file"):
         check_writable(options[name])
     chosen_format(options)
     require_modules(command, "numpy")
@@ -228,6 +234,14 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
 
     if options["junit_file"] is not None:
         write_output(rendered("junit"), options["junit_file"])
+    if (summary := options["summary_file"]) is not None:
+        try:
+            # Others write to it as well: a CI step's summary.
+            with summary.open("ab") as file:
+                file.write(rendered("md"))
+        except OSError as error:
+            why = error.strerror or error
+            raise refused(error, f"--summary {summary}: cannot be written: {why}", UserError) from None
     write_output(rendered(chosen_format(options), full=options["full"]), options["output"])
     if options["output"] is not None:
         click.echo(f"{options['output']}: {report.headline}", err=True)
@@ -352,7 +366,7 @@ def check(
       dlbench check --candidate runs --at-least "2500 images/s"
       dlbench check --baseline baseline.json --candidate runs
       dlbench check --baseline runs-old --candidate runs-new --junit dlbench.xml
-      dlbench check --baseline b.json --candidate runs -o summary.md --junit dlbench.xml
+      dlbench check --baseline b.json --candidate runs --summary summary.md
       dlbench check --paired runs --tolerance 1%
     """
     if paired is not None:

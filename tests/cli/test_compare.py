@@ -164,8 +164,13 @@ def test_all_formats_hold_the_same_numbers(tmp_path: Path, old: Path) -> None:
 
 def test_outputs_for_ci_in_one_call(tmp_path: Path, old: Path) -> None:
     new = write_side(tmp_path / "new", slower(1.05))
-    result = call("check", "--baseline", old, "--candidate", new, "--junit", tmp_path / "j.xml")
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n", encoding="utf-8")
+    result = call(
+        *("check", "--baseline", old, "--candidate", new, "--junit", tmp_path / "j.xml", "--summary", summary)
+    )
     assert result.exit_code == 1
+    assert summary.read_text(encoding="utf-8").startswith("before\n# dlbench comparison of B against A: regressed")
     assert "Verdict: regressed" in result.output
     assert "<failure" in (tmp_path / "j.xml").read_text(encoding="utf-8")
     assert call("compare", old, new, "--exit-zero").exit_code == 0
