@@ -14,6 +14,7 @@ COMMANDS = {
 OPTIONS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "-o FILE.json writes it",
     ("check", "--json"): "-o FILE.json writes it",
+    ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
     ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""

@@ -259,16 +259,12 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option(
-    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
-)
 @OUTPUT
 @format_option("text", "json")
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
-    slurm: bool,
     output: Path | None,
     format_name: Literal["text", "json"] | None,
     full: bool,
@@ -295,15 +291,6 @@ def diagnose(
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
     from dlbench.views.diagnosis import diagnosis
 
-    scanned = read_runs(runs, where)
-    joules = None  # Of the runs' jobs, by run id.
-    if slurm:
-        from dlbench.jobs.slurm.accounting import job_energies
-
-        joules, why = job_energies(scanned.runs)
-        note_missing("Slurm reports no energy of", why)
-        if not joules and not why:
-            click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
-    found, document = diagnosis(scanned, joules)
+    found, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")

@@ -23,17 +23,17 @@ FORMAT = "dlbench.diagnosis"
 TITLE = "dlbench diagnosis"
 
 
-def views_of(slurm: Mapping[str, float] | None = None) -> Views:
+def views_of() -> Views:
     """Returns the views of a diagnosis."""
     return Views(
-        group=(CausesView(), StragglersView(), DetailedTelemetryView(), DetailedEnergyView(slurm)),
+        group=(CausesView(), StragglersView(), DetailedTelemetryView(), DetailedEnergyView()),
         closing=(SlowNodesView(), DecompositionView(), StallsView(), WithoutFiguresView()),
     )
 
 
-def diagnosis(scan: Scan, slurm: Mapping[str, float] | None = None) -> tuple[Report, Document]:
-    """Returns the diagnosis as plain data, and ready for every format; `slurm`: joules of jobs, by run id."""
-    views = views_of(slurm)
+def diagnosis(scan: Scan) -> tuple[Report, Document]:
+    """Returns the diagnosis as plain data, and ready for every format."""
+    views = views_of()
     report = assemble(scan, views=views, with_digests=False)
     # Samples of all runs are read here alone.
     energies = (group.of(DetailedEnergy) for group in report.groups)
