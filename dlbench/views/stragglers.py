@@ -113,7 +113,6 @@ class StragglersView(GroupView):
             title=self.title,
             headline=headline,
             caption=f"{group.parts_caption}.",
-            words=tuple(_words(found)),
             sheets=(_sheet(points),) if any(point.waiting_ranks for point in points) else (),
         )
 
@@ -121,19 +120,6 @@ class StragglersView(GroupView):
         if group.of(LostPercent) is None:
             return VARIANT
         return second_rank(group, "one rank waits for nobody")
-
-
-def _words(found: LostPercent) -> Iterator[str]:
-    """Who is waited for most at each rank count but the largest (the headline)."""
-    for point in reversed(found.diagnosed.points[:-1]):
-        if point.ranks > 1 and not point.waiting_ranks:
-            yield f"{place_of(point)}: no rank waited for another one."
-        elif point.ranks > 1:
-            first = point.waiting_ranks[0]
-            yield (
-                f"{place_of(point)}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
-                f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
-            )
 
 
 # Slow nodes, over all runs

@@ -84,7 +84,7 @@ def figures(report: model.Report) -> Iterator[Estimate]:
     for group in report.groups:
         for point in group.points:
             yield from (point.throughput, point.throughput_per_rank, point.step, point.step_p95)
-            yield from (point.speedup, point.efficiency)
+            yield from () if point.is_baseline else (point.speedup, point.efficiency)
             yield from [point.serial_fraction] if point.serial_fraction else []
         for account in accounts_of(group):
             yield from (part.seconds for part in (*account.causes, account.whole) if part.seconds.value)

@@ -328,7 +328,6 @@ class CausePoint:
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # The same by host.
-    num_hosts: int  # Hosts of a run, the most of any.
     planted: tuple[tuple[int, float], ...]
     """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
@@ -437,7 +436,6 @@ def _point(
         whole=whole,
         waiting_ranks=ranks,
         waiting_hosts=hosts,
-        num_hosts=max(len(set(one.hosts)) for one in own),
         planted=_planted(runs, own),
     )
 

@@ -126,7 +126,7 @@ def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
-    waterfall, _, over_ranks = charts(group, "causes")
+    waterfall, over_ranks = charts(group, "causes")
     point = lost(group).diagnosed.points[-1]
     bars = list({row["name"]: row for row in drawn_rows(waterfall.spec) if "name" in row}.values())
     drawn = [share for share in point.causes if share.is_measured and round(100 * share.lost.value, 1)]
@@ -212,18 +212,14 @@ def test_a_planted_fault_is_told_first(tmp_path: Path) -> None:
 
 def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> None:
     assert section(group, "stragglers").headline.endswith(" of all waiting is for rank 3 on n1, late by compute")
-    assert section(group, "stragglers").words[0].startswith("4 ranks on 2 nodes: ")
     found = sheets(group, "stragglers")
     assert rows(found["stragglers"])[0][:2] == ("3", "n1")
-    assert rows(found["straggler-hosts"])[0][0] == "n1"
     largest = lost(group).diagnosed.points[-1]
     late = [row for row in found["stragglers"].records() if row["ranks"] == 8]
     assert [(row["rank"], row["waited_s_per_step"]) for row in late] == [
         (one.rank, one.waited_s) for one in largest.waiting_ranks
     ]
     assert math.fsum(float(row["waited_share_fraction"] or 0) for row in late) == pytest.approx(1.0)
-    (chart,) = charts(group, "stragglers")
-    assert chart.alt.startswith("Waiting for single ranks, longest first. rank 3 on n1: ")
 
 
 def test_many_stragglers_are_cut_and_counted(group: model.Group) -> None:
@@ -244,9 +240,6 @@ def test_slow_nodes_are_told_once_and_with_the_option(made: model.Report) -> Non
     # 10 runs on several hosts, the largest with 4.
     assert [row["runs"] for row in slow] == [10]
     assert {row["host"] for row in sheet.records()} == {"n0", "n1", "n2", "n3"}
-    (chart,) = found.charts()
-    assert "n1" in chart.alt
-    assert not any("n1 is slow" in text for text in section(made.groups[0], "stragglers").words)
 
 
 # What is missing
