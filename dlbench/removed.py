@@ -16,30 +16,29 @@ COMMANDS = {
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
 _RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
-OPTIONS: dict[tuple[str, str], str] = {
-    ("comm submit", "--every"): _RESUME_AGAIN,
-    ("comm submit", "--follow"): _RESUME_AGAIN,
-    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
-    ("submit", "--every"): _RESUME_AGAIN,
-    ("submit", "--follow"): _RESUME_AGAIN,
-OPTIONS: dict[tuple[str, str], str] = {
-    ("data pack", "--container"): "images are packed into tar shards",
 _NO_INDEX = "the index of a history lies in its folder"
 
 OPTIONS: dict[tuple[str, str], str] = {
-    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
+    ("check", "--json"): "-o FILE.json writes it",
+    ("comm submit", "--every"): _RESUME_AGAIN,
+    ("comm submit", "--follow"): _RESUME_AGAIN,
+    ("compare", "--json"): "-o FILE.json writes it",
+    ("data pack", "--container"): "images are packed into tar shards",
+    ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
+    ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
+    ("history acknowledge", "--index"): _NO_INDEX,
+    ("history export", "--index"): _NO_INDEX,
     ("history import", "--index"): _NO_INDEX,
     ("history list", "--index"): _NO_INDEX,
-    ("history trends", "--index"): _NO_INDEX,
-    ("history acknowledge", "--index"): _NO_INDEX,
     ("history slow-nodes", "--index"): _NO_INDEX,
-    ("history export", "--index"): _NO_INDEX,
+    ("history trends", "--index"): _NO_INDEX,
+    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
+    ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
+    ("submit", "--every"): _RESUME_AGAIN,
+    ("submit", "--follow"): _RESUME_AGAIN,
+    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
-OPTIONS: dict[tuple[str, str], str] = {
-    ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
-}
-"""By command and option; each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",

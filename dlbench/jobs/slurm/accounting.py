@@ -313,26 +313,6 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
     return why_not
 
 
-def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
-    """Joules of the last attempt at each run that was submitted, by run id, and why there are none, by run id.
-
-    What a rank or a sampler counted is of that attempt.
-    """
-    answer = accounting_of(runs)
-    joules: dict[str, float] = {}
-    why = dict(answer.why_not)
-    for run_id, one in answer.accounting.items():
-        is_alone = len(one.attempts) == 1
-        energy = one.energy_j if is_alone else one.steps[-1].energy_j if one.steps else None
-        if energy is not None:
-            joules[run_id] = energy
-        elif one.energy_j is not None:
-            why[run_id] = f"Slurm counted the {len(one.attempts)} attempts of job {one.job_id} together"
-        else:
-            why[run_id] = one.not_measured.get("energy_j", _NO_ENERGY)
-    return joules, why
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
     """Rows of sacct, by job id: of the job, and of its steps."""
