@@ -9,11 +9,8 @@ where its share is no smaller.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import pairwise
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
@@ -23,9 +20,6 @@ from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
     from dlbench.perfmodels.patterns import Load, StepLoads
-
-GRID_PER_OCTAVE = 4
-"""Sizes at which the best algorithm is looked up before bisection; what changes twice in between stays unseen."""
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
@@ -181,47 +175,3 @@ def _piece(level: Level, num_bytes: float) -> int:
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
 """What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
 and halving and doubling, both with a hierarchy on top."""
-
-
-def crossovers(
-    collective: Collective,
-    algorithms: Sequence[str],
-    layout: Layout,
-    network: NetworkModel,
-    low: int,
-    high: int,
-    *,
-    element_bytes: int = 4,
-    shards: int | None = None,
-) -> list[tuple[int, str, str]]:
-    """Where the best algorithm changes between two sizes: first size of the new one in bytes, from which, to which.
-
-    Looked up at `GRID_PER_OCTAVE` sizes an octave, then bisected to the element.
-
-    Raises `ValueError`: no algorithm, or no range of sizes; `UserError`: as `predict`.
-    """
-    first, last = -(-low // element_bytes), high // element_bytes
-    if not 1 <= first <= last:
-        raise ValueError(f"no sizes from {low} to {high} bytes")
-
-    @cache
-    def best(elements: int) -> str:
-        def took(name: str) -> float:
-            size = elements * element_bytes
-            return predict(collective, name, size, layout, network, element_bytes=element_bytes, shards=shards)
-
-        return min(algorithms, key=took)
-
-    octaves = math.log2(last / first)
-    points = max(1, math.ceil(octaves * GRID_PER_OCTAVE))
-    grid = sorted({round(first * 2 ** (octaves * i / points)) for i in range(points)} | {first, last})
-    changes = []
-    for left, right in pairwise(grid):
-        while best(left) != best(right):
-            start, below, above = left, left, right
-            while above - below > 1:
-                middle = (below + above) // 2
-                below, above = (middle, above) if best(middle) == best(start) else (below, middle)
-            changes.append((above * element_bytes, best(below), best(above)))
-            left = above
-    return changes
