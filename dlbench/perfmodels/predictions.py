@@ -51,16 +51,12 @@ class Features:
     contention coefficient of Kahira et al. (HPDC 2021, section 4). 1 for a port or link of one's own."""
 
     def seconds(self, network: NetworkModel) -> float:
-        return self.reduced_bytes * network.gamma_s_per_byte + sum(self.by_level(network).values())
-
-    def by_level(self, network: NetworkModel) -> dict[LevelName, float]:
-        """Seconds of messages by level; bytes added are of no level."""
-        found: dict[LevelName, float] = {}
+        by_level: dict[LevelName, float] = {}
         for (name, index), count in self.starts.items():
-            found[name] = found.get(name, 0.0) + count * level_of(network, name).pieces[index].alpha_s
+            by_level[name] = by_level.get(name, 0.0) + count * level_of(network, name).pieces[index].alpha_s
         for (name, index), size in self.num_bytes.items():
-            found[name] = found.get(name, 0.0) + size * level_of(network, name).pieces[index].beta_s_per_byte
-        return found
+            by_level[name] = by_level.get(name, 0.0) + size * level_of(network, name).pieces[index].beta_s_per_byte
+        return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
         """The prediction by each of the network's `draws`, seconds: the same ports and links decide; none for none."""
