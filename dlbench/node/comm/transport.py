@@ -223,9 +223,12 @@ def _initialise(mpi: Any, thread_level: int) -> None:
 
 
 def stop_mpi(mpi: Any) -> None:
-    """Ends MPI; all ranks must come here."""
+    """Ends MPI, which waits for all ranks, with Python's interpreter free.
+
+    mpi4py's `Finalize` would hold the interpreter, and no `Deadline` could end a rank that waits there for ever.
+    """
     if not mpi.Is_finalized():
-        mpi.Finalize()
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()
 
 
 def mpi_barrier(world: Any) -> None:
