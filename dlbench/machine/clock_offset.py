@@ -23,10 +23,7 @@ WIDE = 10  # A point whose bound is this many times the narrowest one makes the 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One message there and back; nanoseconds of two clocks.
-
-    Raises `ValueError`: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
-    """
+    """One message there and back; nanoseconds of two clocks."""
 
     sent_ns: int  # t0, own clock.
     received_ns: int  # t1, the other's clock.
@@ -68,10 +65,7 @@ class OffsetEstimate:
 
 
 def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
-    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip.
-
-    Raises `ValueError`: no exchange.
-    """
+    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip."""
     if not exchanges:
         raise ValueError("no exchange to estimate an offset from")
     best = min(exchanges, key=lambda exchange: exchange.bound_ns)

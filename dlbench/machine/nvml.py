@@ -179,7 +179,6 @@ class _Device:
         """Several field values in one call, each with its own return code.
 
         `wanted`: name of the field's constant, and its scope: number of the link, else 0.
-        Raises `ReadingFailedError`: the package does not know a field. `NVMLError`: the call failed as a whole.
         """
         asked = [(self.has(name), scope) for name, scope in wanted]
         types = {getattr(self.nvml, name, None): member for name, member in _VALUE_TYPES}

@@ -47,11 +47,7 @@ _UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErr
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """What a call answers.
-
-    Raises:
-        ReadingFailedError: the call raised it, or one of what libraries raise where they do not understand the answer.
-    """
+    """What a call answers."""
     try:
         return call()
     except _UNEXPECTED as error:
@@ -231,10 +227,7 @@ class MonotonicCounter:
 
 
 def read_text(path: Path) -> str:
-    """A file of the kernel, such as those of sysfs, whatever its encoding.
-
-    Raises `ReadingFailedError`: it cannot be read.
-    """
+    """A file of the kernel, such as those of sysfs, whatever its encoding."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -259,10 +252,7 @@ def read_number(path: Path) -> int:
 
 
 def keyed_number(path: Path, key: str) -> int | None:
-    """The number after `key` in a file of lines `key number`; None without such a line.
-
-    Raises `ReadingFailedError`: the file cannot be read, or it is no number.
-    """
+    """The number after `key` in a file of lines `key number`; None without such a line."""
     for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key:

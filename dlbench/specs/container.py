@@ -117,8 +117,6 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
     """The same with the digest of the image's file, and by what nodes know it again; a folder or a name stays as it is.
 
     The digest is computed once for each state of a file (its path, size, time of change) and kept in the user's cache.
-
-    Raises `UserError`: there is no such file, or it is another than the system file says.
     """
     if not container.is_used or not container.is_path:
         return container

@@ -122,10 +122,7 @@ Tried = Callable[[SeriesSpec, int], RunPlan]
 def _ladder_points(
     request: Request, file: WorkloadFile, base: SeriesSpec, tried: Tried, lacking: Callable[[RunPlan], str]
 ) -> list[tuple[SeriesSpec, int]]:
-    """Each step on top of those before it at each count, the steps of a count next to each other.
-
-    Raises `UserError`: a step changes nothing, or none but the baseline can act anywhere.
-    """
+    """Each step on top of those before it at each count, the steps of a count next to each other."""
     found: list[tuple[SeriesSpec, int]] = []
     steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
     for count in request.points:
@@ -321,8 +318,7 @@ def expand_comm(
     """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
 
     `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
-    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other. Raises `UserError`: anything wrong
-    with the request, in one line.
+    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
     """
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)

@@ -42,8 +42,6 @@ def find(kind: Kind, name: str) -> Path:
     """The file of a workload or system given by name or by path.
 
     A text with a slash or ending in ``.yaml``/``.yml`` is a path, anything else a name.
-
-    Raises `UserError`: nothing is there; the nearest right names are named.
     """
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
@@ -66,10 +64,7 @@ BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises `UserError`: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
-    """
+    """The mapping in a YAML file."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -86,10 +81,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """A YAML value; used for files and for the values of ``--set key=value``.
-
-    Raises `UserError`: not YAML, duplicate keys, anchors, or nested deeper than `MAX_DEPTH`.
-    """
+    """A YAML value; used for files and for the values of ``--set key=value``."""
     return copy.deepcopy(_parsed(text, origin))
 
 

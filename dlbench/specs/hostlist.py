@@ -60,10 +60,7 @@ def split_hosts(text: str) -> list[str]:
 
 
 def expanded(text: str) -> Iterator[str]:
-    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name.
-
-    Raises `UserError`: brackets that hold no ranges of numbers, or stand for more names than a cluster has.
-    """
+    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name."""
     for part in split_hosts(text):
         pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...
         names = [""]

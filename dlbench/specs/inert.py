@@ -270,7 +270,6 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
     """Refuses keys that act in no run.
 
     `asked`: keys and the options that they were given to.
-    Raises `UserError`: one of them acts in none of the plans.
     """
     for key, option in asked:
         for prefix, acts, why in INERT:

@@ -198,7 +198,6 @@ def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]
     """The words, if a plan can stand with each of them.
 
     `words`: options, `name` or `name=value`. `denied`: those that must not be among them, with the reason.
-    Raises `ValueError`: one line for the first that cannot be taken.
     """
     for word in words:
         name = word.partition("=")[0]

@@ -75,7 +75,6 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
     """The merged settings as a checked specification.
 
     `elsewhere`: keys that options take besides those of the model; named where a wrong one resembles them.
-    Raises `UserError`: one line, naming the layer, the key and what would be right.
     """
     try:
         return model.model_validate(layers.values)

@@ -93,9 +93,7 @@ class CommRequest(SeriesRequest):
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list. Raises
-    `UserError`: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
-    """
+    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
     result: dict[str, AxisValue] = {}
     for item in items:
         key, value = _split(item, "--set")
@@ -106,9 +104,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``. Raises
-    `UserError`: as `parse_set`; also an empty or a repeated value.
-    """
+    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``."""
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
         key, text = _split(item, "--sweep")
@@ -126,9 +122,6 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
 
     A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
     follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
-
-    Raises `UserError`: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would
-    not.
     """
     if texts is None:
         return {}
@@ -168,9 +161,7 @@ def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one. Raises
-    `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
-    """
+    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one."""
     result: dict[str, str] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -251,8 +242,7 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
 
     Sizes between the ends of a range with a count are rounded down to whole elements.
 
-    Returns sizes in bytes, ascending, each once. Raises `UserError`: a malformed size or range, 0 bytes, a size that is
-    no whole number of elements.
+    Returns sizes in bytes, ascending, each once.
     """
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")

@@ -88,7 +88,6 @@ def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
     """Accounts for every tensor of a file and of the network.
 
     `there`: name -> shape in the file. `here`: name -> shape in the network.
-    Raises `UnfitNamesError`: one is missing, unknown, there twice, or of another shape; says which, and how many more.
     """
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
@@ -154,8 +153,6 @@ def require_weights(path: Path, model: ModelSpec) -> None:
     """Proves of a file with public names that every tensor of it and of the network has its counterpart.
 
     Of dlbench's own checkpoints, and of a run's folder, ranks find out by themselves.
-
-    Raises `UserError`: it is of another network. `IncompleteDataError`: it is no safetensors file.
     """
     if path.is_dir():
         return

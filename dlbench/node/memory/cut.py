@@ -56,7 +56,6 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
 
     `run_once`: one forward pass with its loss, autocast included, with grad, no backward pass. Called twice; a small
     batch will do. Buffers and random generators are afterwards as they were before.
-    Raises UserError: there are fewer than two units; says why.
     """
     with undisturbed(model):
         root = _trace(model, run_once)

@@ -65,10 +65,7 @@ class PeakMeter:
 
 
 class CpuPeaks(PeakMeter):
-    """Every allocation of a CPU tensor, as torch's profiler reports it.
-
-    Raises EnvironmentLacksError: this torch was built without its profiler.
-    """
+    """Every allocation of a CPU tensor, as torch's profiler reports it."""
 
     def __init__(self) -> None:
         if not torch.profiler.kineto_available():

@@ -71,7 +71,6 @@ class OutOfCore:
     something. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
     `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
     bytes of every block in every pass; without it the first pass after `install` does.
-    Raises UserError: a block spans a unit that must begin one.
     """
 
     def __init__(

@@ -252,11 +252,7 @@ class Workbench:
     gradients_stay: bool = False
 
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
-        """Units, chain and transfer rates, and what a person should know of them.
-
-        Raises UserError: the network is no chain. EnvironmentLacksError: memory cannot be measured, or nothing can be
-        swapped to.
-        """
+        """Units, chain and transfer rates, and what a person should know of them."""
         self.beat("the network's units")
         small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
         cut = find_units(self.model, lambda: self.loss_of(small))
@@ -326,11 +322,7 @@ class Workbench:
 
 
 def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tuple[BlockPlan, int]:
-    """The plan of a chain by `train.recompute` and `train.swap`, and what training would hold in core, bytes.
-
-    Raises UserError: train.memory.blocks names what is no unit. EnvironmentLacksError: no plan fits
-    train.memory.capacity; names the smallest that would do.
-    """
+    """The plan of a chain by `train.recompute` and `train.swap`, and what training would hold in core, bytes."""
     in_core = in_core_bytes(chain)
     starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
     if not train.is_planned:
@@ -425,11 +417,7 @@ def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
 
 
 def plan_memory(bench: Workbench) -> MemoryPlan:
-    """Measures and plans; the same plan on every rank.
-
-    Raises UserError: the network is no chain, or train.memory.blocks names what is no unit. EnvironmentLacksError:
-    memory cannot be measured, nothing can be swapped to, or no plan fits.
-    """
+    """Measures and plans; the same plan on every rank."""
     begin = time.monotonic()
     cut, chain, rates, warnings = bench.measure()
     bench.beat("the plan for memory")

@@ -157,8 +157,7 @@ def compare(
 ) -> list[Exchange]:
     """A burst of exchanges with node 0; fewer than asked for if the connection ended on the way.
 
-    `timeout_s`: for all of it, waiting for one's turn included. `clock`: what is read here; for tests. Raises OSError:
-    no connection, or no answer in time. ValueError: an answer to another question, or clocks that cannot be compared.
+    `timeout_s`: for all of it, waiting for one's turn included. `clock`: what is read here; for tests.
     """
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []

@@ -126,8 +126,7 @@ class Sampling:
 
     As the file fills its period doubles, see `PARTS`.
 
-    `source`: what is read; closed by `close`. `clock`: nanoseconds, CLOCK_MONOTONIC. Raises OSError: the file exists,
-    or cannot be written.
+    `source`: what is read; closed by `close`. `clock`: nanoseconds, CLOCK_MONOTONIC.
     """
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
@@ -180,8 +179,6 @@ class Sampling:
         """The sample that is due now, or the newest of several that are; those before it are skipped.
 
         Where only the source is to be looked at, that is done and nothing written.
-
-        Raises OSError: the disk is full or gone.
         """
         if self._clock() < self._sample_due_ns:
             self._read_ns = self._clock()

@@ -362,8 +362,7 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 class ProfileWindow:
     """One profile: `open`, `stop` and `close` between two steps. What goes wrong is reported and ends no run.
 
-    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes. Raises
-    EnvironmentLacksError: this torch was built without its profiler.
+    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes.
     """
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:
