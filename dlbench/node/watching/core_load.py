@@ -8,7 +8,6 @@ messages are among them. Read at the edges of the measured steps alone; it costs
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dlbench.process_tree import descendants
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -115,33 +113,15 @@ def _pressure(path: Path) -> float | None:
 
 def _own_s() -> float:
     """CPU time of this process and of all that descend from it, those that ended included."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used) + sum(map(_ticks, _children())) / _TICKS_PER_S
+    import psutil
 
-
-def _children() -> set[int]:
-    """Living descendants; by the kernel's own lists, where it keeps them (CONFIG_PROC_CHILDREN)."""
-    found: set[int] = set()
-    waiting = [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        with suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                path = task / "children"
-                if pid == os.getpid() and not path.exists():
-                    return descendants(pid)
-                new = {int(child) for child in path.read_text(encoding="ascii").split()}
-                waiting += new
-                found |= new
-    return found
-
-
-def _ticks(pid: int) -> int:
-    """Of a process and its children that ended: utime, stime, cutime and cstime of its `stat` (proc(5))."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return sum(int(field) for field in fields[11:15])
-    return 0
+    own = psutil.Process()
+    used_s = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            times = process.cpu_times()
+            used_s += times.user + times.system + times.children_user + times.children_system
+    return used_s
 
 
 class Seated(Protocol):
