@@ -53,10 +53,7 @@ def bytes_parts(num_bytes: float) -> tuple[str, str]:
 
 
 def bytes_option(num_bytes: int) -> str:
-    """A size for an option or a key, e.g. ``412MiB``: at least so much, and at most a hundredth more.
-
-    `parse_bytes` reads it.
-    """
+    """Returns a size as `parse_bytes` reads it, e.g. ``412MiB``: at least so much, and at most a hundredth more."""
     for unit in reversed(_BINARY[1:5]):
         factor = _FACTORS[unit.lower()]
         if num_bytes >= 100 * factor:

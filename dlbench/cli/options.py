@@ -408,10 +408,7 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
 
 
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
-    """`dlbench.specs.expand.expand` with this machine's cores.
-
-    `trains`: whether the plans are to be trained; then what this machine cannot do is refused.
-    """
+    """Expands with this machine's cores; where the plans are to be trained, what this machine cannot do is refused."""
     from dlbench.jobs.local import has_gpu, precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
@@ -500,10 +497,7 @@ def _require_path(path: str, who: str, remedy: str) -> None:
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
-    """Refuses what the ranks would refuse, as far as their Python can be asked here.
-
-    A dry run warns of it, and so does all else where the nodes may have what is missing here.
-    """
+    """Refuses what the ranks would refuse; warns in a dry run, and where the nodes may have what is missing here."""
     from dlbench.setup.requirements import is_sure, refusal
 
     errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]

@@ -33,10 +33,7 @@ _MEASURING = "measuring"
 
 
 class SeriesProgress:
-    """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`.
-
-    Runs begin and end in one thread; another one reports how far they are.
-    """
+    """Knows how long runs took, and how far the one that runs is, which another thread reports; seconds of `clock`."""
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
         self._plans = plans

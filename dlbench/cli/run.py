@@ -250,9 +250,8 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans on this machine, one after the other; `following` is the command to go on with, if not empty.
-
-    Returns what the command ends with: the code of the first run that went wrong.
+    """Runs all plans here, one after the other; returns the code of the first that failed. `following`: the next
+    command.
     """
     from dlbench.cli.progress import progress
     from dlbench.jobs import local

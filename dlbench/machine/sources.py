@@ -92,11 +92,10 @@ class Reading:
 
 
 class Source:
-    """The fields of these readings, sampled together.
+    """The fields of these readings, sampled together; each is called once, here, to see whether it answers.
 
-    `readings`: what to read; each is called once, here, to see whether it answers. `unavailable`: what is known to be
-    missing: name of the field, or of a whole group (`gpu`), and the reason. `facts`: what `describe` returns: devices,
-    limits, and what a field of this machine means. `close`: called once at the end; gives libraries and files back.
+    `unavailable`: what is known to be missing, by field or group (`gpu`), and why. `facts`: what `describe` returns.
+    `close`: called once at the end.
     """
 
     def __init__(
@@ -207,11 +206,7 @@ class Source:
 
 
 class MonotonicCounter:
-    """A counter that goes on where its source falls.
-
-    `wraps_at`: the source starts again at zero after this value; None: a fall means that somebody reset it, and what
-    was counted between the last reading and the reset is lost.
-    """
+    """A counter that goes on where its source falls: by a wrap after `wraps_at`, or (None) because it was reset."""
 
     def __init__(self, wraps_at: int | None = None) -> None:
         self._wraps_at = wraps_at
@@ -261,10 +256,7 @@ def keyed_number(path: Path, key: str) -> int | None:
 
 
 def field_parts(names: list[str]) -> dict[str, str]:
-    """Names from outside, each as one part of a field's name; names that would become equal get a number.
-
-    All but letters, digits and `_.:-` becomes `_`, and 64 characters are kept.
-    """
+    """Returns each name from outside as up to 64 letters, digits and `_.:-`; equal ones get a number."""
     parts: dict[str, str] = {}
     for name in names:
         part = plain = re.sub(r"[^A-Za-z0-9_.:-]", "_", name[:64]) or "_"

@@ -59,9 +59,8 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
-    the system YAML leaves a node's cores open and no scheduler is involved. `lacking`: why this machine cannot do a
-    plan, for steps of a ladder; empty where it can. Raises `UserError`: anything wrong with the request, in one line.
+    """Returns all runs of a request in their order; `lacking`: why this machine cannot do a step of a ladder, else
+    empty.
     """
     option_of(request)
     refuse_other_options(request)
@@ -315,11 +314,7 @@ class CommRuns:
 def expand_comm(
     request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
 ) -> CommRuns:
-    """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
-
-    `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
-    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other.
-    """
+    """Returns all runs of a request in order; `installed`: those of `horovod` and `mpi4py` that this Python has."""
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     settings: dict[str, tuple[AxisValue, str]] = {}

@@ -39,10 +39,7 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str) -> Path:
-    """The file of a workload or system given by name or by path.
-
-    A text with a slash or ending in ``.yaml``/``.yml`` is a path, anything else a name.
-    """
+    """Returns the file of a workload or system by name or, with a slash or ending in ``.yaml``/``.yml``, by path."""
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
         # A pipe, too: `--system <(m4 machine.yaml)`.
@@ -110,10 +107,7 @@ def _parsed(text: str, origin: str) -> Any:
 
 
 def text_problem(text: str) -> str:
-    """Why a text may stand in no plan and no script, e.g. ``holds the control character U+001B``; empty if it may.
-
-    Newlines and tabs may. What is refused here need not be cleaned, and so changed, where a script is printed.
-    """
+    """Returns why a text, newlines and tabs allowed, may stand in no plan and no script; empty if it may."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -118,10 +118,9 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
 
 
 def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
-    """The two texts of ``--ab`` as settings of side a and side b; empty without them.
+    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them.
 
-    A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
-    follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
+    A comma divides only where another ``KEY=`` follows; a value in quotes may hold anything.
     """
     if texts is None:
         return {}
@@ -238,11 +237,8 @@ MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
-    """`LOW:HIGH` (factor 4, the last step shorter), `LOW:HIGH:COUNT` (evenly spaced in the logarithm), or `A,B,C`.
-
-    Sizes between the ends of a range with a count are rounded down to whole elements.
-
-    Returns sizes in bytes, ascending, each once.
+    """Returns ascending bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm, whole elements) or
+    `A,B,C`.
     """
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")

@@ -75,11 +75,7 @@ class Counts:
         return count if self.are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series.
-
-        `cores_per_rank`: what was asked for; none: an even share. `machine_cores`: cores of this machine, for a system
-        that leaves a node's cores open and has no scheduler.
-        """
+        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
             raise UserError(

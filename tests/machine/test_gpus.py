@@ -16,11 +16,9 @@ from dlbench.machine.gpus import (
     bus_of_nvml,
     cpu_list,
     fabric_adapters,
-    gpu_trouble,
     numa_nodes_of,
     nvidia_buses,
     place_of,
-    restricted_mode,
     visible,
 )
 from tests.support.nvml_library import build, variables
@@ -167,10 +165,6 @@ def test_a_mode_that_keeps_processes_off_is_told_with_who_computes(
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert json.loads(done.stdout) == [said, said]
-
-
-def test_a_gpu_that_nobody_knows_is_no_reason() -> None:
-    assert gpu_trouble("GPU-none") == restricted_mode("GPU-none") == restricted_mode(None) == ""
 
 
 def test_adapters_of_fast_networks_are_found_by_kind_and_only_where_a_link_is_active(tmp_path: Path) -> None:

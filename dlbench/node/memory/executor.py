@@ -58,19 +58,16 @@ class _Counts:
 
 
 class OutOfCore:
-    """Blocks of a network, each kept, swapped or recomputed.
+    """Blocks of a network, each kept, swapped or recomputed; put on by `install` (before an engine wraps it).
 
-    `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
-    one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
-    `model`: the network; its units' `forward` are replaced on the instances, nothing else. `units`: of `find_units`.
-    `blocks`: every unit in one block. `tier`: where swapped tensors go; None where no block swaps, and for `blocking`
-    on a GPU, which is then torch's own `save_on_cpu` with page-locked memory, uncounted. `budget_bytes`: what
-    activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit. `costs`: of each block
-    (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen. `prefetch`: when swapped
-    blocks come back. `leaving`: numbers of the blocks that leave, as the plan's schedule has them; None: all that move
-    something. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
-    `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
-    bytes of every block in every pass; without it the first pass after `install` does.
+    A pass is one forward and one backward pass; one without gradients is left alone. Whatever ends a pass midway, the
+    next one begins anew.
+
+    `blocks`: every unit of `find_units` in one block. `tier`: where swapped tensors go; None where no block swaps, and
+    for `blocking` on a GPU, which is torch's own `save_on_cpu`. `budget_bytes`: what activations may take; None: no
+    limit. `costs`: of each block; without, bytes are those that were last seen. `leaving`: numbers of the blocks that
+    leave; None: all that move something. `turn_bytes`: room for head and loss. `count`: note bytes in every pass, not
+    only in the first.
     """
 
     def __init__(

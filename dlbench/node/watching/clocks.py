@@ -94,10 +94,7 @@ class ClockServer:
 def compare(
     address: str, port: int, token: str, rounds: int, *, timeout_s: float, clock: Clock = time.monotonic_ns
 ) -> list[Exchange]:
-    """A burst of exchanges with node 0; fewer than asked for if the connection ended on the way.
-
-    `timeout_s`: for all of it, waiting for one's turn included. `clock`: what is read here; for tests.
-    """
+    """Returns exchanges with node 0, fewer if the connection ended; `timeout_s`: for all of it."""
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []
     with socket.create_connection((address, port), timeout=timeout_s) as connection:
@@ -155,10 +152,7 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 
 
 class ClockFollower:
-    """Asks node 0 for the time now and then, on a thread of its own: at the start, every minute, at the end.
-
-    `path`: `clock.json`. `clock`: what is read; for tests.
-    """
+    """Asks node 0 for the time, on a thread of its own: at the start, every minute, at the end; `path`: `clock.json`."""
 
     def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
         self._path = path

@@ -24,10 +24,7 @@ _STEAL = 7  # Columns of a core's line: user, nice and system; taken by the hype
 
 
 class CoreLoad:
-    """CPU time within the measured steps, of this rank and, on the first rank of a node, of the node's cores.
-
-    `sees_node`: whether this rank reads the cores. `root`: where `proc` is.
-    """
+    """CPU time within the measured steps, of this rank and, if it `sees_node`, of the node's cores."""
 
     def __init__(self, *, sees_node: bool, root: Path = Path("/")) -> None:
         self._sees_node = sees_node
@@ -139,10 +136,7 @@ class Seated(Protocol):
 def node_loads(
     summaries: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
-    """The load of each node's cores; cores of a node are all that its ranks may run on.
-
-    `summaries`: `CoreLoad.summary` of every rank. `ranks`: every rank, in the same order.
-    """
+    """Returns the load of each node's cores, from `CoreLoad.summary` of every rank, in the order of `ranks`."""
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
     for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, one))
