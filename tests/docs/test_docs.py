@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pkgutil
 import re
 import shlex
 from collections import Counter
@@ -123,6 +124,13 @@ def test_every_exit_code_is_explained() -> None:
     )
     assert {int(number) for number, _ in lines} == words.keys()
     assert [number for number, about in lines if words[int(number)] not in about.lower()] == []
+
+
+def test_thresholds_of_the_docs_are_the_code_s() -> None:
+    page = (ROOT / "docs" / "measuring.md").read_text()
+    rows = re.findall(r"^\| `([\w.]+)` \| ([\d.e+-]+) \|", page, re.MULTILINE)
+    assert len(rows) > 20
+    assert [name for name, value in rows if f"{pkgutil.resolve_name(f'dlbench.{name}'):g}" != value] == []
 
 
 def test_every_generated_part_stands_in_a_page() -> None:

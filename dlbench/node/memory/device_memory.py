@@ -254,7 +254,9 @@ def fits_in_memory(
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return False
         finally:
-            _free(device)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
         return True
 
     def _trial(batch: int) -> None:
@@ -293,9 +295,3 @@ def out_of_memory(
         f"{start}; {most}{fit.batch * accumulation} fits (by {fit.trials} trials of forward and backward passes on "
         "this rank): set train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
     )
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

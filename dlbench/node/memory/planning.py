@@ -343,7 +343,9 @@ def far_tier(
 ) -> Callable[[int], Tier]:
     """Returns what opens the far tier of a rank, in `train`'s folder or the system's, for a number of bytes."""
 
-    def on_cpu(reserve_bytes: int) -> Tier:
+    def opened(reserve_bytes: int) -> Tier:
+        if device.type == "cuda":
+            return PinnedTier(device, reserve_bytes, rank, beat=beat)
         own = train.memory.swap_folder
         if own is None:
             folder = tier_path(storage.local, "local", variables, host)
@@ -351,10 +353,7 @@ def far_tier(
             folder = tier_path(TierSpec(path=own), "local", variables, host, where="train.memory.swap_folder")
         return DiskTier(folder, reserve_bytes, rank)
 
-    def on_gpu(reserve_bytes: int) -> Tier:
-        return PinnedTier(device, reserve_bytes, rank, beat=beat)
-
-    return on_gpu if device.type == "cuda" else on_cpu
+    return opened
 
 
 def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:

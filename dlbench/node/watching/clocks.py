@@ -152,7 +152,7 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 
 
 class ClockFollower:
-    """Asks node 0 for the time, on a thread of its own: at the start, every minute, at the end; `path`: `clock.json`."""
+    """Asks node 0 for the time, on a thread: at the start, every minute, at the end; `path`: `clock.json`."""
 
     def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
         self._path = path
