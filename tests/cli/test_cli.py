@@ -541,21 +541,6 @@ def test_a_dry_run_of_run_prints_what_would_start(cli: Cli, tmp_path: Path) -> N
     assert everything_below(tmp_path) == {}
 
 
-def test_a_dry_run_tells_how_long_steps_last_at_least(cli: Cli, tmp_path: Path) -> None:
-    gpus = ("submit", "cosmoflow", "--preset", "gpu", "--system", "example-gpu", "--nodes", "1,2", "--engine", "ddp")
-    seconds = ("--set", "measure.measured_s=3400")
-    long = cli(*gpus, *seconds, "--set", "system.slurm.time_limit=00:50:00", "--dry-run")
-    assert (long.returncode, long.stderr) == (0, "")
-    assert "# Steps alone last at least 57 min 00 s a job, 2.85 node-hours in all (measure.warmup_s, " in long.stdout
-    assert "# Time limit too short for that in 2 jobs: raise system.slurm.time_limit.\n" in long.stdout
-    # 20 s and 60 s, as nothing says otherwise on GPUs.
-    plain = cli(*gpus, "--dry-run").stdout
-    assert "# Steps alone last at least 1 min 20 s a job, 0.06667 node-hours in all" in plain
-    assert "too short" not in plain
-    here = cli(*COSMO, "--set", "measure.warmup_s=0.5", "--set", "measure.measured_s=2", "--dry-run")
-    assert here.stdout.endswith(" 2.5 s\n")
-
-
 # Status
 
 
@@ -609,57 +594,6 @@ def test_status_of_a_failed_run_says_why(cli: Cli, tmp_path: Path) -> None:
     assert "rank 0 on node-b failed at step 7: out of" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stdout.splitlines()[-1] == "2 runs, 1 valid"
-
-
-def test_status_counts_the_runs_of_each_point_and_tells_a_reason_once(cli: Cli, tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=3):
-        if plan.layout.ranks == 1:
-            write_run(tmp_path / "runs", plan, TIMES)
-        elif plan.series.repeat == 0:
-            write_unfinished(tmp_path / "runs", plan, "failed", "out of memory")
-        else:
-            write_unfinished(tmp_path / "runs", plan, "failed", "no such file")
-    lines = cli("status").stdout.splitlines()
-    names = [line.split()[1] for line in lines if line.startswith("  failed ")]
-    assert names == ["s1-cosmoflow-ci-p01-n0002-k00", "s1-cosmoflow-ci-p01-n0002-k01"]
-    assert "s1-cosmoflow-ci-p01-n0002-k01 and 1 more" in lines[4]
-    assert [line for line in lines if not line.startswith("  ")] == [
-        "s1: cosmoflow (ci), horovod, 1 rank: 3 of 3 runs valid",
-        "s1: cosmoflow (ci), horovod, 2 ranks: 0 of 3 runs valid, 3 failed",
-        "6 runs, 3 valid",
-    ]
-    full = [
-        line.split()[1] for line in cli("status", "--full").stdout.splitlines() if re.match("  (valid|failed) ", line)
-    ]
-    assert full == [f"s1-cosmoflow-ci-p0{point}-n000{point + 1}-k0{repeat}" for point in (0, 1) for repeat in (0, 1, 2)]
-
-
-EARLIER = (
-    ("horovod", "fusion_threshold_bytes", 134217728),
-    ("horovod", "compression", "none"),
-    ("ddp", "bucket_cap_bytes", 26214400),
-)
-
-
-@pytest.mark.parametrize("num_earlier", [1, 2])
-def test_runs_of_an_earlier_dlbench_are_not_called_damaged(cli: Cli, tmp_path: Path, num_earlier: int) -> None:
-    made = plans(points=(1,), repeats=3)
-    for number, plan in enumerate(made):
-        file = write_run(tmp_path / "runs", plan, TIMES).plan
-        content = json.loads(file.read_text())
-        for engine, key, value in EARLIER if number < num_earlier else ():
-            content["engine"][engine][key] = value
-        file.write_text(json.dumps(content))
-    done = cli("status")
-    assert done.returncode == 0
-    (line,) = done.stderr.splitlines()
-    assert line.startswith(f"note: {'2 runs, the first ' * (num_earlier == 2)}runs/")
-    assert line.endswith("/plan.json: made by an earlier dlbench: measure again")
-    assert done.stdout.splitlines()[-1].startswith(f"{3 - num_earlier} run")
-    brought = cli("history", "import", "runs", "--store", "kept")
-    assert brought.returncode == 2  # refused
-    assert brought.stderr.count("made by an earlier dlbench: measure again") == num_earlier
-    assert "damaged" not in brought.stdout + brought.stderr
 
 
 def test_status_tells_what_slurm_says_of_jobs_without_a_record(cli: Cli, tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from dlbench.jobs.local import Outcome, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import (
-    QUALITY_WORKLOAD,
     WORKLOAD,
     Story,
     Training,
@@ -90,15 +89,6 @@ def test_a_series_ends_with_the_figures_that_its_report_has(train: Train) -> Non
     assert " ".join(group["verdict"].split()) in told
     assert "exchange on the wire" in group["verdict"]
     assert "1 warning and 1 note: ! " in told
-
-
-def test_runs_to_accuracy_tell_the_time_to_it(train: Train) -> None:
-    done = train(
-        "--ranks", "1", "--repeats", "2", "--to-accuracy", "--data", "/data/pictures", workload=QUALITY_WORKLOAD
-    )
-    assert done.exit_code == 0, done.output
-    assert "Time to accuracy" in done.stdout
-    assert "2 of 2 runs" in done.stdout
 
 
 def test_control_runs_are_compared_and_are_no_rows(train: Train) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,24 +41,6 @@ def done(work: Iterator[None]) -> None:
         pass
 
 
-def as_nobody(call: Callable[[], object]) -> None:
-    """In a process of another user; AssertionErrors there fail the test."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            call()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def evicted(files: list[Path]) -> CachedPages:
     told: list[str] = []
     done(evict(files, told, NONE))
@@ -91,25 +72,6 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
     older = cached_pages(files)
     assert older.share == pytest.approx(1 / 8, abs=FEW)
     assert older.evidence == "512 pages of 8 files asked for by reads that may not wait"
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/shm").is_dir(), reason="needs root and a tmpfs")
-def test_where_the_kernel_does_not_tell_nothing_is_said() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
-        Path(temporary).chmod(0o755)
-        path = Path(temporary) / "file"
-        path.write_bytes(b"x" * 10_000)
-
-        def there() -> None:
-            seen = cached_pages([path])
-            assert seen.share is None
-            assert seen.evidence == "the kernel does not say which pages of these files are cached"
-
-        as_nobody(there)
-        # Its owner is told; and memory cannot be emptied of it.
-        done(evict([path], [], NONE))
-        assert cached_pages([path]).share in (1, None)
-    assert cached_pages([path]).share is None
 
 
 def test_the_whole_cache_is_dropped_where_that_is_allowed(files: list[Path], tmp_path: Path) -> None:

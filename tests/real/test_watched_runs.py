@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.ranks import RankPlace
-from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.run import train
 from dlbench.node.training.run_record import watch_warnings, with_layers_noted
 from dlbench.node.training.step_schedule import plan_schedule
@@ -158,21 +156,6 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     )
 
 
-def test_a_long_warm_up_keeps_layers_and_exchange_apart(tmp_path: Path, density: Path) -> None:
-    run = trained(tmp_path, "apart", density, **{"measure.warmup_steps": 8, "watch.profiler": True})
-    spans = read_spans(run.folder.spans(0))
-    assert {span.step for span in lane(spans, "compute") if span.name != ANCHOR} == {2, 3, 4}
-    # From the first layer on to the end of the warm-up.
-    assert [span.step for span in lane(spans, "input")] == [2, 3, 4, 5, 6, 7]
-    found = watch_of(run)
-    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 2, 3)
-    assert record_of(run).warnings == ()
-    content = json.loads(run.folder.profile(0).read_text())
-    convolutions = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
-    # The profile ended with the layers' steps.
-    assert len(convolutions) == 3 * len(SMALL["conv_channels"])
-
-
 def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
     run = trained(tmp_path, "profiled", **{"watch.profiler": True})
     spans = lane(read_spans(run.folder.spans(0)), "compute")
@@ -189,22 +172,6 @@ def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
     for span, at in zip(forward, first, strict=True):
         # Each call of the layer has its convolution, once the profile's clock is set on this one.
         assert span.start_ns - slack_ns <= at * 1e3 + shift_ns <= span.end_ns + slack_ns
-
-
-def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
-    plan = plan_of("plain").model_copy(update={"watch": None})
-    folder = create(tmp_path, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    watch = RankWatch(plan, folder, place, None, started=time.monotonic())
-    watch.stage("building")
-    with watch.pause("evaluation"):
-        pass
-    watch.end_training()
-    told = watch.summary()
-    assert told.pop("load")["node"]["busy_s"] == {}  # of every run, but no step was measured
-    assert told == {"node": None, "spans": None, "sample_bytes": 0, "problems": []}
-    watch.close()
-    assert [path.name for path in folder.path.iterdir()] == ["plan.json"]
 
 
 def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:

@@ -14,19 +14,16 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.comparability import chosen_settings
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
-from dlbench.specs.plan import AxisValue, RunPlan, value_text
+from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import parse_sides, parse_tags
 from dlbench.specs.series import pairs, side_words
-from tests.support.run_factory import WORKLOAD, Story, constant, plans, write_run
+from tests.support.run_factory import WORKLOAD, constant, plans, write_run
 
 TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]
 CI_VARIABLES = {"CI_COMMIT_SHA": None, "GITHUB_SHA": None}
@@ -193,24 +190,6 @@ ON_SLURM = {"system": "box", "points": (1,), "points_are": "nodes"}
 
 
 @pytest.mark.parametrize(
-    ("b", "request_"),
-    [
-        ({"system.title": "Another"}, {}),
-        ({"system.slurm.partition": "other"}, ON_SLURM),
-        ({"system.slurm.time_limit": "5", "system.slurm.account": "mine"}, ON_SLURM),
-        ({"system.node.gpus": 4}, {**ON_SLURM, "ranks_per_node": 1}),
-        ({"system.launch.oversubscribe_yield": True}, {**ON_SLURM, "launcher": "srun-mpi"}),
-    ],
-)
-def test_what_no_rank_ever_sees_is_no_side(b: dict[str, Any], request_: dict[str, Any]) -> None:
-    """Such a comparison would be one of equal things."""
-    with pytest.raises(UserError) as caught:
-        sided(b, **request_)
-    assert ", ".join(b) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "b",
     [
         {"system.modules": "nccl/2.99"},
@@ -306,49 +285,4 @@ def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeyp
     assert "side b" in done.stderr
 
 
-@pytest.mark.usefixtures("signals_as_before")
-@pytest.mark.parametrize(
-    ("options", "variables", "expected"),
-    [
-        ((), {}, {}),
-        (("--tag", "branch=main", "--tag", "n=1"), {}, {"branch": "main", "n": "1"}),
-        ((), {"CI_COMMIT_SHA": "abc"}, {"commit": "abc"}),
-        ((), {"GITHUB_SHA": "def"}, {"commit": "def"}),
-        ((), {"CI_COMMIT_SHA": "", "GITHUB_SHA": "def"}, {"commit": "def"}),
-        (("--tag", "commit=mine"), {"CI_COMMIT_SHA": "abc"}, {"commit": "mine"}),
-    ],
-)
-def test_tags_are_in_the_plan(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    variables: dict[str, str],
-    expected: dict[str, str],
-) -> None:
-    done = run_stubbed(tmp_path, monkeypatch, "--ranks", "1", *options, **variables)
-    assert done.exit_code == 0, done.output
-    (run,) = scan(tmp_path).runs
-    assert run.plan.tags == expected
-
-
 # --- the ordinary report ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("b", [{}, {"train.seed": 7}])
-def test_sides_are_groups_of_their_own(tmp_path: Path, b: dict[str, AxisValue]) -> None:
-    """Even where both sides set the same: equal blocks and repeats of two sides never meet in one figure."""
-    for plan in sided(b=b, points=(1, 2), repeats=5):
-        slower = 1.2 if plan.series.side == "b" else 1.0
-        write_run(tmp_path, plan, constant([part * slower for part in TIMES]), Story())
-    table = tabulate(scan(tmp_path), with_causes=True)
-    found = groups(table)
-    assert len(found) == 2
-    by_side = {group.sample.plan.series.side: group for group in found}
-    for side, group in by_side.items():
-        assert {run.plan.series.side for run in group.runs} == {side}
-        assert [len(point.run_ids) for point in group.points] == [5, 5]
-        assert group.points[1].paired_with_baseline
-        assert [point.efficiency.value for point in group.points] == [pytest.approx(1.0)] * 2
-    assert by_side["b"].points[0].step.value / by_side["a"].points[0].step.value == pytest.approx(1.2)
-    assert chosen_settings(by_side["a"].sample) == {}
-    assert chosen_settings(by_side["b"].sample) == {key: value_text(key, value) for key, value in b.items()}

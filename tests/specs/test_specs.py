@@ -405,16 +405,6 @@ def test_what_yaml_1_2_reads(tmp_path: Path) -> None:
     assert made.slurm.time_limit == "12:30:00"
 
 
-@given(text=st.text(alphabet=st.sampled_from("ab:{}[]&*!|>%@`'\"#,-? \n\t01.~_eE+xo\\"), max_size=25))
-def test_no_text_crashes_the_parser(text: str) -> None:
-    told = None
-    try:
-        parse_yaml(text, "the origin")
-    except UserError as error:
-        told = error
-    assert told is None or one_line(told).startswith("the origin")
-
-
 def read_refusal(path: Path) -> str:
     with pytest.raises(UserError) as caught:
         read_yaml(path)
@@ -497,9 +487,7 @@ def test_set_that_is_refused(item: str) -> None:
     assert one_line(caught.value).startswith("--sweep")
 
 
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1,1", "a", "1.5", "1,", "٣", "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,1", "a", "1.5", "1,", "٣", "9" * 5000])
 def test_counts_that_are_refused(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_counts(text, "--ranks")
@@ -578,39 +566,10 @@ def test_a_setting_that_acts_in_no_run_is_refused(key: str, value: AxisValue, re
     assert told.startswith(f"--sweep {key}: has no effect")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "more"),
-    [
-        ("watch.period_s", 2.0, {"watch.sampler": False}),
-        ("watch.window_ranks", 4, {"watch.window_steps": 0}),
-        ("watch.profiler", True, {"watch.window_steps": 0}),
-        ("watch.window_steps", 2, {"measure.warmup_steps": 0}),
-        ("watch.max_bytes", 1000, {"watch.sampler": False, "watch.window_steps": 0}),
-    ],
-)
-def test_a_setting_of_watching_that_watches_nothing_is_refused(
-    key: str, value: AxisValue, more: dict[str, AxisValue]
-) -> None:
-    assert refusal(overrides={**more, key: value}).startswith(f"--set {key}: has no effect")
-    (alone,) = plans(overrides={key: value})
-    assert alone.watch is not None
-    assert getattr(alone.watch, key.partition(".")[2]) == value
-    assert len(plans(overrides=more)) == 1
-
-
 def test_ranks_per_node_acts_only_where_there_are_nodes_to_fill() -> None:
     assert "--ranks-per-node" in refusal(ranks_per_node=2, points=(1, 2))
     (plan,) = plans(system="box", points=(4,), ranks_per_node=2)
     assert (plan.layout.nodes, plan.layout.ranks_per_node) == (2, 2)
-
-
-def test_a_setting_that_acts_in_one_run_of_a_sweep_is_taken() -> None:
-    made = plans(sweep={"engine.name": ("horovod", "ddp")}, overrides={"engine.ddp.static_graph": True})
-    assert [plan.engine.ddp.static_graph for plan in made] == [True, True]
-    made = plans(data="/somewhere", overrides={"data.loader_workers": 3})
-    assert made[0].workload.data.loader_workers == 3
-    made = plans(workload="resnet50", preset="full", overrides={"train.optimizer.trust_coefficient": 0.01})
-    assert made[0].workload.train.optimizer.trust_coefficient == 0.01
 
 
 @pytest.mark.parametrize(

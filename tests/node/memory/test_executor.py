@@ -184,19 +184,6 @@ def test_blocks_of_several_units_run_once_per_pass(tier: DiskTier) -> None:
     assert len(calls) == 3 * 2  # and once more, to recompute
 
 
-def test_evaluation_is_left_alone(tier: DiskTier) -> None:
-    task = resnet_task()
-    model = task.model()
-    units = cut(task, model)
-    out_of_core = OutOfCore(model, units, planned(units, "swap"), tier=tier)
-    wanted = task.model().eval()(*task.inputs())
-    out_of_core.install()
-    model.eval()
-    with torch.no_grad():
-        assert torch.equal(model(*task.inputs()), wanted)
-    assert out_of_core.summary()["swapped_out_bytes"] == 0
-
-
 def test_a_pass_that_ends_midway_harms_no_other(tier: DiskTier) -> None:
     task = deep_chain()
     in_core = train(task, task.model())
@@ -216,24 +203,6 @@ def test_a_pass_that_ends_midway_harms_no_other(tier: DiskTier) -> None:
     del loss
     assert train(task, model).equals(in_core)
     abandoned.backward()  # its tensors are still there
-
-
-def test_places_in_the_file_are_used_again(tier: DiskTier) -> None:
-    task = deep_chain()
-    model = task.model()
-    units = cut(task, model)
-    OutOfCore(model, units, planned(units, "swap"), tier=tier).install()
-    train(task, model, steps=1)
-    used = tier._slots.end
-    train(task, model, steps=4)
-    for _ in range(3):
-        task.loss(model)  # with its graph goes what it had swapped
-    gc.collect()
-    train(task, model, steps=1)  # behind what the threads still had to do
-    grown = tier._slots.end
-    train(task, model, steps=20)
-    # Without using places again it were 20 times; how much is on its way at once depends on the machine's load.
-    assert tier._slots.end <= grown + 10 * used
 
 
 def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier) -> None:

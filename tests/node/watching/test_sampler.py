@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -285,62 +283,6 @@ def test_the_file_stays_within_its_share_and_reaches_far(
         assert max(gaps, default=SECOND) // SECOND <= 2 * period, "it tells a period at which it read"
 
 
-class NodeSource(MadeSource):
-    """A node with 8 GPUs and many cores: as many fields as a real one, and values that shrink as little."""
-
-    def __init__(self, clock: MadeClock) -> None:
-        super().__init__(clock)
-        gauges = ("power_w", "sm_clock_hz", "utilization", "memory_utilization")
-        doubles = ("energy_j", "memory_used_bytes", "clock_reasons")
-        slow = ("temperature_c", "memory_clock_hz", "pcie_received_bytes_per_s", "nvlink_received_bytes")
-        self.fields = tuple(  # type: ignore[assignment]  # more of them than the class above
-            Field(name=f"gpu.{gpu}.{name}", kind="<f8" if name in doubles else "<f4", is_slow=name in slow)
-            for gpu in range(8)
-            for name in (*gauges, *doubles, *slow)
-        ) + tuple(Field(name=f"host.{number}", kind="<f8") for number in range(30))
-        self.keep_up_s = 60.0
-        self._random = random.Random(1)
-        self.looked: list[int] = [clock.now]
-
-    def read(self, *, slow: bool) -> list[float]:
-        self.looked.append(self._clock.now)
-        values = {name: self._random.random() * 1e6 for name in ("<f4", "<f8")}
-        return [
-            math.nan if field.is_slow and not slow else values[field.kind] * self._random.random()
-            for field in self.fields
-        ]
-
-    def keep_up(self) -> None:
-        self.looked.append(self._clock.now)
-
-    def describe(self) -> dict[str, str]:
-        return {f"gpu.{gpu}.{number}": "x" * 30 for gpu in range(8) for number in range(10)}
-
-
-@pytest.mark.parametrize("hours", [1, 10])
-@pytest.mark.parametrize("nodes", [1, 128])
-def test_samples_reach_to_the_end_of_long_runs(tmp_path: Path, nodes: int, hours: int) -> None:
-    """128 nodes share what one has alone: a node's file is then 52 kB."""
-    clock = MadeClock()
-    source = NodeSource(clock)
-    share = sample_bytes(plan_of(nodes=nodes, ranks=8 * nodes))
-    order = order_of(tmp_path, period_s=1.0, max_bytes=share)
-    begin, end = clock.now, clock.now + hours * 3600 * SECOND
-    with closing(Sampling(order, source, clock)) as sampling:
-        while sampling.due_ns <= end:
-            follow(sampling, clock, 1)
-        sampling.flush()
-        account = sampling.account()
-    rows, _ = rows_of(Path(order.samples))
-    times = [int(row["time_ns"]) - begin for row in rows]
-    assert times[-1] > 0.8 * hours * 3600 * SECOND
-    assert Path(order.samples).stat().st_size <= share
-    assert account["dropped_samples"] == 0
-    assert len(rows) > (40 if nodes == 128 else 1000)
-    assert account["period_s"] * SECOND <= times[-1]
-    assert max(later - earlier for earlier, later in pairwise(source.looked)) <= 60 * SECOND
-
-
 def test_a_source_is_looked_at_between_samples_that_are_far_apart(tmp_path: Path) -> None:
     clock = MadeClock()
     source = MadeSource(clock)
@@ -526,17 +468,6 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
     assert (reader.end, reader.torn_bytes) == (None, 0)
 
 
-def test_a_sampler_that_stopped_reading_never_blocks_the_rank(tmp_path: Path, started: Start) -> None:
-    """Its pipe holds 64 KiB, and the rank says more than that."""
-    sampler = started(order_of(tmp_path), [sys.executable, "-c", "import time; time.sleep(3600)"])
-    for _ in range(10_000):
-        sampler.measuring(True)
-    assert sampler.problem == "sampler of n0: does not read its orders, and was given up"
-    assert sampler.finish() is None
-    sampler.stop()
-    assert sampler.pid is None
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -610,30 +541,3 @@ def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started
     watch = account_of(taken)
     (failure,) = failures_of(watch)
     assert "File exists" in failure
-
-
-def test_samplers_of_two_nodes_compare_their_clocks(tmp_path: Path, started: Start) -> None:
-    """Node 0's goes on answering after its own account: the others may finish later."""
-    common = {"num_nodes": 2, "interface": "lo"}
-    first = started(order_of(tmp_path, **common))
-    path = tmp_path / "clock.json"
-    wait_until(path.exists)
-    told = json.loads(path.read_text())
-    assert (told["format"], told["version"], told["token"], told["address"]) == ("dlbench.clock", 1, "t", "127.0.0.1")
-    watch = account_of(first)
-    assert (watch.clock.node_rank, watch.clock.points, watch.clock.problem) == (0, (), "")
-
-    samples = str(tmp_path / "node-0001.samples")
-    second = started(order_of(tmp_path, node_rank=1, host="n1", samples=samples, **common))
-    wait_until(Path(samples).exists)
-    clock = account_of(second).clock
-    assert (clock.node_rank, clock.host) == (1, "n1")
-    assert 1 <= len(clock.points) <= 2
-    for point in clock.points:
-        assert abs(point.offset_ns) <= point.bound_ns
-
-    late = started(order_of(tmp_path, node_rank=1, samples=str(tmp_path / "late"), token="another start", **common))
-    wait_until((tmp_path / "late").exists)
-    clock = account_of(late).clock
-    assert (clock.points, clock.problem) == ((), "node 0 did not say in clock.json where it answers about its clock")
-    assert not clock.is_known
