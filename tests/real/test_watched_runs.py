@@ -22,7 +22,6 @@ from dlbench.node.training.step_schedule import plan_schedule
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.shared import opened
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, read_run
@@ -365,23 +364,6 @@ def test_every_rank_has_stages_and_layers(runs: Runs, engine: str, request: pyte
     assert found.num_spans == total
     sizes = [len(opened(run.folder.spans(rank))[0].read()) for rank in range(2)]
     assert found.trace_bytes == sum(sizes) + run.folder.samples(0).stat().st_size
-
-
-@ENGINE
-def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
-    if engine == "horovod":
-        request.getfixturevalue("horovod_installed")
-    run = runs(engine)
-    (node,) = watch_of(run).nodes
-    reader = SampleReader(path=run.folder.samples(0))
-    times = [int(row["time_ns"]) for block in reader.blocks() for row in block]
-    assert node.num_samples == len(times) > 3
-    assert node.measured_cpu_s is not None
-    assert node.clock.node_rank == 0
-    assert times[-1] > read_steps(run.folder.steps(0)).steps["start_ns"][-1]
-    overhead = watch_of(run).overhead
-    assert 0 <= overhead.low <= overhead.value <= overhead.high
-    assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
 
 
 def children(pid: int) -> set[int]:

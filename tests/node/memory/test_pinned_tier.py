@@ -39,35 +39,6 @@ def storage_of(value: float, count: int = 2048) -> torch.UntypedStorage:
 # One ticket
 
 
-def test_streams_wait_in_the_order_that_memory_needs() -> None:
-    gpu = StreamsGpu()
-    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
-    ticket = tier.swap_out(storage_of(1.0), block=0)
-    # The copy out comes after what was computed.
-    assert gpu.log == ["event compute 1", "out waits for compute 1", "copy on out", "event out 1"]
-    gpu.log.clear()
-    assert not tier.is_out(ticket)
-    tier.wait_out(ticket)
-    # What is computed next may use the memory, so it comes after the copy; the host goes on.
-    assert gpu.log == ["compute waits for out 1"]
-    assert tier.is_out(ticket)
-    assert gpu.held() == 0
-    gpu.log.clear()
-    tier.swap_in(ticket, block=0)
-    waits = ["event compute 2", "in waits for compute 2", "in waits for out 1"]
-    assert gpu.log == ["memory on compute", *waits, "copy on in", "event in 1"]
-    gpu.log.clear()
-    back = tier.take(ticket)
-    assert gpu.log == ["compute waits for in 1"]
-    assert bytes(back) == bytes(storage_of(1.0))
-    tier.discard(ticket)
-    gpu.log.clear()
-    # The place is written to again: not before it was read.
-    tier.swap_out(storage_of(2.0), block=1)
-    assert gpu.log[:3] == ["event compute 3", "out waits for compute 3", "out waits for in 1"]
-    assert gpu.locked == [1 << 16]
-
-
 @settings(max_examples=30)
 @given(
     st.lists(
@@ -181,19 +152,6 @@ def test_training_is_as_in_core_within_its_budget_and_as_planned(budget: int | N
     assert sum(gpu.locked) == max(1, run.schedule.swapped_bytes)
     if budget == 3 * 8 * KIB:
         assert gpu.copied["in"] > 0
-
-
-def test_what_stays_is_given_back_block_by_block() -> None:
-    """A way out that is slower than computing: by the plan little leaves, and what stays does not outlast its block."""
-    slow = RATES.model_copy(update={"out_bytes_per_s": 8 * KIB / 3.0})
-    for budget in (12 * 8 * KIB, 4 * 8 * KIB):
-        run = Run("swap", budget, "room", slow)
-        assert run.trained.equals(train(run.task, run.task.model()))
-        assert run.held
-        # Behind the gradient of a weight there are its own input and those of the blocks before it.
-        assert all(held <= (number + 2) * 8 * KIB for number, held in run.held), run.held
-        assert (run.held_after, run.gpu.violations) == (0, [])
-        assert run.told["swapped_out_bytes"] == run.gpu.copied["out"] == 3 * run.schedule.swapped_bytes
 
 
 @pytest.fixture(scope="module")

@@ -505,20 +505,6 @@ def test_a_source_that_breaks_ends_sampling_and_nothing_else(tmp_path: Path, sta
     assert failures_of(watch) == ("sampling ended: RuntimeError: driver/library version mismatch",)
     assert (watch.num_samples, watch.sources) == (0, ())
 
-    later = broken.format(
-        how="source = real()\n    kinds = iter([source.read(slow=True)] * 2)\n"
-        "    source.read = lambda slow: next(kinds)\n    return source"
-    )
-    order = order_of(tmp_path, samples=str(tmp_path / "later.samples"), period_s=60.0)
-    sampler = started(order, [sys.executable, "-c", later])
-    sampler.measuring(True)
-    sampler.measuring(False)
-    watch = account_of(sampler)
-    assert failures_of(watch) == ("sampling ended: StopIteration:",)
-    assert watch.num_samples == 2, "what was read before is kept"
-    rows, _ = rows_of(Path(order.samples))
-    assert len(rows) == 2
-
 
 def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started: Start) -> None:
     """RLIMIT_FSIZE: writing beyond it fails as a full disk does, with another number."""
