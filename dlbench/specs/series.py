@@ -215,7 +215,10 @@ MIN_WATCH_REPEATS = 2  # One pair of watched and unwatched runs has no interval.
 
 
 def option_of(request: Request) -> str:
-    """The option that asks for variants; empty where none does."""
+    """The option that asks for variants; empty where none does.
+
+    Raises `UserError`: two such options, or one with another that it does not go with.
+    """
     if request.decompose and request.watch_cost:
         raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
     option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
