@@ -13,6 +13,7 @@ from dlbench.specs.choices import Choices
 from dlbench.specs.plan import value_text
 from dlbench.specs.problems import keys_of
 from dlbench.specs.requests import parse_sweep
+from dlbench.specs.sync import read_fusion
 from dlbench.specs.system import SystemSpec
 from tests.support.run_factory import plans
 
