@@ -46,7 +46,6 @@ from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model as report_model
 from tests.support.paths import ROOT
-from tests.thresholds import THRESHOLDS
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -391,13 +390,6 @@ def first_paragraph(text: str) -> str:
     return " ".join(text.replace("\b", "").strip().split("\n\n")[0].split())
 
 
-def thresholds() -> str:
-    """What decides, with its value, its reason, and what half of it would do."""
-    header = ("threshold", "value", "decides", "why", "at half of it")
-    rows = ((f"`{one.module}.{one.name}`", f"{one.value:g}", one.decides, one.why, one.halved) for one in THRESHOLDS)
-    return table(header, rows)
-
-
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -406,7 +398,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "patches": patches,
     "horovod-variables": horovod_variables,
-    "thresholds": thresholds,
     "plan": lambda: model_keys(RunPlan, "plan"),
     "record": lambda: model_keys(Record, "record"),
     "comm-plan": lambda: model_keys(CommPlan, "comm-plan", beside=RunPlan),

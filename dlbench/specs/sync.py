@@ -29,9 +29,7 @@ _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
 def read_fusion(value: object) -> str:
-    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB. Raises `ValueError`: it
-    is none, with what would be right.
-    """
+    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB."""
     text = str(value)
     if text in ("auto", "none", *_OWN_WORDS):
         return text

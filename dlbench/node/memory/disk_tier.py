@@ -48,7 +48,6 @@ class DiskTier:
     """A file in a folder; a `Tier`.
 
     `folder`: on a disk of this node. `reserve_bytes`: what will be in it at a time; it grows where that is too little.
-    Raises EnvironmentLacksError: the folder is missing, cannot be written to, or has too little room.
     """
 
     takes_back = True
