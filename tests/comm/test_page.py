@@ -29,7 +29,6 @@ from dlbench.report.wording import clean, figure_text, optional, value_text
 from dlbench.specs.comm import NetworkModel
 from tests.support import collectives_factory as factory
 from tests.support.browser import Visit
-from tests.support.foreign_text import PAYLOAD
 from tests.support.printed import assert_well_formed
 from tests.support.run_factory import constant, plans, write_run
 
