@@ -341,17 +341,6 @@ def test_runs_compared_with_themselves_are_refused_and_a_part_is_told(tmp_path: 
     assert "5 runs on both sides: a run is compared with itself" in call("compare", old, more).output
 
 
-def test_runs_that_were_to_be_subtracted_are_left_out(tmp_path: Path) -> None:
-    old = write_side(tmp_path / "old", STEADY[:5], points=(2,))
-    out = tmp_path / "new"
-    for plan in plans(points=(2,), repeats=5, decompose=True, series="d"):
-        factor = 1.0 if plan.series.variant == "plain" else 0.5
-        write_run(out, plan, slowed(factor))
-    result = call("compare", old, out)
-    assert result.exit_code == 0, result.output
-    assert "5 control runs (run --decompose" in " ".join(result.output.split())
-
-
 def resumed_after(interruption: int) -> Story:
     """Attempt 2 at a run, which went on from a checkpoint."""
     return Story(record={"attempt": 2, "first_step": interruption, "resumed_from": "/runs/x/checkpoints/step-00000007"})

@@ -385,20 +385,6 @@ def test_the_peak_is_that_of_the_device_in_use(
     assert (found and found.is_declared) == declared
 
 
-def test_without_a_peak_the_report_says_how_to_declare_one(tmp_path: Path) -> None:
-    story = Story(record={"training_flops_per_sample": 10**9})
-    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100), story)
-    text = markdown_of(tmp_path)
-    assert "node.peak_tflops ({fp32: TFLOP/s of one core})" in text
-    assert "MFU |" not in text
-
-
-def test_more_than_the_peak_is_a_doubt(tmp_path: Path) -> None:
-    plan = with_system(plans(points=(1,), repeats=1)[0], peak_tflops={"fp32": 0.01}, peak_source="wrong")
-    write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
-    assert "impossible-utilisation" in codes(tmp_path)
-
-
 # Noise scale
 
 
