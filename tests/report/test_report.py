@@ -105,7 +105,7 @@ def run_cli(*arguments: str | Path) -> Result:
 
 def test_every_figure_stands_in_markdown_and_html(made: model.Report, page: str) -> None:
     texts = {wording.value_text(figure) for figure in figures(made)}
-    assert len(texts) > 25
+    assert len(texts) > 20
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
     written = markdown.to_markdown(document_of(made))
     assert [text for text in texts if text not in plain] == []
