@@ -231,6 +231,16 @@ def write_strong(folder: Path, serial_ms: float, parallel_ms: float, points: tup
         write_run(folder, plan, constant([0, 0, 0, shared, 0, serial_ms]))
 
 
+def test_the_baseline_is_the_fewest_ranks_whatever_their_nodes(tmp_path: Path) -> None:
+    for nodes, ranks_per_node in ((2, 1), (1, 4)):
+        layout = {"system": "box", "points_are": "nodes", "ranks_per_node": ranks_per_node}
+        (plan,) = plans(points=(nodes,), repeats=1, series=f"s{nodes}", **layout)
+        write_run(tmp_path, plan, constant([0, 0, 40, 50, 0, 10]))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    places = [(point.ranks, point.nodes, point.is_baseline) for point in group.points]
+    assert places == [(2, 2, True), (4, 1, False)]
+
+
 def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
     write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(1, 2, 4))
     group = only_group(tmp_path)
