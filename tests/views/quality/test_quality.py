@@ -134,6 +134,13 @@ def test_the_account_of_the_time_sums(pair: Path) -> None:
         assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
 
 
+def test_what_came_after_the_target_does_not_count(tmp_path: Path) -> None:
+    (plan,) = quality_plans(points=(1,), repeats=1)
+    write_run(tmp_path, plan, step(100), Story(training=Training(values=[0.1, 0.6, 0.7])))
+    (point,) = read(tmp_path)[2].points
+    assert point.whole.value == pytest.approx(point.time.value)
+
+
 def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
     factors = read(pair)[2].points[1].factors
     assert factors.throughput.value == pytest.approx(2 * 100 / 110)
