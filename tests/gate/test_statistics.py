@@ -371,6 +371,13 @@ def test_an_allowed_key_covers_what_speaks_of_the_same(allow: str) -> None:
     assert differences(without(a, allowed), without(b, allowed)) == []
 
 
+def test_another_system_may_launch_otherwise() -> None:
+    a, b = content(), content({"system": "two", "launcher": "mpirun"}, **{"system.launch.launcher": "mpirun"})
+    allowed = parse_allowed(["system"], [a, b])
+    assert differences(without(a, allowed), without(b, allowed)) == []
+    assert differences(without(a, {"precision"}), without(b, {"precision"})) != []
+
+
 @pytest.mark.parametrize(
     ("allow", "words"),
     [("precison", "did you mean precision"), ("workload", "never compared"), ("train.sed", "did you mean train.seed")],
