@@ -305,6 +305,8 @@ class ComparisonReport:
                 yield point, metric
 
 
+DAY_S = 86_400
+
 T = TypeVar("T")
 
 
@@ -480,4 +482,6 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, 
     if gap <= max(spans, default=0.0):
         return ""
     far = f"{gap / 3600:.0f} hours apart" if gap >= 7200 else "one after the other"
+    if gap >= 2 * DAY_S:
+        far = f"{gap / DAY_S:.0f} days apart"
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"

@@ -231,6 +231,16 @@ def write_strong(folder: Path, serial_ms: float, parallel_ms: float, points: tup
         write_run(folder, plan, constant([0, 0, 0, shared, 0, serial_ms]))
 
 
+def test_the_baseline_is_the_fewest_ranks_whatever_their_nodes(tmp_path: Path) -> None:
+    for nodes, ranks_per_node in ((2, 1), (1, 4)):
+        layout = {"system": "box", "points_are": "nodes", "ranks_per_node": ranks_per_node}
+        (plan,) = plans(points=(nodes,), repeats=1, series=f"s{nodes}", **layout)
+        write_run(tmp_path, plan, constant([0, 0, 40, 50, 0, 10]))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    places = [(point.ranks, point.nodes, point.is_baseline) for point in group.points]
+    assert places == [(2, 2, True), (4, 1, False)]
+
+
 def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
     write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(1, 2, 4))
     group = only_group(tmp_path)
@@ -241,14 +251,6 @@ def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
         assert point.speedup.value == pytest.approx(100 / step, rel=1e-9)
         assert point.efficiency.value == pytest.approx(100 / step / point.ranks, rel=1e-9)
         assert point.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
-
-
-def test_baseline_of_more_than_one_rank(tmp_path: Path) -> None:
-    write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(2, 4))
-    last = only_group(tmp_path).points[-1]
-    assert last.ideal_speedup == 2
-    assert last.efficiency.value == pytest.approx(100 / 60 / 2, rel=1e-9)
-    assert last.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
 
 
 # What may be compared
@@ -448,15 +450,6 @@ def test_inert_setting_is_told_once(tmp_path: Path) -> None:
 def write_pair(folder: Path, first: Story, second: Story) -> None:
     for plan, story in zip(plans(repeats=1), (first, second), strict=True):
         write_run(folder, plan, constant(PHASES), story)
-
-
-def test_doubts_of_a_comparison_are_told(tmp_path: Path) -> None:
-    write_pair(tmp_path / "a", Story(environment={"kernel": "1"}), Story(environment={"kernel": "2"}))
-    write_pair(tmp_path / "b", Story(), Story(cores=lambda rank: (2 * rank, 2 * rank + 1), threads=2))
-    write_pair(tmp_path / "c", Story(data={"index_sha256": "1"}), Story(data={"index_sha256": "2"}))
-    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "unlike-runs"}
-    assert codes(tmp_path / "b") == {"synthetic-data", "few-repeats", "cores-differ"}
-    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "unlike-runs"}
 
 
 def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path) -> None:

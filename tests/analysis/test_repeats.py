@@ -109,15 +109,6 @@ def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Pa
     assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
-def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=5, overrides={**SLURM, "system.slurm.exclusive": False}):
-        write_run(tmp_path, plan, constant(PHASES))
-    (group,) = assemble(scan(tmp_path)).groups
-    (doubt,) = [doubt for doubt in group.doubts if doubt.code == "shared-nodes"]
-    assert doubt.severity == "serious"
-    assert len(doubt.runs) == 5
-
-
 def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> None:
     old, new = {"kernel": "6.1", "host": "n0"}, {"kernel": "6.2", "host": "n1"}
     assert mixed_configurations({"1 rank": {"a": old, "b": old}, "2 ranks": {"c": {**old, "host": "n7"}}}) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -251,13 +251,6 @@ def test_exchanged_sides_get_the_mirrored_verdict(
     assert there.ratio.value * back.ratio.value == pytest.approx(1)
 
 
-@given(sides(5, 7))
-@settings(max_examples=20)
-def test_the_order_of_unpaired_runs_changes_nothing(found: tuple[list[float], list[float]]) -> None:
-    a, b = found
-    assert one(a[::-1], sorted(b)).verdict == one(a, b).verdict
-
-
 STEADY = [1.000, 1.002, 0.998, 1.001, 0.999, 1.003, 0.997, 1.0, 1.001, 0.999]
 
 
@@ -291,13 +284,6 @@ def test_a_change_smaller_than_the_tolerance_fails_at_most_at_the_level(count: i
     assert fails <= 8
 
 
-def test_a_likely_change_within_the_tolerance_is_told() -> None:
-    found = one(STEADY, [x * 1.01 for x in STEADY])
-    assert found.verdict == "equivalent"
-    assert "a small change is likely" in found.reason
-    assert one(STEADY, [x * 1.01 for x in STEADY], tolerance=0.005).verdict == "regressed"
-
-
 @given(
     st.lists(sides(5, 8), min_size=1, max_size=4),
     st.booleans(),
@@ -326,14 +312,6 @@ def test_the_verdict_is_where_its_own_interval_lies(
             assert 1 / edge <= low <= ratio.value <= high <= edge
         assert ratio.level == pytest.approx(1 - tested.level_worse - tested.level_better)
         assert level / len(samples) <= tested.level_worse <= level
-
-
-@pytest.mark.parametrize("paired", [False, True])
-def test_ten_against_ten_with_one_outlier_is_no_regression_with_an_interval_around_one(paired: bool) -> None:
-    a = [0.05 * x for x in STEADY]
-    found = one(a, [*(x * 1.032 for x in a[:-1]), 0.075], paired=paired)
-    assert found.verdict == "inconclusive"
-    assert found.ratio.low < 1 < found.ratio.value
 
 
 def test_pairs_see_through_a_drift_that_hides_the_change_from_separate_sides() -> None:
@@ -391,6 +369,13 @@ def test_an_allowed_key_covers_what_speaks_of_the_same(allow: str) -> None:
     a, b = content(), content({"precision": "bf16"}, **{"train.precision": "bf16"})
     allowed = parse_allowed([allow], [a, b])
     assert differences(without(a, allowed), without(b, allowed)) == []
+
+
+def test_another_system_may_launch_otherwise() -> None:
+    a, b = content(), content({"system": "two", "launcher": "mpirun"}, **{"system.launch.launcher": "mpirun"})
+    allowed = parse_allowed(["system"], [a, b])
+    assert differences(without(a, allowed), without(b, allowed)) == []
+    assert differences(without(a, {"precision"}), without(b, {"precision"})) != []
 
 
 @pytest.mark.parametrize(

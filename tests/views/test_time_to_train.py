@@ -112,17 +112,6 @@ def test_time_to_train_is_drawn_over_ranks_next_to_the_ideal(runs: Path, tmp_pat
     assert not any("Ideal" in title for title in section.sheets[0].to_display().header)
 
 
-def test_two_rank_counts_to_a_target_have_their_ideal_in_the_table(tmp_path: Path) -> None:
-    for plan in quality_plans(points=(1, 2)):
-        write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(training=Training(values=[0.1, 0.6])))
-    (group,) = assemble(scan(tmp_path)).groups
-    table = TimeToTrainView().section(group).sheets[0].to_display()
-    column = table.header.index("Ideal, seconds")
-    first, second = (row.cells[column] for row in table.rows)
-    assert first.number == pytest.approx(group.of(TimeToTrain).points[0].time.value)
-    assert second.number == pytest.approx(first.number / 2)
-
-
 def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is_the_throughputs(
     tmp_path: Path,
 ) -> None:
@@ -338,18 +327,6 @@ def test_an_answer_says_how_sure_it_is() -> None:
     assert missed.remarks[0].startswith("2 GPUs may do as well: 116 minutes [101, 134]")
     assert missed.remarks[1:] == ("More than 2 GPUs were not tried.",)
     assert sure([quiet], 6500).remarks == ("More than 4 GPUs were not tried.",)
-
-
-def test_where_runs_are_of_several_sessions_these_must_be_more(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=6):
-        story = Story(job=str(plan.series.repeat // 3))
-        write_run(tmp_path, plan, constant([0, 0, 0, 100 + plan.series.repeat, 0, 0]), story)
-    (answer,) = found_in(tmp_path, Asked(deadline_s=60)).answers
-    more = "repeat in 3 more sessions (other days, or other Slurm jobs)"
-    assert answer.remarks == (
-        f"Not sure to be under 60 seconds: 2 sessions cannot decide that; {more}.",
-        f"Chosen by values alone: 2 sessions cannot distinguish rank counts; {more}.",
-    )
 
 
 @pytest.mark.parametrize(

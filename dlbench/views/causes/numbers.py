@@ -508,7 +508,8 @@ def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, 
 
 
 def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    costs = [run.watch_overhead for run in runs if run.watch_overhead is not None]
+    watched = [run.record.watch for run in runs if run.record is not None and run.record.watch is not None]
+    costs = [watch.overhead for watch in watched if watch.overhead is not None]
     if not costs:
         return None
     return WatchCost(

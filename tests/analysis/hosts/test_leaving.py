@@ -18,8 +18,6 @@ from dlbench.analysis.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.scaling_report import assemble
-from dlbench.views.stragglers import SlowNodesView
 from tests.support.run_factory import MS, Story, plans, write_run
 from tests.support.watch_factory import clock_line, node_watch, watch_result
 
@@ -159,14 +157,6 @@ def test_steps_behind_a_pause_do_not_count(tmp_path: Path) -> None:
     assert (found.hosts[0].host, found.hosts[0].verdict) == ("n2", "slow link")
     run = scan(tmp_path).runs[0]
     assert load_steps(run).unbroken == 8 - run.plan.measure.warmup_steps
-
-
-def test_the_report_says_what_a_slow_link_is(tmp_path: Path) -> None:
-    write_jobs(tmp_path, late_ns=LATE)
-    (section,) = SlowNodesView().sections(assemble(scan(tmp_path)))
-    assert section.headline == "n2 (slow link), of 4 hosts"
-    assert section.words[0].startswith("Slow link or NIC at host n2: its exchanges end 3.9 % of a step later")
-    assert "than the other hosts', which its own work does not explain" in section.words[0]
 
 
 # Ranks become hosts

@@ -258,19 +258,6 @@ def test_a_gain_within_the_noise_blames_nobody(tmp_path: Path) -> None:
     assert "handicap" not in found["line"]
 
 
-def test_few_runs_of_which_some_lose_nothing_prove_nothing(tmp_path: Path) -> None:
-    def drift(ranks: int, repeat: int) -> float:
-        return 1.0 if ranks == 1 else (0.85, 1.0, 1.3)[repeat]
-
-    write_series(tmp_path, {}, drift=drift, repeats=3)
-    found = verdict(tmp_path)
-    assert (found["finding"], found["name"], found["experiments"]) == ("too few runs", "", [])
-    assert found["line"].startswith(
-        "3 runs cannot distinguish the loss of 3 points (-18 to 23) from noise; the largest "
-    )
-    assert found["next"] == "repeat with --repeats 5"
-
-
 def test_a_loss_within_the_noise_is_not_explained(tmp_path: Path) -> None:
     """At two ranks half of the runs are 20 % slower, half of them 15 % faster than the baseline."""
 
@@ -300,14 +287,6 @@ def test_nothing_lost_is_said_so(tmp_path: Path, slower: dict[str, float], findi
     write_series(tmp_path, slower, drift=lambda ranks, repeat: 1.0)
     found = verdict(tmp_path)
     assert (found["finding"], found["line"], found["cause"]) == (finding, line, "")
-
-
-def test_one_rank_count_has_causes_but_no_loss(tmp_path: Path) -> None:
-    write_series(tmp_path, {}, points=(1,))
-    text = diagnose(tmp_path)
-    assert "1 rank: baseline: 90.0 % of a step is compute, 5.0 % input.\n" in text
-    assert "Parts of the mean step" in text
-    assert "Lost at" not in text
 
 
 # The next experiment
@@ -449,26 +428,6 @@ def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: P
     assert variant["causes"] is None
     assert "no-exchange" in variant["label"]
     assert "Where the time goes: not shown: in these runs something was taken away" in diagnose(tmp_path / "alone")
-
-
-def test_twins_are_no_repeats_of_plain_runs_with_their_settings(tmp_path: Path) -> None:
-    """Synthetic twins of runs on real data, and a plain series on synthetic data later."""
-    for plan in plans(points=(1, 2), repeats=2, data="/data/pictures", decompose=True):
-        is_twin = plan.series.variant != "plain"
-        write_run(tmp_path, plan, constant([1.0 if is_twin else 9.0, *BASE[1:]], other=5.0))
-    for plan in plans(points=(1, 2), repeats=2, series="later"):
-        write_run(tmp_path, plan, constant(BASE, other=5.0))
-    found = as_json(tmp_path)
-    plain = [group for group in found["groups"] if group["causes"] is not None]
-    stalls = {
-        (len(point["run_ids"]), round(1e3 * point["causes"][CAUSES.index("input")]["seconds"]["value"], 3))
-        for group in plain
-        for point in diagnosed(group)["points"]
-    }
-    # Means of the input stall: no twin is among them.
-    assert len(plain) == 2
-    assert stalls == {(2, 9.0), (2, 5.0)}
-    assert [one["ranks"] for one in found["decomposition"]] == [1, 2]
 
 
 # The command

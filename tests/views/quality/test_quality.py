@@ -134,6 +134,13 @@ def test_the_account_of_the_time_sums(pair: Path) -> None:
         assert point.other.value == pytest.approx(0.25 * (5 if point.ranks == 1 else 6))
 
 
+def test_what_came_after_the_target_does_not_count(tmp_path: Path) -> None:
+    (plan,) = quality_plans(points=(1,), repeats=1)
+    write_run(tmp_path, plan, step(100), Story(training=Training(values=[0.1, 0.6, 0.7])))
+    (point,) = read(tmp_path)[2].points
+    assert point.whole.value == pytest.approx(point.time.value)
+
+
 def test_three_factors_have_their_closed_forms_and_multiply_exactly(pair: Path) -> None:
     factors = read(pair)[2].points[1].factors
     assert factors.throughput.value == pytest.approx(2 * 100 / 110)
@@ -383,20 +390,6 @@ def test_the_peak_is_that_of_the_device_in_use(
     found = peak_of(read_run(write_run(tmp_path, plan, step(100), Story(device=device)).path))
     assert (found and found.flops_per_s) == (peak and pytest.approx(peak))
     assert (found and found.is_declared) == declared
-
-
-def test_without_a_peak_the_report_says_how_to_declare_one(tmp_path: Path) -> None:
-    story = Story(record={"training_flops_per_sample": 10**9})
-    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100), story)
-    text = markdown_of(tmp_path)
-    assert "node.peak_tflops ({fp32: TFLOP/s of one core})" in text
-    assert "MFU |" not in text
-
-
-def test_more_than_the_peak_is_a_doubt(tmp_path: Path) -> None:
-    plan = with_system(plans(points=(1,), repeats=1)[0], peak_tflops={"fp32": 0.01}, peak_source="wrong")
-    write_run(tmp_path, plan, step(100), Story(record={"training_flops_per_sample": 10**9}))
-    assert "impossible-utilisation" in codes(tmp_path)
 
 
 # Noise scale
