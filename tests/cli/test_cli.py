@@ -356,7 +356,6 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
         (*COSMO, "--ab", "plain"),
         ("show",),
         ("ls", "everything"),
-        ("box", "strat", "x"),
         ("setup", "horovd"),
     ],
 )
