@@ -27,7 +27,6 @@ from dlbench.datasets import file_index, manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.history.store import Acknowledgement
-from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.series_file import SeriesFile
 from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
@@ -39,7 +38,6 @@ from dlbench.records.rows.samples import SAMPLES_FORMAT, SAMPLES_VERSION
 from dlbench.records.rows.spans import SPANS_FORMAT, SPANS_VERSION
 from dlbench.records.rows.steps import FIELDS, LAUNCH_FIELDS, STEPS_VERSION, step_dtype
 from dlbench.records.status import Failure, NodeStatuses, RankStatus
-from dlbench.records.watch import WatchCost
 from dlbench.setup import horovod
 from dlbench.specs.base import Name, RunName, SlurmWord
 from dlbench.specs.choices import Choices, WorkloadFile, choose
@@ -213,7 +211,6 @@ def format_versions() -> str:
         ("`node-NNNN.spans` (header)", SPANS_FORMAT, SPANS_VERSION),
         ("`node-NNNN.samples` (header)", SAMPLES_FORMAT, SAMPLES_VERSION),
         ("`clock.json`", clocks.FORMAT, clocks.VERSION),
-        ("`watch-cost.json`", *stamped(WatchCost)),
         ("`node-NNNN.status.json`", *stamped(NodeStatuses)),
         ("`rank-NNNN.status.json`", *stamped(RankStatus)),
         ("`preflight.json`", *stamped(PreflightReport)),
@@ -228,7 +225,6 @@ def format_versions() -> str:
         ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`.dlbench-index` of a data set of single files", file_index.FORMAT, file_index.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
-        ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
         ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]

@@ -188,9 +188,9 @@ INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
     "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose watch_cost",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
     "Where": "system launcher fail_fast",
-    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs follow every cancelled",
+    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
 }
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
@@ -337,8 +337,6 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
             click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
             value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
-            click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
-            value_option("--every", "TIME", "With --follow: between two looks.", "60s", callback=duration),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts, too."),
             click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
@@ -382,7 +380,6 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
         decompose=options.get("decompose", False),
-        watch_cost=options.get("watch_cost", False),
         sides=parse_sides(options["ab"]),
         ladder=options.get("ladder", False),
         tags=tags,

@@ -117,7 +117,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         "one rank, or engine single, exchanges nothing",
     ),
     (
-        f"sync.fusion sync.wire sync.inside engine.horovod. {_WRAPPER}",
+        f"sync.fusion sync.wire engine.horovod. {_WRAPPER}",
         lambda plan: plan.sync.exchanges_gradients,
         "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged",
     ),

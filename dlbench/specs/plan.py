@@ -183,7 +183,7 @@ class SeriesSpec(Spec):
         "plain",
         description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
         "--decompose). cached-input: the same with the data set in the page cache (io --tiers). unwatched: the same "
-        "without watching (run --watch-cost).",
+        "without watching, in series of an earlier dlbench.",
     )
     side: Literal["", "a", "b"] = Field(
         "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."

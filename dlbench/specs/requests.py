@@ -55,7 +55,6 @@ class Request(SeriesRequest):
     scaling: Literal["weak", "strong"] = "weak"
     sweep: dict[str, tuple[AxisValue, ...]] = field(default_factory=dict)
     decompose: bool = False  # Each run also with synthetic input, and without all-reduce.
-    watch_cost: bool = False  # Each run also unwatched.
     tiers: bool = False  # Each run with a cold page cache, also with a warm one, and with synthetic input.
     sides: dict[Side, dict[str, AxisValue]] = field(default_factory=dict)
     """What each side of a paired comparison sets; empty: no comparison."""

@@ -123,7 +123,6 @@ def refuse_other_options(request: Request) -> None:
         "--ladder": (request.ladder and option == "--ab", "run one after the other"),
         "--sweep": (bool(request.sweep), "compares settings of its own; sweep in a series of its own"),
         "--decompose": (request.decompose, "run one after the other"),
-        "--watch-cost": (request.watch_cost, "run one after the other"),
         "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
     for other, (is_given, why) in given.items():
@@ -207,21 +206,16 @@ SUFFIXES: dict[Variant, str] = {
     "synthetic-input": "-synthetic",
     "cached-input": "-cached",
     "no-exchange": "-apart",
-    "unwatched": "-unwatched",
 }
 """What a run's name ends with."""
-
-MIN_WATCH_REPEATS = 2  # One pair of watched and unwatched runs has no interval.
 
 
 def option_of(request: Request) -> str:
     """The option that asks for variants; empty where none does.
 
-    Raises `UserError`: two such options, or one with another that it does not go with.
+    Raises `UserError`: it does not go with another option of the request.
     """
-    if request.decompose and request.watch_cost:
-        raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
-    option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
+    option = "--decompose" if request.decompose else ""
     option = "--tiers" if request.tiers else option
     if option and request.to_accuracy:
         raise UserError(f"{option}: measures throughput; leave out --to-accuracy")
@@ -294,14 +288,6 @@ def apart_problem(plan: RunPlan) -> str | None:
 def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
     if any(plan.measure.until == "quality" for plan in plans):
         raise UserError(f"{option}: measures throughput; leave out measure.until quality")
-    if request.watch_cost:
-        if request.repeats < MIN_WATCH_REPEATS:
-            raise UserError(
-                f"--watch-cost: one pair of runs has no interval: use --repeats {MIN_WATCH_REPEATS} or more"
-            )
-        if any(plan.watch is None or not plan.watch.is_on for plan in plans):
-            raise UserError("--watch-cost: nothing is watched: watch.sampler is off and watch.window_steps is 0")
-        return
     if request.tiers:
         if any(plan.workload.data.is_synthetic for plan in plans):
             raise UserError("--tiers: synthetic data is read from nowhere; give --data")
@@ -325,8 +311,6 @@ def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
         found.append("synthetic-input")
     if request.decompose and plan.layout.ranks > 1:
         found.append("no-exchange")
-    if request.watch_cost:
-        found.append("unwatched")
     return found
 
 
@@ -340,12 +324,10 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
         content["fault"] = _without_input_delay(content["fault"])
     elif which == "cached-input":
         content["workload"]["data"]["cache"] = "warm"
-    elif which == "no-exchange":
+    else:
         content["sync"] = {"exchange": "none"}
         # Its search would never end, as there is no message to time.
         content["engine"]["horovod"]["autotune"] = False
-    else:
-        content["watch"] |= {"sampler": False, "window_steps": 0, "profiler": False}
     try:
         made = RunPlan.model_validate(content)
     except ValidationError as error:

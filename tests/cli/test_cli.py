@@ -217,10 +217,7 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ["--ranks 100000", "most on this machine", "64 for each of its"],
     ),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
-    "two kinds of variants": ((*COSMO, "--decompose", "--watch-cost"), ["--decompose", "--watch-cost", "exclude"]),
     "variants to a quality": ((*COSMO, "--decompose", "--to-accuracy"), ["--decompose", "leave out --to-accuracy"]),
-    "twins to a quality": ((*COSMO, "--watch-cost", "--to-accuracy"), ["--watch-cost", "leave out --to-accuracy"]),
-    "one pair of twins": ((*COSMO, "--watch-cost"), ["--watch-cost", "--repeats 2"]),
     "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
     "too dear": (
         (*SUBMIT, "--nodes", "1,2", "--repeats", "4", "--dry-run", "--max-node-hours", "1"),
@@ -417,13 +414,13 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     assert "series s: 0 of 2 runs valid, 2 incomplete" in waited.stdout
 
 
-def test_logs_are_found_and_followed(cli: Cli, tmp_path: Path) -> None:
+def test_logs_are_found(cli: Cli, tmp_path: Path) -> None:
     (plan,) = plans(points=(1,), repeats=1)
     run = write_run(tmp_path / "runs", plan, TIMES)
     (run.path / "slurm-7.out").write_text("srun: \x1b[31mtask 0: Killed\n")
     run.launch_log.write_text("".join(f"line {number}\n" for number in range(300)))
     run.log(0).write_text("of rank 0\n")
-    told = cli("logs", plan.run_id, "--lines", "2", "--follow")
+    told = cli("logs", plan.run_id, "--lines", "2")
     assert told.returncode == 0, told.stderr
     # As they come about: of the job, of its launcher, of the ranks.
     assert told.stdout.splitlines() == [

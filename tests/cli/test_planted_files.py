@@ -89,7 +89,6 @@ FILES: dict[str, Callable[[RunFolder], Path]] = {
     "plan": lambda folder: folder.plan,
     "record": lambda folder: folder.record,
     "failure": lambda folder: folder.failure,
-    "watch cost": lambda folder: folder.watch_cost,
     "status": lambda folder: folder.status(1),
     "steps": lambda folder: folder.steps(1),
     "spans": lambda folder: folder.spans(1),
@@ -97,7 +96,7 @@ FILES: dict[str, Callable[[RunFolder], Path]] = {
     "submission": lambda folder: folder.submission,
 }
 # Read by `status`; by `report` all but the last.
-OF_STATUS = ("plan", "record", "failure", "watch cost", "status", "submission")
+OF_STATUS = ("plan", "record", "failure", "status", "submission")
 
 
 @pytest.mark.parametrize("instead", ["a named pipe", "a device"])

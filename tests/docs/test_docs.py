@@ -19,6 +19,7 @@ from dlbench.cli import cli
 from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
+from dlbench.removed import OPTIONS
 from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.files import find, read_yaml
@@ -253,7 +254,8 @@ def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
         words = tuple(word for word in span.split()[1:] if word not in ("...", "|"))
         command, rest = command_of(words)
         known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known | {"--help"}]
+        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())} | {"--help"}
+        wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
         assert not wrong, f"{span}: {wrong}"
 
 

@@ -158,7 +158,6 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a sweep": ({"sweep": {"train.seed": (1, 2)}}, ["--ab", "--sweep"]),
     "variants": ({"decompose": True}, ["--ab", "--decompose"]),
-    "twins": ({"watch_cost": True}, ["--ab", "--watch-cost"]),
     "quality": ({"to_accuracy": True}, ["--ab", "--to-accuracy"]),
     "a side to a quality": (
         {"b": {"measure.until": "quality", "data.source": "/data/x"}},

@@ -152,7 +152,6 @@ def test_a_fusion_that_is_none_is_answered_with_what_would_be_right(value: objec
 @pytest.mark.parametrize(
     ("settings", "own"),
     [
-        ({"sync.inside": "shared-memory"}, "own buckets of 25 MiB"),
         ({"sync.wire": "topk"}, "own buckets of 25 MiB"),
         ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB"),
         ({"sync.fusion": "64MiB"}, ""),
@@ -167,9 +166,8 @@ def test_dlbenchs_own_buckets_are_never_silent(settings: dict[str, Any], own: st
 
 
 @pytest.mark.parametrize("fusion", ["64MiB", "none"])
-@pytest.mark.parametrize("own", [{"sync.inside": "shared-memory"}, {"sync.wire": "topk"}])
-def test_the_librarys_fusion_is_refused_where_dlbench_exchanges(fusion: str, own: dict[str, Any]) -> None:
-    said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": fusion, **own})
+def test_the_librarys_fusion_is_refused_where_dlbench_exchanges(fusion: str) -> None:
+    said = refused(engine="horovod", points=(2,), overrides={"sync.fusion": fusion, "sync.wire": "topk"})
     assert said.endswith(f"dlbench exchanges here; use own:{fusion}")
 
 
@@ -182,7 +180,7 @@ def test_powersgd_goes_with_buckets_of_ddp_of_any_size() -> None:
     wanted = {"sync.wire": "powersgd", "sync.fusion": "64MiB"}
     assert plans(engine="ddp", points=(2,), repeats=1, overrides=wanted)[0].sync.fusion == "64MiB"
     said = refused(engine="ddp", points=(2,), overrides={**wanted, "sync.fusion": "own:64MiB"})
-    assert said.endswith("sync.exchange flat, and leave out sync.fusion own:... and sync.inside shared-memory")
+    assert said.endswith("sync.exchange flat, and leave out own:... of sync.fusion")
 
 
 @pytest.mark.parametrize("key", ["sync.fusion", "engine.horovod.cycle_time_ms"])

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbench.machine.clock_offset import Exchange, OffsetEstimate, estimate, every_second, worth_keeping
-from dlbench.opening import read_json
+from dlbench.node.rendezvous import read_published
 from dlbench.records.files import write_json
 
 Clock = Callable[[], int]  # Reads a clock, nanoseconds.
@@ -200,12 +200,9 @@ class ClockFollower:
         while True:
             # Looked at once more after the end was asked for: a run of seconds has one point at least.
             is_last = self._ending.is_set() or time.monotonic() > deadline
-            try:
-                content = read_json(self._path, MAX_BYTES)
-                if content["token"] == self._token and content["format"] == FORMAT:
-                    return str(content["address"]), int(content["port"])
-            except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as node 0 writes it
-                pass
+            content = read_published(self._path, self._token)
+            if content is not None:
+                return str(content["address"]), int(content["port"])
             if is_last:
                 self._failure = f"node 0 did not say in {self._path.name} where it answers about its clock"
                 return None

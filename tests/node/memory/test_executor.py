@@ -225,7 +225,7 @@ def test_activations_are_freed_when_they_are_away(tmp_path: Path, tier: DiskTier
 def all_out(tier: DiskTier) -> None:
     """Waits until everything that was to go out has gone: the thread does one thing after the other."""
     reached = threading.Event()
-    tier._lane(0).put(reached.set)
+    tier._put(0, reached.set)
     assert reached.wait(60)
 
 
