@@ -461,22 +461,6 @@ def test_submitting_without_slurm_is_told_before_anything_is_made(cli: Cli, tmp_
     assert sorted(everything_below(tmp_path)) == ["bin"]
 
 
-@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "$(touch canary)", "100%j", "--x", "é"])
-def test_an_output_folder_of_any_name(cli: Cli, tmp_path: Path, name: str) -> None:
-    # What Slurm would do: run the script, here with an srun that only tells its last word.
-    sbatch = 'export SLURM_JOB_NUM_NODES=1 SLURM_JOB_ID=5\nbash "${@: -1}" >&2 || exit\necho 5'
-    srun = f'[ "$1" = --mpi=list ] && {{ echo pmix; exit; }}\nprintf "%s" "${{@: -1}}" > {tmp_path}/told'
-    path = on_path(tmp_path / "bin", sbatch=sbatch, srun=srun)
-    done = cli(*SUBMIT, "--nodes", "1", f"--out={name}", PATH=path)
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / name).glob("s-*")
-    assert (tmp_path / "told").read_text() == str(folder / "plan.json")
-    assert not list(tmp_path.rglob("canary"))
-    done = cli("status", "--json", "--", name, PATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
-    assert [row["job"] for row in json.loads(done.stdout)["runs"]] == ["5"]
-
-
 def test_a_dry_run_names_variants_and_what_is_left_out(cli: Cli, tmp_path: Path) -> None:
     words = ("run", "cosmoflow", "--preset", "ci", "--engine", "ddp", "--ranks", "1,2", "--data", "synthetic")
     done = cli(*words, "--series", "s", "--decompose", "--dry-run")

@@ -20,7 +20,6 @@ from dlbench.cli.streams import ending_of
 from dlbench.errors import DlbenchError
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
-from tests.support.paths import DATA
 from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
 from tests.support.watch_factory import write_samples, write_spans
 
@@ -184,19 +183,3 @@ def test_a_pipe_that_a_person_names_is_not_waited_for(runs: Path, tmp_path: Path
     done = call(*(str(runs) if word == "RUNS" else word for word in command), path)
     assert code(done) in (2, 4), told(done)
     assert str(path) in told(done)
-
-
-def test_a_data_set_with_a_pipe_is_verified(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "manifest.json").unlink()
-    os.mkfifo(tmp_path / "set" / "manifest.json")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "manifest.json: not a manifest of dlbench: is a named pipe" in told(done)
-    shutil.rmtree(tmp_path / "set")
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "train" / "a.txt").unlink()
-    os.mkfifo(tmp_path / "set" / "train" / "a.txt")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "a.txt: " in told(done)
