@@ -258,6 +258,7 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
         (*COSMO, "--ranks"),
         (*COSMO, "--ab", "plain"),
         ("show",),
+        ("ls", "everything"),
         ("setup", "horovd"),
     ],
 )
