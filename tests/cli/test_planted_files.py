@@ -175,7 +175,6 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         ("diagnose", "RUNS", "-o", "FULL/x.json"),
         ("baseline", "RUNS", "--allow-few", "-o", "FULL/base.json"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--junit", "FULL/check.xml"),
-        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--junit", "FULL/check.xml"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--summary", "FULL/filler"),
         ("trace", "RUN", "-o", "FULL/trace.json"),
         ("trace", "RUN", "-o", "FULL/trace.json.gz"),
