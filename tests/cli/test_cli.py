@@ -221,7 +221,7 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
     "too dear": (
         (*SUBMIT, "--nodes", "1,2", "--repeats", "4", "--dry-run", "--max-node-hours", "1"),
-        ["--max-node-hours 1: 8 runs may take 2 node-hours", "--repeats 2 fits, with 1"],
+        ["--max-node-hours 1: 8 runs may take 2 node-hours", "fewer --repeats or nodes"],
     ),
     "packed apart": ((*SUBMIT, "--nodes", "1", "--pack", "all", "--one-run-per-job"), ["--pack", "--one-run-per-job"]),
     "run outside an allocation": (("run", "cosmoflow", "--preset", "ci", "--system", "box"), ["system box", "submit"]),
