@@ -59,9 +59,7 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """Returns all runs of a request in their order; `lacking`: why this machine cannot do a step of a ladder, else
-    empty.
-    """
+    """Returns all runs of a request in order; `lacking`: why this machine cannot do a step of a ladder, or empty."""
     option_of(request)
     refuse_other_options(request)
     # The same with sizes in bytes, whatever unit they were given in.
