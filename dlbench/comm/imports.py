@@ -180,7 +180,7 @@ def _one_root_and_side(all_series: Sequence[Series], left_out: list[str]) -> lis
 
 
 def _short(series: Series) -> str:
-    return f"{series.path.name}: line {series.line}" if series.line else series.path.name
+    return f"{series.path.name}: line {series.line}"
 
 
 def _source(series: Series, layout: Layout, assumed: str) -> str:

@@ -321,7 +321,7 @@ def expand_comm(
     """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
 
     `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
-    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other. Raises `UserError`: anything wrong
+    `mpi4py` if this Python has it; `--backends auto` takes no other. Raises `UserError`: anything wrong
     with the request, in one line.
     """
     moment = now or datetime.now(UTC)
@@ -400,6 +400,8 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
+        if "horovod" in backends:
+            raise UserError("--backends horovod has been removed: `dlbench run --engine horovod` times its exchange")
     if not algorithms and not backends:
         raise UserError("--algorithms none --backends none: nothing is left to measure; name one or more of either")
     return {
@@ -418,11 +420,10 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
     chosen, notes = [], []
     if transport == "torch":
         chosen.append("nccl" if system.node.gpus else "gloo")
-    for name, library, is_wanted in (("mpi", "mpi4py", system.launch.by_mpi), ("horovod", "horovod", True)):
-        if is_wanted and library in installed:
-            chosen.append(name)
-        elif is_wanted:
-            notes.append(f"back-end {name} left out: {library} is not known to be installed where the ranks run")
+    if system.launch.by_mpi and "mpi4py" in installed:
+        chosen.append("mpi")
+    elif system.launch.by_mpi:
+        notes.append("back-end mpi left out: mpi4py is not known to be installed where the ranks run")
     return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
 
 

@@ -85,7 +85,7 @@ class Rank:
         transport.SLOT_MEMORY_BYTES = segment  # The fewest slots: sends wait for receives that wait for sums.
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
-            mpi = start_mpi(place, self.plan.system.launch.launcher, many_threads=False)
+            mpi = start_mpi(place, self.plan.system.launch.launcher)
             carrier = MpiTransport(mpi, place, group_size, segment_bytes=segment)
         else:
             up, down = (control.new_group("gloo", "test") for _ in range(2))

@@ -65,7 +65,6 @@ class CommRun:
         begun = datetime.now(UTC) - timedelta(seconds=time.monotonic() - started)
         self._started_utc = begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         self._deadline = Deadline(place.rank, plan.comm.timeout_s, on_stuck)
-        self._done = 0
 
     def run(self) -> CommRecord | None:
         """Measures all points; the record, on rank 0. Raises `EnvironmentLacksError`: what carries the messages cannot
@@ -85,16 +84,7 @@ class CommRun:
         contestants = lineup.in_turns(self._deadline)
         load = CoreLoad(sees_node=self._place.local_rank == 0)
         load.measuring(True)
-        total = len(comm.sizes) * (len(contestants) + ("horovod" in comm.backends))
-        points = self._all_sizes(measurement, contestants, total)
-        warnings = []
-        apart = lineup.horovod(self._deadline)
-        if apart:
-            points += self._all_sizes(measurement, apart, total)
-            if contestants:
-                warnings.append(
-                    "Horovod was timed last, not interleaved with the others: its background thread keeps polling"
-                )
+        points = self._all_sizes(measurement, contestants)
         if not points:
             raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
         load.measuring(False)
@@ -114,15 +104,14 @@ class CommRun:
         self._deadline.stop()
         if self._place.rank != 0:
             return None
-        return self._record(points, seats, switches, loads, logs, lineup.not_measured, warnings)
+        return self._record(points, seats, switches, loads, logs, lineup.not_measured)
 
-    def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant], total: int) -> list[CommPoint]:
-        points: list[CommPoint] = []
-        if contestants:
-            for num_bytes in self._plan.comm.sizes:
-                self._on_point(self._done, total, f"{self._plan.comm.collective} of {format_bytes(num_bytes)}")
-                points += measurement.points(contestants, num_bytes)
-                self._done += len(contestants)
+    def _all_sizes(self, measurement: Measurement, contestants: Sequence[Contestant]) -> list[CommPoint]:
+        comm, points = self._plan.comm, list[CommPoint]()
+        for number, num_bytes in enumerate(comm.sizes if contestants else ()):
+            done, total = number * len(contestants), len(comm.sizes) * len(contestants)
+            self._on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
+            points += measurement.points(contestants, num_bytes)
         return points
 
     def _record(
@@ -133,7 +122,6 @@ class CommRun:
         loads: Sequence[Any],
         logs: Sequence[Any],
         not_measured: Sequence[str],
-        warnings: Sequence[str],
     ) -> CommRecord:
         device = self._device
         problems: list[str] = []
@@ -152,6 +140,6 @@ class CommRun:
             load=node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
             nccl=together(logs),
             not_measured=tuple(not_measured),
-            warnings=(*self._binding.warnings, *settle(seats).warnings, *warnings, *problems),
+            warnings=(*self._binding.warnings, *settle(seats).warnings, *problems),
             environment=found,
         )
