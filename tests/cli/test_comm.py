@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
+from dlbench.errors import UserError
 from dlbench.jobs.local import verdict
 from dlbench.records.comm import CommRecord, read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import read_run, scan
-from dlbench.records.status import write_failure, write_status
+from dlbench.records.status import write_status
 from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, CommPlan
 from dlbench.specs.expand import CommRuns, expand_comm
 from dlbench.specs.requests import CommRequest, parse_sizes
@@ -30,7 +30,7 @@ from tests.conftest import Cli
 from tests.support import run_factory
 from tests.support.paths import DATA
 from tests.support.programs import as_shown, on_path
-from tests.support.run_factory import constant, edit_json, status, write_run
+from tests.support.run_factory import constant, status, write_run
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 FORMATS = DATA / "formats" / "comm"
@@ -125,17 +125,6 @@ def test_all_algorithms_are_those_that_the_layout_permits(collective: Any) -> No
         assert told[0].startswith("hierarchical, leader left out at 2 ranks: needs two groups")
 
 
-def test_nodes_are_groups() -> None:
-    def algorithms(**request: Any) -> tuple[str, ...]:
-        (plan,) = plans(system="box", points=(2,), points_are="nodes", **request)
-        return plan.comm.algorithms
-
-    assert "leader" not in algorithms(ranks_per_node=1)
-    assert "leader" in algorithms(ranks_per_node=2)
-    with pytest.raises(UserError, match="algorithm leader: needs two groups of two ranks or more"):
-        algorithms(ranks_per_node=1, algorithms="leader")
-
-
 @pytest.mark.parametrize(
     ("request_", "installed", "expected"),
     [
@@ -183,11 +172,6 @@ def test_a_range_is_of_whole_elements_and_holds_both_ends(dtype: Any, low: int, 
     factor = (last / first) ** (1 / (count - 1))
     for number, size in enumerate(spaced):
         assert first * factor**number - width - 1 <= size <= first * factor**number + 1
-
-
-def test_a_list_of_sizes_is_sorted() -> None:
-    assert parse_sizes("64KiB,1KB,4", "fp32") == (4, 1000, 65536)
-    assert parse_sizes("2", "bf16") == (2,)
 
 
 # Mistakes
@@ -397,46 +381,6 @@ def test_a_run_of_the_other_kind_is_named(cli: Cli, tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("damage", ["cut", "foreign", "unknown key", "no list"])
-def test_a_damaged_record_is_named(cli: Cli, tmp_path: Path, damage: str) -> None:
-    good, bad = plans(points=(2,), repeats=2, algorithms="ring", sizes="1KiB")
-    write_comm(tmp_path / "runs", good)
-    path = write_comm(tmp_path / "runs", bad).comm
-    if damage == "cut":
-        path.write_bytes(path.read_bytes()[:-10])
-    elif damage == "foreign":
-        edit_json(path, run_id=good.run_id)
-    elif damage == "unknown key":
-        edit_json(path, bandwidth=1)
-    else:
-        edit_json(path, points=7)
-    found = scan_comm(tmp_path / "runs")
-    assert [run.plan for run in found.runs] == [good]
-    (problem,) = found.problems
-    assert str(path) in problem
-    done = cli("status")
-    assert done.returncode == 4
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("dlbench: damaged: ")
-    assert "comm.json" in line
-    assert done.stdout.splitlines()[-1] == "1 run, 1 valid"
-
-
-def test_a_folder_that_may_be_of_either_kind_is_named_once(cli: Cli, tmp_path: Path) -> None:
-    (plan,) = plans(algorithms="ring", sizes="1KiB")
-    folder = write_comm(tmp_path / "runs", plan)
-    folder.plan.write_bytes(folder.plan.read_bytes()[:-10])
-    with pytest.raises(IncompleteDataError, match=r"plan\.json: damaged"):
-        read_comm_run(folder.path)
-    done = cli("status")
-    assert done.returncode == 4
-    (line,) = done.stderr.splitlines()
-    assert str(Path("runs") / plan.run_id / "plan.json") in line
-    folder.plan.unlink()
-    (line,) = cli("status").stderr.splitlines()
-    assert "no plan.json" in line
-
-
 def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     (plan,) = plans(algorithms="ring", sizes="1KiB,4KiB")
     point = point_of(plan, "ring", 4096, times_s=[0.1], correct=False, max_error=0.25)
@@ -447,28 +391,6 @@ def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:
     assert (int(outcome.exit_code), outcome.detail) == (3, f"no figure: {told}")
     many = write_comm(tmp_path / "more", plan, state="invalid", points=[{**point, "problem": "overflow"}] * 5)
     assert read_comm_run(many.path).detail.endswith("of 4 KiB: overflow; and 2 points more")
-
-
-def test_what_is_known_of_a_run_without_a_record(tmp_path: Path) -> None:
-    one, two, three = plans(points=(2,), repeats=3, algorithms="ring", sizes="1KiB")
-    untouched = create(tmp_path, one)
-    assert read_comm_run(untouched.path).detail == "not started: no rank wrote a status"
-    running = create(tmp_path, two)
-    write_status(running, status(0, "n0", "measuring"))
-    run = read_comm_run(running.path)
-    assert run.state == "incomplete"
-    assert run.detail.startswith("1 of 2 ranks started")
-    assert run.detail.endswith("rank 0 on n0, measuring, point 7")
-    failed = create(tmp_path, three)
-    write_status(failed, status(0, "n0", "failed", "rank 1 is gone"))
-    write_status(failed, status(1, "n1", "measuring"))
-    write_failure(failed, "rank 1 was the first to end, by signal SIGKILL")
-    run = read_comm_run(failed.path)
-    assert run.state == "failed"
-    assert run.detail == (
-        "rank 1 was the first to end, by signal SIGKILL; rank 1 on n1 vanished at point 7 or later (measuring); "
-        "rank 0 on n0 failed at point 7: rank 1 is gone"
-    )
 
 
 ENDED, CODE = " was the first to end, ", "with exit code 137 (see launch.log)"
@@ -516,36 +438,6 @@ def test_the_mpirun_of_another_mpi_is_refused_before_anything_starts(
     said = "dlbench: error: launcher mpirun: mpirun is MPICH's or MVAPICH's, and dlbench needs Open MPI's: "
     assert done.stderr.startswith(said)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_plan_that_is_none_is_refused_by_the_node(tmp_path: Path) -> None:
-    from dlbench.node.__main__ import load_plan
-
-    (plan,) = plans(algorithms="ring", sizes="1KiB")
-    folder = create(tmp_path, plan)
-    assert load_plan(folder.plan) == plan
-    edit_json(folder.plan, comm={"sizes": [3]})
-    with pytest.raises(UserError, match="not a readable plan"):
-        load_plan(folder.plan)
-    # Another version may have other keys.
-    edit_json(folder.plan, dlbench_version="99.0")
-    with pytest.raises(EnvironmentLacksError, match=r"has dlbench \S+, and 99\.0 made the plan: set system\.python"):
-        load_plan(folder.plan)
-
-
-def test_help_of_the_group_is_in_the_order_of_work(cli: Cli) -> None:
-    done = cli("comm", "--help")
-    assert (done.returncode, done.stderr) == (0, "")
-    names = [line.split()[0] for line in done.stdout.partition("Commands:\n")[2].splitlines() if line.strip()]
-    assert names[:2] == ["run", "submit"]
-    for name in names:
-        assert f"dlbench comm {name}" in cli("comm", name, "--help").stdout
-
-
-def test_the_login_node_path_stays_light(cli: Cli, tmp_path: Path) -> None:
-    hidden = without(tmp_path, "torch", "numpy", "pandas", "scipy", "horovod", "mpi4py", "altair")
-    assert cli("comm", "--help", **hidden).returncode == 0
-    assert cli(*SUBMIT, "--nodes", "2", "--dry-run", **hidden).returncode == 0
 
 
 def test_every_form_that_was_ever_written_is_read() -> None:

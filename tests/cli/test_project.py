@@ -187,15 +187,6 @@ def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) ->
     )
 
 
-def test_ingredients_of_nonsense_are_one_line(folder: Path, tmp_path: Path) -> None:
-    content = json.loads((folder / "made.json").read_text())
-    content["points"][0]["runs"][0]["step_s"] = -0.1
-    (tmp_path / "wrong.json").write_text(json.dumps(content))
-    assert re.match(
-        "4 .*points.0.runs.0.* from 1e-09", problem(ask(folder, "--from", str(tmp_path / "wrong.json"), "--to", "16"))
-    )
-
-
 @pytest.mark.parametrize(("words", "code"), [(["single", "--to", "16"], "R1"), (["runs", "--to", "9,1"], "R7")])
 def test_no_target_ends_with_4_and_the_remedy(folder: Path, words: list[str], code: str) -> None:
     result = ask(folder, *words)

@@ -71,15 +71,6 @@ def test_two_ranks_of_this_machine(cli: Cli, tmp_path: Path) -> None:
     assert cli("status").stdout.splitlines()[-1] == "2 runs, 2 valid"
 
 
-@pytest.mark.nightly
-def test_ranks_that_share_cores_are_told(cli: Cli, tmp_path: Path) -> None:
-    ranks = len(os.sched_getaffinity(0)) + 1
-    done = cli("comm", "run", "--ranks", str(ranks), "--algorithms", "ring", "--backends", "none", "--sizes", "4")
-    assert done.returncode == 0, done.stderr
-    record = record_of(only_run(tmp_path / "runs"))
-    assert any("share cores" in text for text in record.warnings)
-
-
 def test_mpirun_carries_messages_over_mpi(cli: Cli, tmp_path: Path) -> None:
     need_mpirun()
     asked = ("--transport", "mpi", "--algorithms", "ring,leader", "--group-size", "2", "--backends", "mpi,gloo")
