@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import UserError
 from dlbench.jobs.local import verdict
 from dlbench.records.comm import CommRecord, read_comm_run, read_launched, scan_comm
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.scan import read_run, scan
+from dlbench.records.scan import scan
 from dlbench.records.status import write_status
 from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, CommPlan
 from dlbench.specs.expand import CommRuns, expand_comm
@@ -183,55 +182,34 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         ("--collective", "broadcast", "--algorithms", "ring"),
         ["'ring' is no algorithm of broadcast", "chain"],
     ),
-    "algorithm twice": (("--algorithms", "ring,ring"), ["--algorithms 'ring,ring'", "twice"]),
-    "no algorithm": (("--algorithms", ""), ["--algorithms", "''", "ring"]),
     "removed back-end": (("--backends", "horovod"), ["--backends horovod has been removed", "--engine horovod"]),
     "back-end": (("--backends", "glo"), ["--backends", "'glo'", "gloo"]),
     "nothing": (("--algorithms", "none", "--backends", "none"), ["nothing is left to measure"]),
     "no bytes": (("--sizes", "0"), ["--sizes", "0 bytes"]),
-    "no bytes in a range": (("--sizes", "0:1MiB"), ["--sizes", "0 bytes"]),
     "no whole elements": (("--sizes", "1KiB,6"), ["--sizes", "6 bytes", "fp32 elements of 4 bytes"]),
-    "no whole halves": (("--sizes", "3", "--dtype", "fp16"), ["3 bytes", "fp16 elements of 2 bytes"]),
     "sizes in words": (("--sizes", "large"), ["--sizes", "'large'"]),
-    "a size twice": (("--sizes", "1KiB,1024"), ["--sizes '1KiB,1024'", "twice"]),
-    "a size of no machine": (("--sizes", "9" * 400), ["--sizes", "more than a rank can hold"]),
     "a range backwards": (("--sizes", "1MiB:1KiB"), ["--sizes '1MiB:1KiB'", "begin below its end"]),
-    "a range of nothing": (("--sizes", "1KiB:1KiB"), ["begin below its end"]),
     "a range of four": (("--sizes", "1:2:3:4"), ["LOW:HIGH:COUNT"]),
     "a range of one": (("--sizes", "1KiB:1MiB:1"), ["the count", "from 2"]),
-    "a range of words": (("--sizes", "1KiB:1MiB:x"), ["the count"]),
     "a range too fine": (("--sizes", "4:40:50"), ["fewer than 50 sizes of whole fp32 elements"]),
-    "type": (("--dtype", "fp64"), ["--dtype", "'fp64'", "fp32"]),
     "transport": (("--transport", "tcp"), ["--transport", "'tcp'", "torch"]),
     "transport without MPI": (("--transport", "mpi"), ["transport mpi", "mpirun or srun-mpi"]),
     "back-end without MPI": (("--backends", "mpi"), ["backend mpi", "mpirun or srun-mpi"]),
     "groups of one node": (("--algorithms", "hierarchical", "--ranks", "4"), ["hierarchical", "--group-size"]),
     "groups that do not divide": (("--ranks", "4", "--group-size", "3"), ["--group-size 3", "4 ranks"]),
-    "no group": (("--group-size", "0"), ["--group-size 0", "1 or more"]),
     "too many shards": (("--shards", "3"), ["--shards 3", "here are 2"]),
     "inert shards": (("--shards", "1", "--algorithms", "ring"), ["--shards", "no effect", "parameter-server"]),
-    "no shards": (("--shards", "0"), ["--shards 0", "1 or more"]),
     "one rank": (("--ranks", "1"), ["1 rank", "two ranks or more"]),
-    "ranks": (("--ranks", "2,x"), ["--ranks '2,x'"]),
-    "no iterations": (("--iterations", "0"), ["--iterations 0", "1 or more"]),
     "warm-up": (("--warmup", "-1"), ["--warmup -1", "0 or more"]),
     "no repeats": (("--repeats", "0"), ["--repeats 0", "1 or more"]),
     "no time": (("--timeout", "0"), ["--timeout 0", "above 0"]),
-    "no number of seconds": (("--timeout", "nan"), ["--timeout nan", "above 0"]),
-    "for ever": (("--timeout", "inf"), ["--timeout inf", "above 0"]),
-    "a workload's key": (("--set", "train.seed=1"), ["--set train.seed", "system."]),
     "a wrong key": (("--set", "system.launch.pn=1"), ["--set", "system.launch.pn", "pin"]),
-    "an inert key": (("--set", "system.slurm.qos=x"), ["--set system.slurm.qos", "no effect"]),
     "an inert interface": (
         ("--launcher", "mpirun", "--transport", "mpi", "--backends", "mpi", "--set", "system.launch.interface=eth0"),
         ["--set system.launch.interface", "no effect"],
     ),
-    "launcher": (("--launcher", "ssh"), ["--launcher", "'ssh'", "srun-gloo"]),
-    "ranks per node": (("--ranks-per-node", "2"), ["--ranks-per-node", "one machine"]),
     "system": (("--system", "lcal"), ["system 'lcal'", "local"]),
     "outside an allocation": (("--system", "box"), ["system box", "submit"]),
-    "series": (("--series", "a b"), ["--series 'a b'"]),
-    "out is a file": (("--out", "a file"), ["--out a file"]),
 }
 
 
@@ -241,13 +219,11 @@ def test_a_mistake_is_answered_in_one_line_and_leaves_nothing(
 ) -> None:
     arguments, words = WRONG[mistake]
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    (tmp_path / "a file").write_text("mine")
     before = everything_below(tmp_path)
     done = cli(*RUN, *arguments, COLUMNS="80")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     lines = done.stderr.splitlines()
-    # The folder is made after the choices are told.
-    assert [line for line in lines[:-1] if mistake != "out is a file" or not line.startswith(("note: ", "  "))] == []
+    assert lines[:-1] == []
     assert lines[-1].startswith("dlbench: error: ")
     assert lines[-1].isprintable()
     assert [word for word in words if word not in lines[-1]] == [], lines[-1]
@@ -368,17 +344,6 @@ def test_both_kinds_of_run_lie_in_one_folder(cli: Cli, tmp_path: Path) -> None:
     report = cli("report", "runs", "--format", "json")
     assert (report.returncode, report.stderr) == (0, "")
     assert "-comm-" not in report.stdout
-
-
-def test_a_run_of_the_other_kind_is_named(cli: Cli, tmp_path: Path) -> None:
-    training, comm = mixed(tmp_path)
-    with pytest.raises(UserError, match="is a run of the collective benchmark, not of training"):
-        read_run(tmp_path / comm[0].run_id)
-    with pytest.raises(UserError, match="is no run of the collective benchmark"):
-        read_comm_run(tmp_path / training[0].run_id)
-    done = cli("export", "mllog", tmp_path / comm[0].run_id)
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_wrong_result_yields_no_figure_and_says_which(tmp_path: Path) -> None:

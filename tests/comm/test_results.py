@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import random
 from pathlib import Path
@@ -371,18 +370,6 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
 
 
-def test_points_are_predicted_by_fits_that_did_not_see_them(fitted: tuple[Fit, bool]) -> None:
-    fit, _ = fitted
-    assert len(fit.predicted) == fit.network.num_points
-    scopes = {one.scope: one for one in fit.errors}
-    assert list(scopes)[:2] == ["all", "1 MB and more"]
-    assert scopes["all"].num_points == 42
-    assert scopes["1 MB and more"].num_points == 3 * 2 * 2
-    assert scopes["all"].median < 0.02
-    assert scopes["all"].worst < 0.1
-    assert "other sizes and other rank counts" in fit_caption(fit.network)
-
-
 def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
     fit, _ = fitted
     lines = {(line.name, line.ranks): line for line in fit.network.collectives}
@@ -608,19 +595,3 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     assert "phi: flows that a link carries at once" in " ".join(text.split())
     with pytest.raises(UserError, match="between leaf switches were never measured"):
         predict_all(network, (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=4))
-
-
-def test_lines_alone_predict_no_other_rank_count() -> None:
-    network = planted_with_lines().model_copy(update={"inside": None, "across": None})
-    (found,) = predict_all(network, (8,), Wanted(sizes=SIZES)).predictions
-    assert [series.name for series in found.series] == ["mpi flat"]
-    assert found.fusion_bytes == pytest.approx(9 * 1e-3 / 1e-9)
-    with pytest.raises(UserError, match="holds lines alone, for 4, 8 ranks"):
-        predict_all(network, (16,), Wanted(sizes=SIZES))
-
-
-def test_the_same_runs_give_the_same_numbers(tmp_path: Path) -> None:
-    small = {"points": (2,), "sizes": "1KiB:64KiB", "algorithms": "ring,recursive-doubling"}
-    factory.write_comm_series(tmp_path, **{**BOX, **small})
-    first, second = (fit_all(table_of(tmp_path)) for _ in range(2))
-    assert json.dumps(first.fits[0].network.model_dump()) == json.dumps(second.fits[0].network.model_dump())

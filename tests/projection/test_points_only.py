@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from benchmarks.truth.points import FLAT, LAWS, answers
 from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.points_only import points_only
@@ -82,17 +80,6 @@ def test_points_of_a_law_foretell_it(name: str, factor: int) -> None:
     flags = {flag.code: flag.text for flag in target.flags}
     assert f" alone, as {law}, because" in flags["F7"]
     assert ("F13" in flags) == (law in ("a straight line", "a square"))
-
-
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("times", [2, 4])
-def test_bands_hold_whatever_law_the_overhead_follows(law: str, times: int) -> None:
-    """The cheap form of `make bench AREA=truth.points`: fewer series, and room for what they cannot tell."""
-    given = answers(law, times, trials=60, draws=200)
-    assert len(given) == 60
-    assert sum(answer.is_held for answer in given) >= 50
-    if law in FLAT:
-        assert statistics.median(answer.half_width for answer in given) < 0.04 * times
 
 
 def test_what_holds_inside_a_node_says_nothing_of_more_nodes() -> None:

@@ -202,12 +202,8 @@ RUN = {"run_id": "a", "step_s": 0.1}
             {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]},
             "greater than or equal to 0.000000001",
         ),
-        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": 1e300}]}]}, "less than or equal to 1000000"),
         ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN, RUN]}]}, "a name stands for one run"),
-        ({"points": (ANCHOR,), "leaf_taper": 0.001}, "greater than or equal to 1"),
         ({"points": (ANCHOR.model_dump() | {"leaves": (0,)},)}, "leaf switches are of 1 nodes, 8 ranks are on 4"),
-        ({"points": (ANCHOR,), "nodes": {"hosts": [800.0]}}, "less than or equal to 5"),
-        ({"points": (ANCHOR,), "nodes": {"hosts": [float("nan")]}}, "number"),
         ({"points": (ANCHOR,), "nodes": {"hosts": [], "maxima": [3, 1, 2]}}, "ascend"),
         (
             {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"parts": {"compute": 0.05}}]}]},

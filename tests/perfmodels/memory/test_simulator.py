@@ -69,26 +69,6 @@ def test_what_has_not_left_when_it_is_wanted_back_stays() -> None:
     assert schedule.held[-1] == (12.0, 0)
 
 
-def test_a_forward_pass_waits_for_the_oldest_swap_outs() -> None:
-    # Room for two blocks and a boundary; each takes 2.2 s to leave (2 s the first), so that the third waits.
-    schedule = simulate(equal_chain(3), blocks("sss"), link(50), 230)
-    assert schedule.fits
-    assert times(schedule, "compute", "forward")[2] == (3.0, 4.0)
-    assert schedule.room_wait_s == 1.0
-
-
-def test_swap_ins_are_issued_at_the_ends_of_backward_passes_in_order() -> None:
-    schedule = simulate(equal_chain(4), blocks("sskk"), link(200), 319)
-    swap_in = times(schedule, "in", "swap in")
-    backward = times(schedule, "compute", "backward")
-    assert schedule.fits
-    # The last block's 110 bytes go at 6 s, which make room for the second block's.
-    assert backward[3] == (4.0, 6.0)
-    assert swap_in[1] == (6.0, 6.55)
-    assert swap_in[0][0] == backward[2][1] == 8.0
-    assert schedule.stall_s == 0
-
-
 def test_streamed_fetches_one_block_ahead_and_lets_one_block_leave_at_a_time() -> None:
     schedule = simulate(equal_chain(5), blocks("sssss"), link(40), None, prefetch="one-block")
     forward, leave = times(schedule, "compute", "forward"), times(schedule, "out", "swap out")
@@ -129,15 +109,6 @@ def test_computing_beside_transfers_takes_longer_by_the_drag() -> None:
     assert times(schedule, "compute", "forward")[2] == (3.0, 4.0)
     still = simulate(chain, blocks("skkk"), link(50, drag=1.0), None)
     assert times(still, "compute", "forward")[1] == (1.0, 4.0)
-
-
-def test_what_others_use_never_moves() -> None:
-    chain = equal_chain(3)
-    shared = chain.model_copy(update={"units": (unit(0), unit(1), unit(2, joins=False))})
-    assert simulate(chain, blocks("kkR"), link(1000), None).peak_bytes
-    assert simulate(shared, blocks("ssR"), link(1000), None).swapped_bytes == 100 + 110
-    with pytest.raises(ValueError, match=r"spans the input of layers\.2"):
-        simulate(shared, (PlannedBlock(first=0, last=2, decision="keep"),), None, None)
 
 
 def test_blocks_must_be_the_chains() -> None:
