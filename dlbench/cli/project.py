@@ -301,7 +301,7 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
             found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
     if options["history"] is not None:
         require_modules("project --history", "scipy")
-        entries = open_store(options["history"], None).entries()
+        entries = open_store(options["history"]).entries()
         for number, group in enumerate(found):
             slow_hosts = _slow_hosts(entries, group.system, str(options["history"]))
             found[number] = group.model_copy(update={"slow_hosts": slow_hosts})

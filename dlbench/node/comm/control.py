@@ -19,7 +19,7 @@ from dlbench.errors import ExitCode, PeerLostError, first_line
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import gather_over_torch
-from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.node.sync.run_store import meet
 from dlbench.records.folder import RunFolder
 
 
@@ -31,7 +31,6 @@ class Control:
         self._place = place
         self._meeting_s = meeting_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._store: RunStore | None = None  # torch holds no more than its C++ half
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder. `folder`: of the run, seen by all ranks. `interface`: network

@@ -211,8 +211,8 @@ def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
 def _initialise(mpi: Any, thread_level: int) -> None:
     """Starts MPI, which waits for all ranks, with Python's interpreter free.
 
-    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (`KeyServer`, a thread of Python) those
-    who still need its keys before they come here: nobody would ever arrive.
+    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (Horovod's rendezvous, a thread of Python)
+    those who still need its keys before they come here: nobody would ever arrive.
     """
     provided = ctypes.c_int()
     failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
