@@ -25,7 +25,6 @@ from dlbench.node.comm.transport import GlooTransport, MpiTransport, NcclTranspo
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import CudaClock
-from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
 
 _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library, which shows whether it can do it.
@@ -34,12 +33,9 @@ _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library
 class Lineup:
     """Builds contestants; all ranks call the same methods in the same order."""
 
-    def __init__(
-        self, plan: CommPlan, folder: RunFolder, place: RankPlace, device: torch.device, control: Control
-    ) -> None:
+    def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
         """`device` is where buffers lie."""
         self._plan = plan
-        self._folder = folder
         self._place = place
         self._device = device
         self._control = control
