@@ -67,14 +67,6 @@ def test_fitted_costs_price_them(tmp_path: Path) -> None:
         assert one.measured is None
 
 
-@pytest.mark.parametrize("collective", ALGORITHMS)
-def test_no_collective_is_better_than_its_ideal(collective: str) -> None:
-    text = printed("--ranks", "5", "--collective", collective)
-    factors = [float(line.split()[-1][:-1]) for line in text.splitlines() if line.endswith("x")]
-    assert len(factors) >= 2
-    assert min(factors) >= 1
-
-
 def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:
     document = document_of(made)
     sheets = [sheet for section, _ in document.walk() for sheet in section.sheets if sheet.name == "costs"]

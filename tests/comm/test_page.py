@@ -168,17 +168,12 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     [
         (["report", "RUNS/nowhere"], "no such folder of runs"),
         (["report", "RUNS", "-o", "TMP/report.pdf"], "--format is missing"),
-        (["report", "RUNS", "--table", "runs"], "has no effect"),
         (["fit", "RUNS", "-o", "TMP/none/x.network.json"], "there is no folder"),
         (["fit", "RUNS"], "one file holds one of box, local; choose by --system"),
         (["predict", "TMP/none.json", "--ranks", "8"], "cannot be read"),
         (["predict", "NET", "--ranks", "0"], "--ranks '0': must be 1 or more"),
-        (["predict", "NET", "--ranks", "8", "--sizes", "0"], "a message of 0 bytes"),
-        (["predict", "NET", "--ranks", "8", "--dtype", "fp64"], "--dtype: unknown name 'fp64'"),
         (["predict", "NET", "--ranks", "8", "--collective", "reduce-sca"], "did you mean reduce-scatter"),
-        (["predict", "NET", "--ranks", "8", "--group-size", "0"], "--group-size 0: must be 1 or more"),
         (["predict", "NET", "--ranks", "8", "--workload-bytes", "much"], "--workload-bytes: 'much' is not a number"),
-        (["predict", "NET", "--ranks", "8", "--workload-bytes", "0"], "must be above zero"),
     ],
 )
 def test_wrong_use_is_one_line(sample: Path, tmp_path: Path, arguments: list[str], message: str) -> None:

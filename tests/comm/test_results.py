@@ -126,20 +126,6 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
 # What yields no figure, and why
 
 
-def test_an_invalid_run_yields_no_figure_and_names_the_wrong_point(tmp_path: Path) -> None:
-    first, second = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB,8KiB", repeats=2)
-    error = {"correct": False, "max_error": 0.25}
-    wrong = factory.Story(state="invalid", change=lambda point: error if point["num_bytes"] == 8192 else {})
-    factory.write_comm_run(tmp_path, first, wrong)
-    factory.write_comm_run(tmp_path, second)
-    table = table_of(tmp_path)
-    (group,) = table.groups
-    assert [run.plan.run_id for run in group.runs] == [second.run_id]
-    (without,) = table.without
-    assert without.state == "invalid"
-    assert "ring over torch-gloo of 8 KiB: wrong result, largest relative error 0.25" in without.why
-
-
 def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Path) -> None:
     (plan,) = factory.comm_plans(algorithms="ring", backends="gloo", sizes="4KiB,8KiB", repeats=1)
 
@@ -382,19 +368,6 @@ def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
         assert lines["mpi flat", ranks].per_byte_s == pytest.approx(2e-9, rel=0.05)
     # 2 (p - 1) steps, each across.
     assert lines["gloo ring", 8].startup_s == pytest.approx(14 * ACROSS[0], rel=0.05)
-
-
-def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
-    request: dict[str, Any] = {**BOX, "algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB:1MiB"}
-    factory.write_comm_series(tmp_path, **{**request, "points": (2,)})
-    one_node: dict[str, Any] = {"points": (1,), "ranks_per_node": 4, "group_size": 2}
-    slow = factory.network(across=(1.0, 1e-6))
-    factory.write_comm_series(tmp_path, factory.Story(network=slow), series="c2", **{**request, **one_node})
-    found = fit_all(table_of(tmp_path))
-    (fit,) = found.fits
-    assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
-    (left,) = found.unfitted
-    assert "12 points of groups inside one node are left out" in left
 
 
 def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:

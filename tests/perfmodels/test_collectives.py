@@ -120,18 +120,6 @@ def test_nothing_is_faster_than_the_ideal(
         assert seconds >= ideal_seconds(name[0], layout, 4 * 720720, priced) * (1 - 1e-9)
 
 
-def test_the_ideal_is_the_largest_of_its_costs_not_their_sum() -> None:
-    layout, n = Layout(ranks=8, group_size=4), 720720
-    inside, across = level((None, 2e-5, 3e-9)), level((None, 1e-4, 4e-9))
-    found = [
-        ideal_seconds("allreduce", layout, n, network(inside, across, gamma=gamma, shared_link=True))
-        for gamma in (0.0, 1e-7)
-    ]
-    assert found == pytest.approx([n * 4e-9, 7 / 8 * n * 1e-7])  # The link between two nodes; sums.
-    one_start_up = ideal_seconds("allreduce", layout, 8, network(inside, across))
-    assert one_start_up == pytest.approx(1e-4)
-
-
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
 def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
@@ -153,14 +141,6 @@ def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
     sharing, predictions = choose_sharing(observations)
     assert sharing == Sharing(inside=1 if memory else None, across=1 if link else None)
     assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
-
-
-def test_messages_are_priced_by_the_piece_of_their_own_size() -> None:
-    pieces = network(level((1000, 1.0, 0.0), (None, 100.0, 0.0)), None)
-    layout = Layout(ranks=4, group_size=4)
-    assert predict("allreduce", "ring", 4000, layout, pieces) == 6 * 1.0
-    assert predict("allreduce", "ring", 4004, layout, pieces) == 6 * 100.0
-    assert predict("allreduce", "recursive-doubling", 4000, layout, pieces) == 2 * 100.0
 
 
 def test_what_was_never_measured_is_not_predicted() -> None:

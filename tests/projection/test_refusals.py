@@ -130,12 +130,6 @@ def test_steps_without_a_model_are_told_how_far_points_reach(changes: dict[str, 
     assert "dlbench comm submit" not in near.flags[0].text
 
 
-def test_all_that_is_missing_is_said_at_once() -> None:
-    few = {"points": (ONE_NODE["points"][0],), "network": None}
-    codes = [one.code for one in told({**ONE_NODE, **few}, 256).refused]
-    assert codes == ["R7", "R2", "R3"]
-
-
 def test_time_to_quality_of_too_few_batches_is_refused() -> None:
     """R10 is of the cost alone: the step is projected all the same."""
     quality = QualityFigures(target="75 % accuracy", samples_per_epoch=50_000)

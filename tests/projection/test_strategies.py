@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,10 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, gamma, watched_layers
+from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, watched_layers
 from dlbench.projection.strategies.network import Groups
-from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
-from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
-from dlbench.records.scan import scan
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.specs.files import find
@@ -358,18 +354,6 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     assert "by multiply-adds" in " ".join(full.split())
 
 
-@pytest.mark.parametrize(("measured", "is_named"), [(2.3, True), (2.7, False)])
-def test_the_fastest_is_named_where_data_was_right_within_a_fifth(measured: float, is_named: bool) -> None:
-    rows = rows_of(COSMOFLOW, 8, "data", "fsdp")
-    points = [replace(rows[0], ranks=4, measured_s=rows[0].step_s * over) for over in (1.0, measured / 2)]
-    found = section([*points, *rows], ())
-    (rate,) = [word for word in found.words if word.startswith("Accuracy for data is ")]
-    assert f"{100 * (2 / measured):.1f} % at 4 ranks" in rate
-    assert any("is fastest" in word for word in found.words) == is_named
-    assert any(f"at most {BATCH:,} ranks (batch)." in word for word in found.words) == is_named
-    assert "called fastest" in found.headline or is_named
-
-
 def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs of messages; and layers, of a network of DLBENCH_PATH that does not say them."""
     words = ["project", str(runs), "--to", "16", "--strategy", "all"]
@@ -406,19 +390,3 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
     writer.close()
     assert watched_layers(BERT, path, "planted") is None
     assert watched_layers(BERT, tmp_path / "none.spans", "planted") is None
-
-
-@pytest.mark.parametrize(("in_core", "expected"), [(None, 1.0), (0, 1.0), (600, 0.5)])
-def test_gamma_is_what_a_run_in_core_held(runs: Path, in_core: int | None, expected: float) -> None:
-    run = next(iter(scan(runs).runs))
-    assert run.record is not None
-    layers = run.plan.workload.model.layer_table(run.plan.workload.data)
-    weights = 4 * sum(layer.weights for layer in layers) * (2 + run.plan.workload.train.optimizer.slots)
-    elements = sum(layer.inputs + layer.outputs for layer in layers) * run.plan.workload.train.batch_per_rank
-    record = run.record
-    if in_core is not None:
-        memory = MemoryResult.model_construct(in_core_bytes=weights + 2 * elements if in_core else 10)
-        record = record.model_copy(update={"memory": memory})
-    held, source = gamma(layers, run.plan, record)
-    assert held == pytest.approx(expected)
-    assert source

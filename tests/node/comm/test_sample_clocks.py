@@ -155,24 +155,6 @@ def test_a_collective_shorter_than_its_launch_takes_its_own_time(
     assert (point.operations, point.is_cut) == (MOST_QUEUED, False)
 
 
-def test_an_operation_of_many_launches_is_timed_as_often_as_the_launch_queue_takes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = Gpu(launch_s=10e-6)
-    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=400e-6, kernels=300), 4)
-    assert point.times_s == pytest.approx([400e-6] * 5, rel=1e-3)
-    assert (point.operations, point.is_cut, point.launch_bound) == (1, True, 0), (
-        "five, of 2 ms, would be 1,500 launches"
-    )
-
-
-def test_where_one_operation_is_more_than_the_launch_queue_takes_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(launch_s=10e-6)
-    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=4e-3, kernels=2000), 4)
-    assert (point.operations, point.is_cut, point.launch_bound) == (1, False, 5)
-    assert min(point.times_s) > 1.5 * 4e-3
-
-
 class Messages(Gpu):
     """What a message is."""
 
