@@ -45,7 +45,8 @@ PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of 
 
 RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
 
-BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
+BACKENDS = ("gloo", "mpi", "nccl", "horovod")
+"""Libraries whose own collectives are timed next to them, as references; horovod in runs of earlier versions alone."""
 
 LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
