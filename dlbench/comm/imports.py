@@ -61,10 +61,12 @@ def import_tables(
 ) -> ImportedFit:
     """Returns the costs of a network by the outputs in some files.
 
-    `fitted`: when, UTC, ISO 8601. `dtype` and `op`: the type and operation to take of several. The others are for
-    outputs that do not say it, in their order or one for all: `ranks` of a collective, `group_size` of a node, `levels`
-    of the two ranks of osu_latency and osu_bw, `collective` of nccl-tests. Raises `UserError`: an option lacks or has
-    no effect, or the outputs do not belong together.
+    `system`: what to call it. `fitted`: when, UTC, ISO 8601. `dtype` and `op`: the type and operation to take of
+    several. The others are for outputs that do not say it, in their order or one for all: `ranks` of a collective,
+    `group_size` of a node, `levels` of the two ranks of osu_latency and osu_bw, `collective` of nccl-tests.
+
+    Raises `UserError`: as `read_output`; an option lacks or has no effect; several types or operations and none
+    chosen; several carriers; too few sizes for a fit.
     """
     all_series, left_out = _chosen(paths, collective, dtype, op)
     pairs = _each("--level", levels, [series for series in all_series if series.measures not in ALGORITHMS])
@@ -178,7 +180,7 @@ def _one_root_and_side(all_series: Sequence[Series], left_out: list[str]) -> lis
 
 
 def _short(series: Series) -> str:
-    return f"{series.path.name}: line {series.line}"
+    return f"{series.path.name}: line {series.line}" if series.line else series.path.name
 
 
 def _source(series: Series, layout: Layout, assumed: str) -> str:

@@ -1,4 +1,4 @@
-"""Output of nccl-tests and of OSU's micro-benchmarks becomes series of times.
+"""Output of nccl-tests and of OSU's micro-benchmarks, text or JSON, becomes series of times.
 
 A series holds the times of one program, data type, operation, root and side (in place or out of place); the cycles of
 nccl-tests are its repeats. Columns are found by their headers.
@@ -7,13 +7,13 @@ nccl-tests are its repeats. Columns are found by their headers.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dlbench.errors import UserError
-from dlbench.opening import read_named, why_unreadable
+from dlbench.opening import parse_json, read_named, why_unreadable
 from dlbench.specs.base import MAX_COUNT
 from dlbench.specs.comm import ALGORITHMS
 
@@ -36,8 +36,10 @@ TITLE = re.compile(r"OSU ([A-Za-z]+)(_\w+)?(?:-\S+)? (.+?) Test(?: (v\S+))?$")
 HEAD = re.compile(r"(.*?)#\s*(?:nccl-tests version|Collective test starting|nThread|Using devices|size\s+count|OSU )")
 """The first lines that the programs print; whatever stands in front of one is a launcher's prefix."""
 ROW = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\b")  # The first cells of a row of nccl-tests: bytes, elements, type.
+NAME = re.compile(r"[a-z]\w*")
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf)|N/A")
 FIGURES = ("time", "algbw", "busbw")
+COLUMNS = ("size", "count", "type", "redop", "root", *(*FIGURES, "#wrong") * 2)  # Of a version with JSON.
 TORN = "other text tears the row (NCCL_DEBUG_FILE keeps NCCL's messages apart), or the file is cut off"
 CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collective; run it without -C 1"
 
@@ -47,7 +49,7 @@ class Series:
     """The times of one type, operation, root and side in a table."""
 
     path: Path
-    line: int  # Line of the table's header.
+    line: int  # Line of the table's header; 0 in JSON.
     carrier: str  # nccl or mpi.
     title: str
     measures: str  # A collective, latency, bandwidth, or empty: the output does not say.
@@ -63,7 +65,7 @@ class Series:
 
     @property
     def where(self) -> str:
-        return f"{self.path}: line {self.line}"
+        return f"{self.path}: line {self.line}" if self.line else str(self.path)
 
     @property
     def cycles(self) -> int:
@@ -106,19 +108,35 @@ class Table:
 
 
 class NcclTable(Table):
-    """A table of nccl-tests."""
+    """A table of nccl-tests. A row that other text tears is put together again where the number of its cells fits."""
+
+    cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
 
     def take(self, line: str) -> None:
-        """Raises `ValueError`: the line is a row that gives no figures."""
+        """Raises `ValueError`: the line is part of a row that gives no figures."""
         words = line.split()
-        if not ROW.match(line):
+        if ROW.match(line):
+            self.require_whole_row()
+        elif not self.cells or not ("NCCL" in line or all(map(NUMBER.fullmatch, words))):
             return
-        cells = [word for column, word in zip(self.columns, words, strict=False) if column != "timestamp"]
-        wanted = len(self.columns) - self.columns.count("timestamp")
-        figures = cells[[*self.columns].index("time") :]
-        if len(cells) < wanted or not all(map(NUMBER.fullmatch, figures)):
-            raise ValueError(f"the row of {words[0]} B is not whole: {TORN}")
-        self.add_row(cells)
+        before = len(self.cells)
+        for column, word in zip(self.columns[before:], words, strict=False):
+            form = NAME if column in ("type", "redop") else NUMBER
+            if column == "timestamp" or not form.fullmatch(word):
+                break
+            self.cells += (word,)
+        if len(self.cells) == len(self.columns) - self.columns.count("timestamp"):
+            if any(map(NUMBER.fullmatch, words[len(self.cells) - before :])):
+                raise ValueError(f"more cells than {len(self.columns)} columns: {TORN}")
+            self.add_row(self.cells)
+            self.cells = ()
+
+    def require_whole_row(self) -> None:
+        """Raises `ValueError`: cells of the row before are missing."""
+        if self.cells:
+            raise ValueError(
+                f"{len(self.cells)} of {len(self.columns)} columns in the row of {self.cells[0]} B: {TORN}"
+            )
 
     def add_row(self, cells: Sequence[Any]) -> None:
         """Raises `ValueError`: the program counted wrong values, or a rate is not that of size and time."""
@@ -260,6 +278,8 @@ class Reader:
         self.output.left_out.append(f"line {self.line}: no costs are made of {program}")
 
     def _close(self) -> None:
+        if isinstance(self._table, NcclTable):
+            self._table.require_whole_row()
         if self._table and not self._table.has_figures:
             raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
         if self._table:
@@ -300,7 +320,12 @@ def read_output(path: Path) -> Output:
     lines = text.splitlines()
     reader = Reader(path)
     if text.lstrip().startswith("{"):
-        raise UserError(f"{path}: JSON of nccl-tests (-J) is no longer read; give the text that it prints")
+        try:
+            return Output(series=_series_of_json(path, parse_json(text)))
+        except (LookupError, TypeError, AttributeError, OverflowError) as error:
+            raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
+        except ValueError as error:
+            raise UserError(f"{path}: {why_unreadable(error)}") from None
     try:
         for number, line in enumerate(lines, 1):
             reader.take(line, is_cut=number == len(lines) and not text.endswith("\n"))
@@ -312,3 +337,27 @@ def read_output(path: Path) -> Output:
     if not reader.output.series:
         raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give all that one printed")
     return reader.output
+
+
+def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[Series]:
+    """Raises `LookupError`, `TypeError`, `AttributeError`: it is of another form; `ValueError`: it has no figures."""
+    program = PROGRAM.search(report["args"][0])
+    kind = kind_of(program[1] if program else "")
+    if kind is None:
+        raise ValueError(f"no costs are made of {report['args'][0]}, but of {KIND_NAMES}")
+    config, devices = report["config"], report["config"]["devices"]
+    # A process lists its first GPU alone, whatever the GPUs of a thread are.
+    ranks = len(devices) * int(config["nthreads"]) * int(config["ngpus"])
+    hosts, groups = {device["hostname"] for device in devices}, {device["group"] for device in devices}
+    table = NcclTable(nccl_head(path, kind, ranks, hosts, groups), COLUMNS)
+    for row in report["results"]:
+        cells = [row["size"], row["count"], row["type"], row["redop"], row["root"].strip()]
+        for figures in (row["out_of_place"], row["in_place"]):
+            if "cpu_time" in figures:
+                raise ValueError(f"cpu_time {CPU_TIME}")
+            wrong = figures["nwrong"]
+            cells += [figures["time"], figures["alg_bw"], figures["bus_bw"], "N/A" if wrong is None else wrong]
+        table.add_row(cells)
+    if "average_bus_bandwidth" not in report or not table.has_figures:
+        raise ValueError("holds no whole table: the run did not end; give the file of a whole run")
+    return list(table.series.values())

@@ -5,6 +5,7 @@ Times are those of planted costs, rounded as the programs round them, so that th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +169,24 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
     assert far.model_error > 1
 
 
+def test_the_algorithm_that_explains_the_times_is_found(file: Callable[[str], Path]) -> None:
+    paths = [file(nccl(ranks, ranks, algorithm="recursive-halving-doubling")) for ranks in (4, 8, 16)]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert {one.algorithm for one in network.errors} == {"recursive-halving-doubling"}
+    assert network.across.pieces[0].alpha_s == pytest.approx(20e-6, rel=0.05)
+
+
+def test_repeats_of_a_layout_give_intervals(file: Callable[[str], Path]) -> None:
+    outputs = [nccl(ranks, 1) for ranks in (4, 8)]
+    repeats = [
+        text.replace("563.32", f"563.3{one}").replace("727.20", f"727.2{one}") for text in outputs for one in range(3)
+    ]
+    paths = [file(text) for text in repeats]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert len(network.draws) == 200
+    assert network.fitted_over.runs == 3
+
+
 @pytest.mark.parametrize(
     ("title", "collective", "each"),
     [
@@ -212,32 +231,44 @@ NCCL, OSU = nccl(8, 2), osu_collective("Allreduce Latency", "allreduce", 8, 4)
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        (NCCL[: NCCL.index("\n# Out") - 20], {}, "line 23: the row of 33554432 B is not whole: .*, or the file"),
+        (NCCL[: NCCL.index("\n# Out") - 20], {}, r"line 23: 1[01] of 13 columns .*, or the file is cut off"),
         (NCCL.partition("# Out of")[0], {}, "line 23: the table has no end"),
         (NCCL.replace("0\n# Out", "3\n# Out"), {}, r"line 23: .* 3 wrong values at 33554432 B, in place \(#wrong\)"),
+        (NCCL.replace("0 OK", "7 FAILED"), {}, r"line 24: .* wrong values in this table \(Out .* 7 FAILED\)"),
         (NCCL.replace("Rank  1", "Rank  0"), {}, "line 7: rank 0 again: each process measured alone"),
         (NCCL.replace("node0001", "node0002", 1), {}, r"8 ranks on 3 nodes: want"),
+        (NCCL.replace("all_reduce", "sendrecv"), {}, "line 16: no costs are made of nccl-tests sendrecv, but of all"),
         (nccl(8, 2, version=1, named=False), {}, r"0\.txt: line 14: does not say its collective; give --collective"),
         (nccl(8, 2, version=1, named=False), {"collective": "all-gather"}, "busbw is 1.75 x algbw; all-gather over 8"),
         (NCCL, {"ranks": [8]}, "--ranks: none of these outputs needs it"),
+        (NCCL, {"dtype": "int8"}, "line 16: allreduce was measured with float; choose one by --type, e.g. --type fl"),
         (OSU, {"group_size": 4}, "line 4: does not say its ranks; give --ranks once"),
+        (OSU, {"ranks": [8]}, "does not say its group-size; give --group-size once"),
         (OSU, {"ranks": [8], "group_size": 3}, "8 ranks on nodes of 3: want"),
         (OSU.replace("(us)", "(ms)"), {}, r"line 4: 'Size       Avg Latency\(ms\)': the second column must be in us"),
+        (OSU.replace("Allreduce", "Barrier"), {}, "line 2: no costs are made of OSU MPI Barrier Latency, but"),
         (OSU + "67108864   -3.0\n", {}, "line 11: 67108864 B, -3: times must be above 0"),
+        (OSU + "67108864   [warn]\n", {}, "line 11: 2 of 2 columns: other text tears the row"),
         (OSU + "2097152   3.0\n", {}, "line 11: 2097152 B after 33554432 B: no row of this table"),
         (OSU.replace("(us)", "(us)  Validation").replace("\n1024  ", "\n1024 0.5 Fail"), {}, "line 5: OSU's valid"),
         (NCCL.replace("  time ", "cputime"), {}, r"line 16: column cputime is .* \(nccl-tests -C 1\)"),
-        (NCCL.replace("-1  ", "-1 gpu001:1:2 [0] NCCL INFO", 1), {}, "line 18: the row of 1024 B is not whole"),
+        (NCCL.replace("Rank  7 Group  0", "Rank  7 Group  1"), {}, "8 ranks are split into 2 groups"),
+        (NCCL.replace("-1  ", "-1 gpu001:1:2 [0] NCCL INFO", 1), {}, "line 19: 5 of 13 columns in the row of 1024 B"),
+        (osu("Put", []).replace("MPI Put", "MPI_Put Latency"), {}, r"of OSU MPI_Put Latency \(one-sided\), but of all"),
+        (OSU + OSU.partition("CHAR.\n")[2], {"ranks": [8]}, "line 11: a second table without a title"),
         (OSU + f"{'9' * 400}   3.0\n", {}, "line 11: 9{20} B: a size must be from 0 to 9007199254740991"),
         (OSU + "2097152", {}, "line 11: 1 of 2 columns: .*, or the file is cut off"),
+        (OSU.partition("1024")[0], {}, r"line 4: no row of OSU Allreduce Latency v7\.3 until here"),
         ("hello\n", {}, "no table of nccl-tests or OSU in 1 lines"),
         (osu("Bandwidth", [(1, 2.0)], unit="MB/s"), {"levels": ["across"]}, "give osu_latency as well"),
+        (osu("Latency", [(1, 2.0), (2, 2.1)]), {}, "does not say its level; give --level"),
         (osu("Latency", [(1, 2.0), (2, 2.1)]), {"levels": ["beyond"]}, "--level beyond: .* give osu_latency of across"),
+        (osu("Latency", [(1, 2.0)]), {"levels": ["across"]}, "line 4: fit: needs 3 points or more of two sizes"),
         (re.sub(r"\n ++(?!1024).*", "", NCCL), {}, "line 16: 1 size above 0; a line needs two sizes or more"),
         (NCCL + NCCL, {}, "line 43: is the output of .*: line 16 once more"),
         (NCCL + OSU, {"ranks": [8], "group_size": 4}, "is of another library"),
     ],
-    ids=range(24),
+    ids=range(36),
 )
 def test_what_is_wrong_is_said_with_its_line(
     text: str, options: dict[str, object], message: str, file: Callable[[str], Path]
@@ -288,12 +319,30 @@ def test_of_several_types_or_operations_one_is_asked_for(
     )
 
 
+def test_of_several_roots_the_lowest_is_taken(file: Callable[[str], Path]) -> None:
+    text = nccl(8, 2, collective="all-gather").replace("all_gather", "gather").replace("none      -1", "none       2")
+    path = file(below(text, rows_as(text, "none       2", "none      10")))
+    found = import_tables([path], system="x", fitted="now")
+    assert found.left_out[0] == "0.txt: line 16: roots 10: the lowest, 2, is taken"
+    assert "cycles" not in found.network.sources[0]
+
+
+def test_cycles_are_repeats(file: Callable[[str], Path]) -> None:
+    outputs = [nccl(ranks, 1) for ranks in (4, 8)]
+    paths = [file(below(text, rows_as(text, "", "") * 2)) for text in outputs]
+    network = import_tables(paths, system="dgx", fitted="now").network
+    assert (network.fitted_over.runs, len(network.draws)) == (3, 200)
+    assert "3 cycles" in network.sources[0]
+
+
 TORN = "gpu001:21:22 [0] NCCL INFO AllReduce: opCount 5 datatype 7\n8h200-2:21:22 [0] NCCL INFO Algo 0 time 25.87\n"
 
 
 @pytest.mark.parametrize(
     "text",
     [
+        NCCL.replace("     -1  ", f"     -1 {TORN}"),
+        NCCL.replace("      0  ", f"      0 {TORN}", 2),
         *(
             "".join(f"{prefix}{line}\n" for line in NCCL.splitlines())
             for prefix in ("[1,0]<stdout>:", "0: ", "host 0: ", "nccl-test-launcher-7x9k2 ", "2025-03-11T14:05:09.5Z ")
@@ -303,7 +352,7 @@ TORN = "gpu001:21:22 [0] NCCL INFO AllReduce: opCount 5 datatype 7\n8h200-2:21:2
         + "1741701909\n2025-03-11 14:06:09 job 4711 ends\n",
         NCCL.replace("#wrong\n", "#wrong timestamp\n").replace("0\n  ", "0  2025-03-11 14:05:09\n  "),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_text_around_and_inside_a_table_is_known_for_what_it_is(text: str, file: Callable[[str], Path]) -> None:
     _, whole = read_output(file(NCCL)).series
@@ -320,6 +369,51 @@ def test_a_log_of_several_programs_gives_costs_of_those_that_have_some(file: Cal
     assert found.network.across.pieces[0].alpha_s == pytest.approx(2e-6, rel=0.02)
     assert len(found.left_out) == 6
     assert found.left_out[0] == "0.txt: line 3: no costs are made of OSU MPI_Put Latency (one-sided)"
+
+
+def report_of(text: str, *, devices: int = 8, gpus: int = 1) -> dict[str, object]:
+    """What `-J` writes of a run, by its table: of each process only the first GPU is listed."""
+    results = []
+    for row in rows_as(text, "", "").splitlines():
+        size, count, kind, op, root, *figures = row.split()
+        sides = [
+            dict(zip(("time", "alg_bw", "bus_bw", "nwrong"), map(float, figures[start : start + 4]), strict=True))
+            for start in (0, 4)
+        ]
+        result = {"size": int(size), "count": int(count), "type": kind, "redop": op, "root": f"    {root}"}
+        results.append(result | {"out_of_place": sides[0], "in_place": sides[1]})
+    hosts = [{"rank": rank * gpus, "group": 0, "hostname": f"n{2 * rank // devices}"} for rank in range(devices)]
+    return {
+        "version": 3,
+        "args": ["./build/all_reduce_perf", "-J", "out.json"],
+        "config": {"nthreads": 1, "ngpus": gpus, "devices": hosts},
+        "results": results,
+        "average_bus_bandwidth": {"bandwidth": 17.2},
+    }
+
+
+@pytest.mark.parametrize(("devices", "gpus"), [(8, 1), (2, 4)])
+def test_the_json_of_nccl_tests_is_read_like_its_table(devices: int, gpus: int, file: Callable[[str], Path]) -> None:
+    path = file(json.dumps(report_of(NCCL, devices=devices, gpus=gpus)))
+    _, table = read_output(file(NCCL)).series
+    _, series = read_output(path).series
+    assert (series.seconds, series.ranks, series.nodes) == (table.seconds, 8, 2)
+    assert import_tables([path], system="x", fitted="now").network.collectives[0].ranks == 8
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"average_bus', '"other', "the run did not end"),
+        ('"time"', '"cpu_time"', "cpu_time is the time of the host's calls"),
+        ('"size": 1024', '"size": 1e999', "is no JSON of nccl-tests .*: cannot convert float infinity"),
+        ('"config"', '"configuration"', "is no JSON of nccl-tests .*: 'config'"),
+        ('"results": [{', '"results": [{{', "line 1"),
+    ],
+)
+def test_a_json_without_figures_is_refused(before: str, after: str, message: str, file: Callable[[str], Path]) -> None:
+    with pytest.raises(UserError, match=message):
+        read_output(file(json.dumps(report_of(NCCL)).replace(before, after)))
 
 
 def test_a_time_in_another_unit_is_noticed_by_its_rate(file: Callable[[str], Path]) -> None:
