@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "data index": "pack the images into shards, which have an index (dlbench data pack)",
     "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
     "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",

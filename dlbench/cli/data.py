@@ -134,7 +134,6 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     """Makes a data set and says so: its path on standard output, what is in it on standard error."""
     from dlbench.datasets.making.production import produce
-    from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
@@ -157,9 +156,6 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
     _remark(unsaid)
-    for split, num in manifest.counts.items():
-        if num and MANIFEST_KINDS[manifest.kind] in LISTED:
-            keep_indexes(folder / split, anew=False)
     click.echo(folder)
     counts = " and ".join(f"{num:,} {build.unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
@@ -237,32 +233,6 @@ def _require(source: Path) -> None:
 
 @click.command()
 @click.argument("source", type=FILE)
-def index(source: Path) -> None:
-    """Keep the names of files in their folders, so that runs need not list them; `dlbench data make` does it, too.
-
-    SOURCE is a tree of images or a folder of volumes, with train and validation if it holds both.
-
-    \b
-    Example:
-      dlbench data index /scratch/imagenet
-    """
-    from dlbench.datasets.file_index import load_index
-    from dlbench.datasets.images.image_set import JpegTree
-    from dlbench.datasets.recognition import detect, keep_indexes, take_account
-    from dlbench.datasets.splits import train_folder, validation_folder
-
-    _require(source)
-    keep_indexes(source)
-    _remark([take_account(source, detect(source)).line()])
-    for folder in filter(None, (train_folder(source), validation_folder(source))):
-        images, _names_from = load_index(folder, JpegTree)
-        if images is not None:
-            _remark(f"{str(folder)!r}: {remark}" for remark in images.remarks)
-    click.echo(source)
-
-
-@click.command()
-@click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
 @value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
 @_SEED
@@ -286,8 +256,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets: make, convert, index, verify."""
+    """Prepare data sets: make, pack, verify."""
 
 
-for command in (demo, make, pack, index, verify):
+for command in (demo, make, pack, verify):
     data.add_command(command)

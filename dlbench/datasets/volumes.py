@@ -390,7 +390,6 @@ class DensityIndex:
     num_targets: int
     sha256: str  # digest of file names and sample counts; contents are not read
     chunks_span_samples: bool  # whether in some file one read decompresses several samples
-    names_from: str | None = None  # See `load_index`.
 
     @property
     def num_samples(self) -> int:

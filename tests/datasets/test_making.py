@@ -17,7 +17,7 @@ import pytest
 
 from dlbench.datasets.making.production import BEGUN, PARTIAL, produce
 from dlbench.datasets.manifest import FILES_NAME, NAME, read_files, read_manifest
-from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
+from dlbench.errors import EnvironmentLacksError, MachineError, UserError
 from tests.support.datasets import verify_manifest
 from tests.support.noise_recipe import Noise
 from tests.support.paths import ROOT
@@ -181,11 +181,6 @@ def test_foreign_folders_are_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path, whole: dict[str, bytes]) -> None:
-    produce(Noise(), tmp_path)
-    assert contents(tmp_path) == whole
-
-
 def test_a_second_maker_and_a_damaged_beginning_are_refused(tmp_path: Path) -> None:
     half_made(tmp_path)
     with (tmp_path / BEGUN).open() as begun:
@@ -225,16 +220,6 @@ def test_a_failure_names_part_and_reason(
     assert not (folder / PARTIAL).exists()
     produce(Noise(), folder)
     assert contents(folder) == whole
-
-
-def test_a_defect_keeps_its_trace(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"(?s)train/noise-004 cannot be made:.*_fail.*ZeroDivisionError"):
-        produce(Noise(fail="defect"), tmp_path, workers=2)
-
-
-def test_a_killed_worker_is_told_with_its_part(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"^train/noise-004: the process that made it was killed by signal 9 \(out of"):
-        produce(Noise(fail="killed"), tmp_path, workers=2)
 
 
 def test_verification_finds_every_change(tmp_path: Path) -> None:

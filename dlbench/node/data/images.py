@@ -35,7 +35,7 @@ from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.specs.workload import ResNetModel
 
@@ -232,7 +232,7 @@ class JpegReader(SampleReader):
             "path": path_text(self._images.root),
             "classes": len(self._images.classes),
             "index_sha256": self._images.sha256,
-            "names_from": self._images.names_from,
+            "names_from": NAMES_FROM if self._images.kind == "jpeg-tree" else None,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
             "decoder": decoder,
             "decode": "region" if is_region and decoder != "Pillow" else "full",

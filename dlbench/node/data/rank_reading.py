@@ -264,8 +264,6 @@ class RankReading:
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
-        if ": " in (names_from := str(self._described.get("names_from"))):
-            warnings.append(f"names of files are from {names_from}; `dlbench data index` makes it anew")
         if len(self._decoders) > 1:
             told = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
             warnings.append(f"not all ranks decode images alike, and some may be slower than others: {told}")

@@ -161,25 +161,6 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
     assert again.batch["label"].tolist() == [3, 3]
 
 
-def test_what_is_added_to_a_batch_or_left_out_of_it_arrives_so() -> None:
-    """As where padding is left out: index arrays come beside the slot, and the mask does not come."""
-    made, slots = MadeSlots(), Slots(1, pin_memory=False)
-    turns = slots.turns()
-    for value in (1, 2):
-        slot = next(turns)
-        arrays = made.room(slot, 2, FORMS)
-        arrays["x"][:] = value
-        fetched = Fetched(batch={"x": torch.from_numpy(arrays["x"]), "starts": torch.tensor([value])}, asked_slot=slot)
-        made.hand_over(fetched, slot)
-        slots.take(fetched)
-        assert list(fetched.batch) == ["x", "starts"]
-        assert fetched.batch["x"].tolist() == [[value] * 3] * 2
-        assert fetched.batch["starts"].tolist() == [value]
-        del fetched
-        gc.collect()
-    assert next(turns) == slot
-
-
 def test_what_did_not_use_its_slot_gives_it_back() -> None:
     slots = Slots(1, pin_memory=False)
     turns = slots.turns()

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from dlbench.datasets.file_index import packed, unpacked
-from dlbench.datasets.images.image_set import JpegTree, index_jpeg_tree
+from dlbench.datasets.images.image_set import JpegTree
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
-from dlbench.errors import EnvironmentLacksError, ExitCode, PeerLostError, UserError
+from dlbench.errors import ExitCode, PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.source import build_evaluation, build_source
@@ -157,14 +157,6 @@ def test_failures_are_of_the_rank_that_lists(tmp_path: Path) -> None:
         assert failure.reason.startswith("rank 4, which opens the data set for the ranks of this node, could not")
 
 
-def test_exit_codes_are_handed_on() -> None:
-    def lacks() -> int:
-        raise EnvironmentLacksError("google-crc32c is not installed")
-
-    found = on_ranks([lambda lister=lister: lister.index(lacks, ()) for lister in listers(2)])
-    assert [failure_of(error).exit_code for error in found] == [ExitCode.ENVIRONMENT] * 2
-
-
 def test_ranks_may_come_in_any_order_and_ask_often() -> None:
     def asking(lister: Lister, pauses: tuple[float, ...]) -> list[int]:
         found = []
@@ -274,22 +266,6 @@ LEAVES |= st.builds(Inner, st.text(), NUMBERS)
 def test_what_is_packed_is_unpacked(value: Any) -> None:
     data = b"".join(packed(value))
     assert same(value, unpacked(memoryview(data), (Inner,)))
-
-
-def test_odd_names_of_files_survive(tmp_path: Path) -> None:
-    tree = write_tree(tmp_path / "t")
-    (tree / "class 0" / os.fsdecode(b"\xff\xfe\x1b[2J.jpg")).write_bytes(b"x")
-    found = index_jpeg_tree(tree)
-    assert same(found, unpacked(memoryview(b"".join(packed(found))), (JpegTree,)))
-
-
-@given(cut=st.integers(0, 400), flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), max_size=3))
-def test_what_is_damaged_is_refused_or_another_value(cut: int, flips: list[tuple[int, int]]) -> None:
-    data = bytearray(b"".join(packed((Inner("a", np.arange(20)), b"xyz", Path("/a")))))
-    for place, bits in flips:
-        data[place % len(data)] ^= bits
-    with suppress(ValueError):
-        unpacked(memoryview(bytes(data[: len(data) - cut])), (Inner,))
 
 
 def test_only_what_is_expected_is_built() -> None:
