@@ -15,7 +15,9 @@ COMMANDS = {
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
 OPTIONS: dict[tuple[str, str], str] = {
+    ("data make", "--size-on-disk"): "give --samples; of text there are 1.5 MB",
     ("data pack", "--container"): "images are packed into tar shards",
+    ("data verify", "--kind"): "the kind is recognised",
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 

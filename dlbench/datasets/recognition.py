@@ -321,8 +321,9 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     elif kind == "image-shards":
         found = _shards(folder, model, key, split)
     elif kind == "text":
-        found = _text(folder, split, f"{key} {str(source)!r}", wanted)
-    elif kind == "samples":
+        _require_text(folder, split, f"{key} {str(source)!r}", wanted)
+        found = None
+    elif isinstance(workload.data, TextData):
         found = _samples(folder, workload.data, key, split)
     else:
         found = _volumes(folder, inner, model, key, split)
@@ -402,7 +403,7 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
     return num
 
 
-def _text(folder: Path, split: Split, what: str, wanted: str) -> None:
+def _require_text(folder: Path, split: Split, what: str, wanted: str) -> None:
     texts = [folder]
     if folder.is_dir():
         names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)

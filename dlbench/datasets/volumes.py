@@ -30,7 +30,7 @@ from dlbench.datasets.file_index import Files
 from dlbench.datasets.splits import OF_STORAGE, Split, is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
-from dlbench.opening import open_file, read_bytes
+from dlbench.opening import open_file, read_bytes, why_unreadable
 
 if TYPE_CHECKING:
     import h5py
@@ -494,8 +494,7 @@ def file_shape(folder: Path, name: str, container: str) -> FileShape:
     try:
         return CONTAINERS[container].inspect(folder / name)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"{str(folder / name)!r}: {reason}") from None
+        raise UserError(f"{str(folder / name)!r}: {why_unreadable(error)}") from None
 
 
 def first_shape(path: Path, container: str) -> FileShape:
@@ -520,7 +519,7 @@ def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
                 return f"sample {number}: {fault}"
             number += 1
     except (OSError, KeyError, ValueError, IndexError) as error:
-        return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
+        return f"sample {number}: {why_unreadable(error)}"
     return shape if shape is not None else "holds no sample"
 
 

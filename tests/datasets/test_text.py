@@ -426,37 +426,18 @@ def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, ...]:
     return documents
 
 
-def read_back(path: Path) -> list[list[str]]:
-    return [block.split("\n") for block in path.read_text(encoding="utf-8").rstrip("\n").split("\n\n")]
-
-
-def test_embedded_text_repeats_shuffled_and_keeps_validation_apart(
-    small_text: tuple[Document, ...], tmp_path: Path
-) -> None:
-    once = TextRecipe(validation_share=0.2)
-    recipe = TextRecipe(num_bytes=3 * once.distinct_bytes + 1, validation_share=0.2, passes_per_file=2)
+def test_embedded_text_keeps_validation_apart(small_text: tuple[Document, ...], tmp_path: Path) -> None:
+    recipe = TextRecipe(validation_share=0.2)
     make(recipe, tmp_path)
-    parts = recipe.parts()
-    assert [(p.name, p.first, p.count) for p in parts] == [
-        ("train/text-00000.txt", 0, 64),
-        ("train/text-00001.txt", 64, 33),
-        ("validation/text-00000.txt", 0, 8),
+    assert [(p.name, p.count) for p in recipe.parts()] == [
+        ("train/text-00000.txt", 32),
+        ("validation/text-00000.txt", 8),
     ]
-    by_content = {tuple(sorted(d.sentences)): d for d in small_text}
-    read = [d for p in parts if p.split == "train" for d in read_back(tmp_path / p.name)]
-    names = [by_content[tuple(sorted(d))].name for d in read]
-    held_out = [by_content[tuple(sorted(d))].name for d in read_back(tmp_path / parts[2].name)]
-    assert set(names).isdisjoint(held_out)
-    assert len(set(names)) + len(set(held_out)) == 40
-    for start in (0, 32, 64):
-        assert sorted(names[start : start + 32]) == sorted(set(names))
-    assert all(tuple(d) == by_content[tuple(sorted(d))].sentences for d in read[:32])
-    assert any(tuple(d) != by_content[tuple(sorted(d))].sentences for d in read[32:64])
-    assert names[:32] != names[32:64] != names[64:96]
-    size = sum((tmp_path / p.name).stat().st_size for p in parts if p.split == "train")
-    longest = max(d.num_bytes for d in small_text)
-    assert recipe.num_bytes is not None
-    assert recipe.num_bytes <= size < recipe.num_bytes + longest
+    written = []
+    for part in recipe.parts():
+        blocks = (tmp_path / part.name).read_text(encoding="utf-8").rstrip("\n").split("\n\n")
+        written += [tuple(block.split("\n")) for block in blocks]
+    assert sorted(written) == sorted(document.sentences for document in small_text)
     assert "Python Software Foundation License" in (tmp_path / "LICENSES").read_text(encoding="utf-8")
     assert verify_text(tmp_path / "train", "english-4096") == []
 
@@ -468,7 +449,7 @@ def embedded() -> tuple[Document, ...]:
 
 def test_embedded_text_is_real_and_large_enough(embedded: tuple[Document, ...]) -> None:
     assert len({d.name for d in embedded}) == len(embedded) > 200
-    assert sum(d.num_bytes for d in embedded) > 1_000_000
+    assert sum(len(sentence) for d in embedded for sentence in d.sentences) > 1_000_000
     lines = [s for d in embedded for s in d.sentences]
     assert all(s == s.strip() and s and "\n" not in s for s in lines)
     assert not any(s.startswith(">>>") for d in embedded if d.name.startswith("module/") for s in d.sentences)

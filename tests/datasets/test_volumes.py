@@ -81,7 +81,6 @@ def test_a_file_made_by_hand(tmp_path: Path) -> None:
     by_hand = head + struct.pack("<I", masked_crc32c(head)) + payload + struct.pack("<I", rotated % 2**32)
     with RecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(payload)
-        assert writer.tell() == len(by_hand)
     assert (tmp_path / "a.tfrecord").read_bytes() == by_hand
     (tmp_path / "b.tfrecord").write_bytes(by_hand)
     assert list(read_records(tmp_path / "b.tfrecord")) == [payload]

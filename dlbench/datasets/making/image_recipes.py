@@ -35,6 +35,7 @@ from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.opening import why_unreadable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -166,7 +167,7 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         try:
             data = source.read(index)
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            reason = why_unreadable(error)
             raise UserError(f"{source.name(index)}: {reason}; repair or remove it, then pack again") from None
         yield Packed(f"{first + place:08d}", data, labels[source.label(index)])
 

@@ -20,6 +20,7 @@ from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
+from dlbench.opening import why_unreadable
 from dlbench.specs.workload import CosmoFlowModel
 
 _VOXELS_AT_ONCE = 1 << 16  # Voxels of one channel looked up together: their indices stay in the cache of a core.
@@ -72,7 +73,7 @@ class VolumeReader(SampleReader):
         try:
             target = self._volumes.read(*self._index.place(index), counts)
         except (OSError, KeyError, ValueError, IndexError) as error:
-            raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
+            raise self._bad(index, why_unreadable(error)) from None
         if target.shape != (self._index.num_targets,):
             raise self._bad(index, f"y has shape {target.shape}, the others have {(self._index.num_targets,)}")
         room[end:].view("<f4")[:] = target

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import Store
 
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
@@ -99,7 +100,7 @@ class ExchangeEndpoint:
     patience_s: float  # how long a reader may wait for a sample of another rank
 
 
-class _GatheredStore(distributed.Store):
+class _GatheredStore(Store):
     """Torch's keys and values over `gather`: all ranks set their own keys, and then ask for those of the others."""
 
     def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
@@ -159,12 +160,13 @@ class SampleExchange:
 
         Raises RunError: cannot listen at this address.
         """
-        options = distributed.ProcessGroupGloo._Options()
+        gloo: Any = distributed.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = _LONGEST
         try:
-            options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+            options._devices = [gloo.create_device(hostname=self._address)]
             store, ranks = _GatheredStore(gather), self._ownership.ranks
-            self._group = distributed.ProcessGroupGloo(store, self._rank, ranks, options)
+            self._group = gloo(store, self._rank, ranks, options)
         except RuntimeError as error:
             raise RunError(f"samples cannot be exchanged: {self._address}: {first_line(error)}") from None
         self._thread.start()
