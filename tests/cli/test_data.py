@@ -102,11 +102,6 @@ def test_made_sets_are_whole_and_a_second_call_finds_them(
 WRONG = {
     "unknown kind": (("make", "imagse", "set"), "unknown kind of data 'imagse': did you mean images?"),
     "no number": (("make", "images", "set"), "--samples is missing"),
-    "two numbers": (
-        ("make", "density", "set", "--samples", "3", "--size-on-disk", "1GB"),
-        "--size-on-disk: density has",
-    ),
-    "no size": (("make", "text", "set", "--size-on-disk", "lots"), "--size-on-disk: 'lots' is not a number of bytes"),
     "no pixels": (("make", "images", "set", "--samples", "20", "--size", "big"), "--size 'big': not a size in pixels"),
     "no edge": (("make", "density", "set", "--samples", "20", "--size", "8x8"), "--size '8x8': not the edge"),
     "container": (("make", "density", "set", "--samples", "2", "--container", "tar"), "density has hdf5, tfrecord"),

@@ -108,8 +108,8 @@ class _GatheredStore(Store):
         self._gather = gather
         self._values: dict[str, bytes] = {}
 
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = bytes(value)
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
         if key not in self._values:
