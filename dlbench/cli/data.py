@@ -106,9 +106,9 @@ def demo(folder: Path, seed: int) -> None:
 @click.option("--samples", type=_COUNT, metavar="N", help="Training images or volumes.")
 @value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
-@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@value_option("--container", "NAME", "images: tree, tar; density: hdf5, tfrecord (default: the first).")
-@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
+@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images, 2 to 10 (default 10).")
+@value_option("--container", "NAME", "density: hdf5, tfrecord (default: hdf5).")
+@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a file of volumes.")
 @_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
@@ -120,7 +120,7 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 
     \b
     Example:
-      dlbench data make images /scratch/images --samples 1281167 --classes 1000
+      dlbench data make images /scratch/images --samples 100000
       dlbench data make density /scratch/volumes --samples 1024 --size 128
       dlbench data make text /scratch/text
     """

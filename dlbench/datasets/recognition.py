@@ -33,7 +33,7 @@ from dlbench.datasets.splits import (
 )
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.datasets.tfrecord import example_views, read_records
-from dlbench.datasets.volumes import FileShape, container_of, file_shape, first_shape, index_density
+from dlbench.datasets.volumes import container_of, file_shape, index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import require_file, why_unreadable
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, ResNetModel, TextData, Workload
@@ -214,7 +214,6 @@ def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
 _OPENED = 8  # files whose headers are read, at most
 _ASKED = 64  # files that are asked what they are, where they are not what is wanted
-_MAX_RECORDS = 1 << 28  # Bytes of a TFRecord file whose first volume is read: a compressed one is unpacked for it.
 
 _WANTED = {
     "images": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
@@ -433,9 +432,8 @@ def _volumes(folder: Path, inner: Sequence[str], model: CosmoFlowModel, key: str
         names += [f"{name}/{base}" for base in below]
         whole = whole and whole_below
     files = [name for name in names if container_of(name) is not None]
-    shape = _first_shape(folder / min(files))
-    if shape is None:
-        return None
+    first = min(files)
+    shape = file_shape(folder, first, str(container_of(first)))
     for name, stored in (
         ("input_size", shape.size),
         ("input_channels", shape.channels),
@@ -444,15 +442,6 @@ def _volumes(folder: Path, inner: Sequence[str], model: CosmoFlowModel, key: str
         if stored != getattr(model, name):
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
     named_splits(folder, files)
-    if whole and len(inner) <= _OPENED and len(files) <= _OPENED and container_of(min(files)) != "tfrecord":
+    if whole and len(inner) <= _OPENED and len(files) <= _OPENED and container_of(first) != "tfrecord":
         return index_density(folder, split).num_samples
     return None
-
-
-def _first_shape(path: Path) -> FileShape | None:
-    """Of the volumes in one file; None where it would take too long to learn."""
-    container = container_of(path.name)
-    assert container is not None  # it is one of `_volume_files`
-    if container != "tfrecord":
-        return file_shape(path.parent, path.name, container)
-    return first_shape(path, container) if path.stat().st_size <= _MAX_RECORDS else None

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.datasets.images import image_set
-from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
+from dlbench.datasets.making.catalogue import DatasetRequest, packing, plan_build
 from dlbench.datasets.making.production import BEGUN, produce
 from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.recognition import KINDS, detect
@@ -37,14 +37,13 @@ SENTENCES = "The {0} value is returned.\nIt is {0} again, and no other.\nNothing
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small set of each kind; tests copy what they change."""
     root = tmp_path_factory.mktemp("sets")
-    shards = DatasetRequest(samples=20, validation=10, size="32", container="tar", samples_per_file=8)
     for name, kind, wish in (
         ("images", "images", DatasetRequest(samples=20, validation=10, size="32")),
-        ("image-shards", "images", shards),
         ("density", "density", DatasetRequest(samples=6, validation=2, size="8", samples_per_file=2)),
         ("records", "density", DatasetRequest(samples=6, validation=2, size="8", container="tfrecord")),
     ):
         produce(plan_build(kind, wish).recipe, root / name)
+    produce(packing(root / "images", samples_per_shard=8, seed=0).recipe, root / "image-shards")
     for split, num in (("train", 40), ("validation", 8)):
         (root / "text" / split).mkdir(parents=True)
         (root / "samples" / split).mkdir(parents=True)
@@ -77,7 +76,7 @@ def damage(path: Path) -> None:
     ("kind", "options", "unit", "counts"),
     [
         ("images", ("--samples", "20", "--size", "32x24"), "images", {"train": 20, "validation": 10}),
-        ("images", ("--samples", "12", "--size", "32", "--classes", "3", "--container", "tar"), "images", None),
+        ("images", ("--samples", "12", "--size", "32", "--classes", "3"), "images", None),
         ("density", ("--samples", "5", "--validation", "2", "--size", "8"), "volumes", {"train": 5, "validation": 2}),
     ],
 )

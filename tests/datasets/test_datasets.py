@@ -208,16 +208,6 @@ def test_demo_data_are_whole_and_licensed(demo_data: DemoData) -> None:
     assert sorted(p.name for p in everything.iterdir()) == ["density", "images", "text"]
 
 
-def test_demo_text_covers_the_bundled_vocabulary(demo_data: DemoData, vocabulary: Vocabulary) -> None:
-    corpus = read_corpus(demo_data.text / "train", vocabulary)
-    assert corpus.num_documents > 70
-    assert len(corpus.tokens) > 90_000
-    assert (corpus.tokens == 1).mean() < 0.001
-    assert len(np.unique(corpus.tokens)) > 3000
-    validation = read_corpus(demo_data.text / "validation", vocabulary)
-    assert validation.num_documents == pytest.approx(corpus.num_documents / 9, abs=1)
-
-
 def test_second_call_makes_nothing_and_other_seeds_are_refused(
     demo_data: DemoData, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,15 +59,6 @@ def test_a_set_has_its_files_a_manifest_and_nothing_else(tmp_path: Path) -> None
     assert verify_manifest(folder) == []
 
 
-def test_progress_begins_at_nothing_and_ends_at_all(tmp_path: Path) -> None:
-    told: list[tuple[int, int, int]] = []
-    produce(Noise(), tmp_path / "set", progress=lambda *state: told.append(state))
-    assert told[0] == (0, 111, 0)
-    assert told[-1] == (111, 111, 12 * 5000 + 4 * 10)
-    assert len(told) == 13
-    assert told == sorted(told)
-
-
 def test_a_finished_set_is_left_alone(tmp_path: Path, whole: dict[str, bytes]) -> None:
     produce(Noise(), tmp_path / "set")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "set").rglob("*")}
@@ -211,11 +202,3 @@ def test_verification_finds_every_change(tmp_path: Path) -> None:
         "train/noise-002: altered (SHA-256 differs)",
         "train/noise-003/inner/b.bin: missing",
     ]
-
-
-def test_an_altered_list_of_files_is_told(tmp_path: Path) -> None:
-    produce(Noise(), tmp_path)
-    text = (tmp_path / FILES_NAME).read_text(encoding="ascii")
-    (tmp_path / FILES_NAME).write_text("".join(text.splitlines(keepends=True)[:-1]), encoding="ascii")
-    with pytest.raises(UserError, match=r"manifest.files.jsonl: altered"):
-        verify_manifest(tmp_path)

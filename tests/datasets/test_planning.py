@@ -96,14 +96,6 @@ def test_only_data_of_its_kind_is_taken(workload: str, sets: Path) -> None:
                 assert f"{workload} trains on " in found
 
 
-def test_a_tree_of_many_classes_is_no_set_of_volumes(sets: Path, tmp_path: Path) -> None:
-    for number in range(12):
-        shutil.copytree(sets / "tree/train/class 0", tmp_path / f"class {number}")
-    found = refusal("cosmoflow", tmp_path)
-    assert found is not None
-    assert "holds a tree of images; cosmoflow trains on density volumes" in found
-
-
 @pytest.mark.parametrize(
     ("workload", "kind"),
     [("resnet50", "npy"), ("resnet50", "text"), ("resnet50", "samples"), ("bert", "tar"), ("bert", "npy")],

@@ -15,7 +15,7 @@ from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
 KINDS = ("images", "text", "density")
-CONTAINERS = {"images": ("tree", "tar"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
+CONTAINERS = {"images": ("tree",), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""
 VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
 _WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
@@ -60,7 +60,7 @@ def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
     if request.samples is None:
         raise UserError(f"--samples is missing: it decides how many {kind} are made")
     if kind == "images":
-        return _images(request, request.samples, container)
+        return _images(request, request.samples)
     return _density(request, request.samples, container)
 
 
@@ -78,21 +78,18 @@ def _text(request: DatasetRequest) -> BuildPlan:
     return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
 
 
-def _images(request: DatasetRequest, samples: int, container: str) -> BuildPlan:
-    from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD, PhotoRecipe
+def _images(request: DatasetRequest, samples: int) -> BuildPlan:
+    from dlbench.datasets.making.image_recipes import PhotoRecipe
 
     width, height = _pixels(request.size or "500x375")
-    if container == "tree":
-        _refuse("a tree of images", request, "samples_per_file")
+    _refuse("images", request, "samples_per_file")
     classes = request.classes or 10
     recipe = PhotoRecipe(
         train_images=samples,
         validation_images=_validation(request, samples, classes),
         num_classes=classes,
-        container=container,  # type: ignore[arg-type]  # one of CONTAINERS
         width=width,
         height=height,
-        samples_per_shard=request.samples_per_file or SAMPLES_PER_SHARD,
         seed=request.seed,
     )
     return BuildPlan(recipe, "images")
@@ -105,6 +102,8 @@ def _density(request: DatasetRequest, samples: int, container: str) -> BuildPlan
     text = request.size or "128"
     if not (text.isascii() and text.isdigit() and 4 <= int(text) <= 1024):
         raise UserError(f"--size {text!r}: not the edge of a volume, a whole number from 4 to 1024")
+    if container == "tfrecord":
+        _refuse("a TFRecord of a volume", request, "samples_per_file")
     recipe = DensityRecipe(
         num_train=samples,
         num_validation=_validation(request, samples, 1),

@@ -31,7 +31,7 @@ from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
-from tests.datasets.test_text import BERT, MASK, sentences, text_spec
+from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree
 
 h5py = pytest.importorskip("h5py")
@@ -502,18 +502,6 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     assert bound == ([] if training is None else [training, [0, 1, 2, 3]])
 
 
-def test_training_on_a_gpu_keeps_whole_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: list[list[int]] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 64, 65, 66, 67})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: bound.append(sorted(cores)))
-    monkeypatch.setattr("dlbench.node.cores._read_siblings", lambda cpu: f"{cpu % 64},{cpu % 64 + 64}")
-    cores = RankCores()
-    assert {cores.of_worker(worker, spares_first=True) for worker in range(4)} == {2, 66, 3, 67}
-    cores.keep_to_rest(4)
-    RankCores.release()
-    assert bound[0] == [0, 1, 64, 65]
-
-
 # Synthetic
 
 
@@ -546,15 +534,3 @@ def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
     assert about["kind"] == "synthetic"
     assert source.failures == []
     source.close()
-
-
-def test_synthetic_text_is_like_prepared_text() -> None:
-    source = build_source(BERT, text_spec("synthetic"), batch_size=50, rank=0, world_size=1, seed=0)
-    batch = next(source)
-    used = batch["masked_weights"] > 0
-    assert set(used.sum(1).tolist()) == {10}  # 15 % of 64, as many as max_predictions allows
-    places = torch.where(used, batch["masked_positions"], 1)
-    assert places.min() >= 1
-    assert (batch["masked_positions"].diff(dim=1)[used[:, 1:]] > 0).all()
-    assert (batch["input_ids"].gather(1, batch["masked_positions"])[used] == MASK).all()
-    assert batch["masked_ids"].max() < 4096

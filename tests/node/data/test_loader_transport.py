@@ -13,9 +13,8 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
-from dlbench.node.data import loader_transport as slots_module
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, Slots
 from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder
 
@@ -167,19 +166,6 @@ def test_what_did_not_use_its_slot_gives_it_back() -> None:
     slot = next(turns)
     slots.take(Fetched(error="unreadable", asked_slot=slot))
     assert next(turns) == slot
-
-
-def test_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(slots_module, "_shared", full)
-    with pytest.raises(NoRoomError) as caught:
-        MadeSlots().room(0, 2, FORMS)
-    with pytest.raises(
-        EnvironmentLacksError, match=r"No space left on device \(28\); /dev/shm may be full: .*shm-size"
-    ):
-        Ledger(loader_workers=1).next(iter([no_room(caught.value)]))
 
 
 class Runtime:
