@@ -323,7 +323,7 @@ def verify_text(
 def _each(check: Callable[..., Result], files: list[Any], on_progress: Count, workers: int) -> list[Result]:
     """What a check says of each file; it runs in several processes."""
     results: list[Result] = []
-    with pool.run(check, files, workers, name=str, verb="read", ahead=2) as done:
+    with pool.run(check, files, workers, name=str, verb="read") as done:
         for result in pool.in_order(done):
             results.append(result)
             on_progress(len(results), len(files))

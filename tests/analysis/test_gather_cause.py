@@ -60,16 +60,6 @@ def test_waiting_within_passes_is_gather_or_exchange_and_no_longer_compute(tmp_p
     assert found.work_ns == (84 * STEPS * MS,) * 2
 
 
-def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
-    found = one(tmp_path, lambda rank: told({"forward": 3.0}, {}) if rank == 0 else {})
-    assert "not every rank says" in found.not_measured["gather"]
-    assert found.sums_ns["gather"] == 0
-    silent = one(tmp_path / "silent", lambda rank: {}, engine="fsdp")
-    assert "not every rank says" in silent.not_measured["gather"]
-    alone = one(tmp_path / "alone", lambda rank: {}, ranks=1, engine="fsdp")  # gathers nothing
-    assert (alone.not_measured.get("gather"), alone.sums_ns["gather"]) == (None, 0)
-
-
 parts = st.dictionaries(st.sampled_from(COMPUTE_PARTS), st.floats(0, 200))
 
 

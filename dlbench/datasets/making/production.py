@@ -183,7 +183,7 @@ def _make(
     progress(done, total, num_bytes)
     try:
         write = partial(_write, recipe, folder / PARTIAL)
-        with pool.run(write, left, workers, name=lambda part: part.name, verb="made", ahead=2) as results:
+        with pool.run(write, left, workers, name=lambda part: part.name, verb="made") as results:
             for number, entries in results:
                 part = left[number]
                 (folder / part.name).parent.mkdir(parents=True, exist_ok=True)

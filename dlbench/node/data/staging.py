@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
@@ -220,34 +220,38 @@ class NodeStaging:
         self._folder: StagingFolder | None = None
         self._room = Room(0)
         self._copied: Sequence[SourceFile] = ()
-        self.error: BaseException | None = None  # why it failed
         self._node: StagedNode | None = None
         self._verified = ""
         self._warnings: list[str] = []
-        self._done = threading.Event()
+        self._worker: BackgroundWorker | None = None
         self._begun = time.monotonic()
         self.tally = Tally()
-        self._thread = threading.Thread(target=self._run, name="dlbench-staging", daemon=True)
 
     def start(self) -> None:
         self._begun = time.monotonic()
-        self._thread.start()
+        self._worker = BackgroundWorker("dlbench-staging")
+        self._worker.put(self._run)
 
     def wait(self, seconds: float) -> bool:
         """Returns when it is done, or after that many seconds; whether it is done."""
-        return self._done.wait(seconds)
+        return self._worker is not None and self._worker.wait(seconds)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed."""
+        return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
         """Ends it, because another node failed; nothing that is not kept stays."""
         self.tally.cancelled.set()
         # Where a file system hangs, the supervisor removes the folder when this process has ended.
-        if self._done.wait(5.0):
+        if self.wait(5.0):
             self.close()
 
     def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
         tally = self.tally
-        is_done = self._done.is_set()
+        is_done = self.wait(0)
         return {
             "done": is_done,
             "copied": tally.copied + tally.reused,
@@ -301,9 +305,7 @@ class NodeStaging:
             if folder is not None:
                 # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
                 folder.close(keep=not is_full)
-            self.error = explained
-        finally:
-            self._done.set()
+            raise explained from None
 
     def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
         """The error to be reported, and whether it is that of a full disk."""
