@@ -27,7 +27,6 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("comm submit", "--every"): _RESUME_AGAIN,
     ("comm submit", "--follow"): _RESUME_AGAIN,
     ("compare", "--json"): "-o FILE.json writes it",
-    ("data pack", "--container"): "images are packed into tar shards",
     ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
     ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
     ("history acknowledge", "--index"): _NO_INDEX,

@@ -345,13 +345,11 @@ class SampleExchange:
         self._held_peak = max(self._held_peak, self._held)
 
     def _delete_sent(self, current: int) -> None:
-        """Deletes what was sent in epochs before one, but for what comes back in the next."""
+        """Deletes what was sent in epochs before one; what comes back of it has not come yet."""
         for epoch in [each for each in self._sent if each < current]:
-            returning = set(self._ownership.exchange(epoch + 1, self._rank).awaited.tolist())
             for index in self._sent.pop(epoch):
-                if index not in returning:
-                    self._store.remove(index)
-                    self._held -= 1
+                self._store.remove(index)
+                self._held -= 1
 
 
 def _length(due: Exchange, place: int, header: torch.Tensor) -> int:
