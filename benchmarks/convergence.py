@@ -45,7 +45,7 @@ CASES = (
     ),
     Case(
         workload="bert",
-        make=("text", "--size-on-disk", "1.4MB"),
+        make=("text",),
         global_batch=32,
         settings=("quality.target=0.1", "quality.evaluate_every_samples=1600"),
         skill=2.0,

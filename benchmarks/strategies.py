@@ -208,7 +208,7 @@ def local_sgd() -> Iterator[Figure]:
         return
     with shaped_cluster(nodes=2, rate=LINK) as (box, system):
         out, data = system.parent / "runs", system.parent / "text"
-        command = [sys.executable, "-m", "dlbench", "data", "make", "text", str(data), "--size-on-disk", "1.4MB"]
+        command = [sys.executable, "-m", "dlbench", "data", "make", "text", str(data)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         submit(box, *_request(data, system), "--out", str(out))
         count = LOCAL_REPEATS * (1 + len(EVERY))

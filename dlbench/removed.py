@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "data index": "pack the images into shards, which have an index (dlbench data pack)",
     "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
     "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
     "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
@@ -19,11 +20,13 @@ _RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the
 _NO_INDEX = "the index of a history lies in its folder"
 
 OPTIONS: dict[tuple[str, str], str] = {
+    ("data make", "--size-on-disk"): "give --samples; of text there are 1.5 MB",
+    ("data pack", "--container"): "images are packed into tar shards",
+    ("data verify", "--kind"): "the kind is recognised",
     ("check", "--json"): "-o FILE.json writes it",
     ("comm submit", "--every"): _RESUME_AGAIN,
     ("comm submit", "--follow"): _RESUME_AGAIN,
     ("compare", "--json"): "-o FILE.json writes it",
-    ("data pack", "--container"): "images are packed into tar shards",
     ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
     ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
     ("history acknowledge", "--index"): _NO_INDEX,

@@ -23,7 +23,7 @@ from dlbench import bundled, errors
 from dlbench.cli import COMMANDS, cli
 from dlbench.cli.options import OPTION_GROUPS, GroupedCommand
 from dlbench.cli.show import schema, schemas
-from dlbench.datasets import file_index, manifest
+from dlbench.datasets import manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.history.store import Acknowledgement
@@ -222,8 +222,7 @@ def format_versions() -> str:
         ("`failure.json`", *stamped(Failure)),
         ("`checkpoints/step-NNNNNNNN.safetensors` (header)", *_pair(checkpoint.FORMAT)),
         ("`manifest.json` of a prepared data set", manifest.FORMAT, manifest.VERSION),
-        ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
-        ("`.dlbench-index` of a data set of single files", file_index.FORMAT, file_index.VERSION),
+        ("`.production.json` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
         ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlbench.cli.options import FILE, InOrder, size_in_bytes, value_option
+from dlbench.cli.options import FILE, InOrder, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
 from dlbench.units import format_bytes
@@ -103,27 +103,26 @@ def demo(folder: Path, seed: int) -> None:
 @click.command()
 @click.argument("kind", metavar="images|text|density")
 @click.argument("folder", type=FILE)
-@click.option("--samples", type=_COUNT, metavar="N", help="Training samples.")
+@click.option("--samples", type=_COUNT, metavar="N", help="Training images or volumes.")
 @value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
-@value_option("--size-on-disk", "BYTES", "Instead of --samples: about so much, e.g. 10GB.", callback=size_in_bytes)
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
-@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@value_option("--container", "NAME", "images: tree, tar; density: hdf5, tfrecord (default: the first).")
-@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
+@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images, 2 to 10 (default 10).")
+@value_option("--container", "NAME", "density: hdf5, tfrecord (default: hdf5).")
+@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a file of volumes.")
 @_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
-    """Make a data set of any size in FOLDER, without a download.
+    """Make a data set in FOLDER, without a download.
 
     Images are cuts from photographs with grain, so that each is another file of the size of ImageNet's. Text is that
-    of Python's documentation, in other orders where it repeats. Volumes are random universes. FOLDER gets train and
+    of Python's documentation, 1.5 MB. Volumes are random universes. FOLDER gets train and
     validation, and a manifest with checksums. Interrupted, the same command continues.
 
     \b
     Example:
-      dlbench data make images /scratch/images --size-on-disk 150GB --classes 1000
+      dlbench data make images /scratch/images --samples 100000
       dlbench data make density /scratch/volumes --samples 1024 --size 128
-      dlbench data make text /scratch/text --size-on-disk 2GB
+      dlbench data make text /scratch/text
     """
     from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 
@@ -134,7 +133,6 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     """Makes a data set and says so: its path on standard output, what is in it on standard error."""
     from dlbench.datasets.making.production import produce
-    from dlbench.datasets.recognition import LISTED, MANIFEST_KINDS, keep_indexes
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
@@ -150,31 +148,23 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
             report(build.unit, done, total)
 
         try:
-            manifest = produce(
-                build.recipe, folder, workers=workers or most, progress=progress, estimated_bytes=build.estimated_bytes
-            )
+            manifest = produce(build.recipe, folder, workers=workers or most, progress=progress)
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
     _remark(unsaid)
-    for split, num in manifest.counts.items():
-        if num and MANIFEST_KINDS[manifest.kind] in LISTED:
-            keep_indexes(folder / split, anew=False)
     click.echo(folder)
     counts = " and ".join(f"{num:,} {build.unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
-    if manifest.distinct_bytes is not None and manifest.distinct_bytes < manifest.num_bytes:
-        text += f", of which {format_bytes(manifest.distinct_bytes)} do not repeat"
     click.echo(text, err=True)
 
 
 @click.command()
 @click.argument("source", type=FILE)
-@click.option("--kind", metavar="NAME", help="images, image-shards, text, samples or density (default: recognised).")
 @click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @WORKERS
-def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
+def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
     """Read everything in a data set and name every bad file.
 
     Compares the checksums of the manifest, if there is one, decodes every image, reads every sample, and says whether
@@ -190,7 +180,7 @@ def verify(source: Path, kind: str | None, vocabulary: str | None, as_json: bool
 
     with meter() as report:
         verdict = verification.verify(
-            source, kind=kind, vocabulary=vocabulary, workers=workers or available_cores(), progress=report
+            source, vocabulary=vocabulary, workers=workers or available_cores(), progress=report
         )
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
@@ -237,32 +227,6 @@ def _require(source: Path) -> None:
 
 @click.command()
 @click.argument("source", type=FILE)
-def index(source: Path) -> None:
-    """Keep the names of files in their folders, so that runs need not list them; `dlbench data make` does it, too.
-
-    SOURCE is a tree of images or a folder of volumes, with train and validation if it holds both.
-
-    \b
-    Example:
-      dlbench data index /scratch/imagenet
-    """
-    from dlbench.datasets.file_index import load_index
-    from dlbench.datasets.images.image_set import JpegTree
-    from dlbench.datasets.recognition import detect, keep_indexes, take_account
-    from dlbench.datasets.splits import train_folder, validation_folder
-
-    _require(source)
-    keep_indexes(source)
-    _remark([take_account(source, detect(source)).line()])
-    for folder in filter(None, (train_folder(source), validation_folder(source))):
-        images, _names_from = load_index(folder, JpegTree)
-        if images is not None:
-            _remark(f"{str(folder)!r}: {remark}" for remark in images.remarks)
-    click.echo(source)
-
-
-@click.command()
-@click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
 @value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
 @_SEED
@@ -286,8 +250,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets: make, convert, index, verify."""
+    """Prepare data sets: make, pack, verify."""
 
 
-for command in (demo, make, pack, index, verify):
+for command in (demo, make, pack, verify):
     data.add_command(command)

@@ -1,9 +1,4 @@
-"""The index of a data set of many files: handed on between the ranks of a node, and kept in its folder.
-
-`.dlbench-index` holds as long as no folder of the set has changed since: a file that comes, goes or gets another name
-changes the time of its folder, so one look at each folder tells, and no name is listed. Bytes that are written into a
-file in place change no index; a copy keeps it if it keeps times (cp -a, rsync -a, tar). It is the tuple of format,
-version, names of inner folders, their latest time (ns) and index in packed form, and SHA-256 of that.
+"""The index of a data set of many files, which ranks of a node hand on: it is packed, and its paths are made late.
 
 Packed form: 8 bytes, the length of a description in JSON (UTF-8), little-endian; the description; then the
 blocks: arrays and byte strings, each beginning at a multiple of 64 bytes counted from the end of the description,
@@ -14,73 +9,15 @@ expects. Arrays are views of the memory and cannot be written to.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dlbench.errors import UserError
 from dlbench.lazy import np
-from dlbench.opening import parse_json, read_bytes, why_unreadable
-
-T = TypeVar("T")
-
-NAME = ".dlbench-index"
-FORMAT, VERSION = "dlbench.file-index", 1
-_MAX_BYTES = 1 << 34
-_SHA256_BYTES = 32
-_TICK_S = 0.02  # times of files go by ticks of 10 ms at most: so much later a change bears another time
-
-
-def save_index(folder: Path, make: Callable[[Path], Any]) -> None:
-    """Keeps what `make` lists of a folder. Raises UserError: it cannot be written, or changed meanwhile; as `make`."""
-    path, partial = folder / NAME, folder / f"{NAME}.partial"
-    try:
-        partial.unlink(missing_ok=True)
-        with partial.open("xb") as file:
-            inner = tuple(sorted(name for name in next(os.walk(folder))[1] if not name.startswith(".")))
-            before = [(folder / name).stat().st_mtime_ns for name in ("", *inner)]
-            time.sleep(_TICK_S)
-            content = b"".join(packed((FORMAT, VERSION, inner, max(before), make(folder))))
-            file.write(content + hashlib.sha256(content).digest())
-            file.flush()
-            os.fsync(file.fileno())
-        if [(folder / name).stat().st_mtime_ns for name in ("", *inner)] != before:
-            raise UserError(f"{str(folder)!r}: changed while its files were listed; try again")
-        partial.replace(path)
-        os.utime(path, ns=(folder.stat().st_mtime_ns,) * 2)
-        time.sleep(_TICK_S)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be made: {why_unreadable(error)}") from None
-    finally:
-        with suppress(OSError):
-            partial.unlink()
-
-
-def load_index(folder: Path, kind: type[T]) -> tuple[T | None, str]:
-    """The kept index of a folder, and where the names of its files are from, in words; None: they have to be listed."""
-    try:
-        made = (folder / NAME).stat().st_mtime_ns
-        data = memoryview(read_bytes(folder / NAME, _MAX_BYTES))
-        content = data[:-_SHA256_BYTES]
-        if hashlib.sha256(content).digest() != data[-_SHA256_BYTES:]:
-            return None, f"its folders: {NAME} is altered or cut off"
-        form, version, inner, listed, index = unpacked(content, (kind,))
-        if (form, version) != (FORMAT, VERSION):
-            return None, f"its folders: {NAME} is of version {version!r}, not {VERSION}"
-        for name, at in (("", made), *((name, listed) for name in inner)):
-            if not (folder / name).is_dir() or (folder / name).stat().st_mtime_ns > at:
-                return None, f"its folders: {name or folder.name!r} changed after {NAME} was made"
-    except (FileNotFoundError, NotADirectoryError):
-        return None, "its folders"
-    except (OSError, ValueError) as error:
-        return None, f"its folders: {NAME}: {why_unreadable(error)}"
-    return index, NAME
+from dlbench.opening import parse_json
 
 
 class Files(Sequence[Path]):

@@ -1,9 +1,9 @@
 """What a prepared data set consists of: `manifest.json`, and in `manifest.files.jsonl` the SHA-256 of every other file.
 
-The form: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "distinct_bytes"
-(absent where unknown), "files": {"list": "manifest.files.jsonl", "sha256" of that list, "count", "bytes"}}`. The list
-has one line per file, `{"path", "sha256", "bytes"}`, so that a million of them need not be in memory at once. Paths are
-relative and use `/`; bytes of a name that are not UTF-8 are kept as Python's surrogate escapes.
+The form: `{"format": "dlbench.dataset", "version": 1, "kind", "made_with": {...}, "counts": {...}, "files": {"list":
+"manifest.files.jsonl", "sha256" of that list, "count", "bytes"}}`. The list has one line per file, `{"path", "sha256",
+"bytes"}`, so that a million of them need not be in memory at once. Paths are relative and use `/`; bytes of a name that
+are not UTF-8 are kept as Python's surrogate escapes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Manifest:
     counts: Mapping[str, int]  # samples of each split
     num_files: int
     num_bytes: int  # of all files together
-    distinct_bytes: int | None = None  # bytes of content before it repeats; None where nobody knows
     files_sha256: str = ""  # SHA-256 over the list of files; equal for equal sets
 
 
@@ -70,7 +69,6 @@ def save_manifest(
     made_with: MadeWith,
     counts: Mapping[str, int],
     files: Iterable[FileEntry],
-    distinct_bytes: int | None = None,
 ) -> Manifest:
     """Writes a manifest of files that are digested already; the list first, the manifest last, both as a whole.
 
@@ -96,8 +94,6 @@ def save_manifest(
         "counts": dict(counts),
         "files": {"list": FILES_NAME, "sha256": digest.hexdigest(), "count": count, "bytes": total},
     }
-    if distinct_bytes is not None:
-        content["distinct_bytes"] = distinct_bytes
     temporary = folder / f".{NAME}.partial"
     with temporary.open("w", encoding="ascii") as text:
         text.write(json.dumps(content, indent=2, ensure_ascii=True) + "\n")
@@ -193,7 +189,6 @@ def _parse(content: Mapping[str, Any]) -> Manifest:
         counts=dict(content["counts"]),
         num_files=files["count"],
         num_bytes=files["bytes"],
-        distinct_bytes=content.get("distinct_bytes"),
         files_sha256=files["sha256"],
     )
 

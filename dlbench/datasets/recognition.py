@@ -17,9 +17,8 @@ from typing import Any
 from dlbench.datasets import volumes
 from dlbench.datasets.account import Account, foreign_form, is_companion, sample_names
 from dlbench.datasets.arrays import open_hdf5
-from dlbench.datasets.file_index import load_index, save_index
 from dlbench.datasets.images import image_set
-from dlbench.datasets.images.shards import CLASS_TARS, INDEX, holds_class_tars, index_size, shards_among
+from dlbench.datasets.images.shards import CLASS_TARS, INDEX, holds_class_tars, load_index, shards_among
 from dlbench.datasets.manifest import Manifest, read_manifest
 from dlbench.datasets.splits import (
     MAX_NAMES,
@@ -34,10 +33,10 @@ from dlbench.datasets.splits import (
 )
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.datasets.tfrecord import example_views, read_records
-from dlbench.datasets.volumes import DensityIndex, FileShape, container_of, file_shape, first_shape, index_density
+from dlbench.datasets.volumes import container_of, file_shape, index_density
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.opening import require_file, why_unreadable
-from dlbench.specs.workload import CosmoFlowModel, DataSpec, ImageData, ResNetModel, TextData, Workload
+from dlbench.specs.workload import CosmoFlowModel, DataSpec, ResNetModel, TextData, Workload
 
 TITLES = {
     "images": "a tree of images",
@@ -89,39 +88,23 @@ def _why_unknown(folder: Path) -> str | None:
     inner = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)[:_OPENED]
     for name in inner:
         names += [f"{name}/{below}" for below in _names(folder / name)[0][:_ASKED]]
-    if (form := foreign_form(names)) is not None:
-        return form
-    for name in inner:
-        if _holds_text(folder / name):
-            return (
-                f"holds text or BERT samples in the folder {name!r}; give that folder itself, or, of text without an "
-                "ending as wikiextractor writes it, join the files: cat FOLDER/*/* > text.txt"
-            )
-    return None
+    return foreign_form(names)
 
 
 def _holds_images(folder: Path) -> bool:
     return any(name.lower().endswith(_JPEG_SUFFIXES) for name in _names(folder)[0])
 
 
-def _holds_text(folder: Path) -> bool:
-    """Returns whether the first files in a folder are text, or BERT samples, rather than images or volumes."""
-    if _holds_images(folder):
-        return False
-    for path in [folder / name for name in sorted(_names(folder)[0])[:_OPENED]]:
-        is_bare = "." not in path.name and path.is_file()
-        if (is_bare and corpus.looks_like_text(path)) or _kind_of_file(path, sure=True) in ("samples", "text"):
-            return True
-    return False
+def kind_of_files(paths: Sequence[Path], damaged: str = "density") -> str | None:
+    """Which of KINDS files and folders are that lie side by side in one folder; None if they are none.
 
-
-def kind_of_files(paths: Sequence[Path]) -> str | None:
-    """Which of KINDS files and folders are that lie side by side in one folder; None if they are none."""
+    `damaged`: what an HDF5 file that cannot be opened is taken for.
+    """
     num_texts = 0
     # A damaged file says nothing of its kind but by its name, so others are asked first.
     for sure in (True, False):
         for path in paths:
-            kind = _kind_of_file(path, sure) if num_texts < _ASKED and path.is_file() else None
+            kind = _kind_of_file(path, sure, damaged) if num_texts < _ASKED and path.is_file() else None
             if kind == "text":  # or a list beside shards or classes
                 num_texts += 1
             elif kind is not None:
@@ -133,14 +116,12 @@ def kind_of_files(paths: Sequence[Path]) -> str | None:
     if first_folder is None:
         return None
     inner = sorted(path for path in first_folder.iterdir() if path.is_file())
-    if "density" in (_kind_of_file(path, sure=False) for path in inner):
+    if "density" in (_kind_of_file(path, False, damaged) for path in inner):
         return "density"
-    if foreign_form(path.name for path in inner[:1]) is None and not _holds_text(first_folder):
-        return "images"
-    return None
+    return "images" if _holds_images(first_folder) else None
 
 
-def _kind_of_file(path: Path, sure: bool) -> str | None:
+def _kind_of_file(path: Path, sure: bool, damaged: str) -> str | None:
     name = path.name.lower()
     if name.endswith(".txt") and not is_companion(name):
         return "text"
@@ -153,7 +134,7 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
         except (OSError, ValueError, KeyError, RuntimeError):  # what h5py says of damage
             if sure:
                 return None
-            return "samples" if path.name.startswith("samples-") else "density"
+            return "samples" if path.name.startswith("samples-") else damaged
     if name.endswith(".tar"):
         return "image-shards"
     if name.endswith((".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")) or PART.fullmatch(name):
@@ -210,21 +191,8 @@ def take_account(source: Path, kind: str) -> Account:
     )
 
 
-def _kept_names(folder: Path, kind: str) -> list[str] | None:
-    """Returns the classes or files that the index kept in a folder names; None without one that holds."""
-    index = LISTED[kind][0] if kind in LISTED else None
-    kept = load_index(folder, index)[0] if index is not None else None
-    if isinstance(kept, DensityIndex):
-        return list(kept.files)
-    if isinstance(kept, image_set.JpegTree):
-        return list(kept.classes)
-    return None
-
-
 def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
     """Returns the names of samples in a folder, or of its classes, and the others, and whether these are all."""
-    if (kept := _kept_names(folder, kind)) is not None:
-        return kept, [], True
     names, whole = _names(folder)
     if kind == "images":
         classes = sorted(name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE)
@@ -243,30 +211,9 @@ def _sorted_out(folder: Path, kind: str) -> tuple[list[str], list[str], bool]:
     return samples, sorted(set(names) - set(samples)), whole
 
 
-def keep_indexes(source: Path, *, anew: bool = True) -> None:
-    """Keeps an index in each split of a data set, so that no run lists its files; without `anew` one that holds stays.
-
-    Raises UserError: the files are of a kind that needs none, or damaged, or their folder cannot be written to.
-    """
-    kind = detect(source)
-    if kind not in LISTED:
-        raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which need no index: {' and '.join(LISTED)} do")
-    for folder in dict.fromkeys(filter(None, (train_folder(source), validation_folder(source)))):
-        index, listed = LISTED[kind]
-        if anew or load_index(folder, index)[0] is None:
-            save_index(folder, listed)
-
-
-# Kinds that may have as many files as samples, and how they are listed.
-LISTED: dict[str, tuple[type[Any], Callable[[Path], Any]]] = {
-    "images": (image_set.JpegTree, image_set.index_jpeg_tree),
-    "density": (DensityIndex, index_density),
-}
-
 LIMIT_S = 20.0  # a file system that has not answered after so long keeps nobody from planning
 _OPENED = 8  # files whose headers are read, at most
 _ASKED = 64  # files that are asked what they are, where they are not what is wanted
-_MAX_RECORDS = 1 << 28  # Bytes of a TFRecord file whose first volume is read: a compressed one is unpacked for it.
 
 _WANTED = {
     "images": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
@@ -275,10 +222,6 @@ _WANTED = {
 }
 
 _JPEG_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in image_set.SUFFIXES)
-
-
-class _NoneThereError(UserError):
-    """Nothing of the wanted kind lies in a folder; the message begins with `holds`."""
 
 
 def require_fitting(
@@ -322,9 +265,7 @@ def account_for(data: DataSpec) -> Account | None:
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return None
-    kind: str | None = data.kinds[0]
-    if _kept_names(train_folder(source), data.kinds[0]) is None:
-        kind = _kind(train_folder(source))
+    kind = _kind(train_folder(source))
     if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
         kind = data.kinds[0]
     account = take_account(source, kind)
@@ -361,19 +302,30 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     if manifest is not None and MANIFEST_KINDS[manifest.kind] not in kinds:
         holds = TITLES[MANIFEST_KINDS[manifest.kind]]
         raise UserError(f"{key} {str(source)!r} holds {holds} (by its manifest); {wanted}")
-    try:
-        if isinstance(workload.data, ImageData):
-            found = _images(folder, model, key, needed, split)
-        elif isinstance(workload.data, TextData):
-            found = _text(folder, workload.data, key, split)
-        else:
-            found = _volumes(folder, model, key, split)
-    except _NoneThereError as error:
-        if (reason := _why_unknown(folder)) is not None:
-            raise UserError(f"{key} {str(source)!r}: {reason}; {wanted}") from None
-        other = _kind(folder)
-        holds = str(error) if other is None or other in kinds else f"holds {TITLES[other]}"
-        raise UserError(f"{key} {str(source)!r} {holds}; {wanted}") from None
+    kind = "image-shards" if (folder / INDEX).is_file() else _kind(folder, workload.data.format)
+    inner: list[str] = []
+    if folder.is_dir():
+        inner = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
+    if kind in (None, "images"):
+        require_no_splits(folder, inner)
+    if kind is None:
+        if folder.is_dir() and not _names(folder)[1]:
+            return None  # too many names to be judged by the first
+        reason = _why_unknown(folder) or f"holds no such data; expected one of {', '.join(KINDS)}"
+        raise UserError(f"{key} {str(source)!r}: {reason}; {wanted}")
+    if kind not in kinds:
+        raise UserError(f"{key} {str(source)!r} holds {TITLES[kind]}; {wanted}")
+    if kind == "images":
+        found = _images(folder, inner, model, key, needed)
+    elif kind == "image-shards":
+        found = _shards(folder, model, key, split)
+    elif kind == "text":
+        _require_text(folder, split, f"{key} {str(source)!r}", wanted)
+        found = None
+    elif isinstance(workload.data, TextData):
+        found = _samples(folder, workload.data, key, split)
+    else:
+        found = _volumes(folder, inner, model, key, split)
     if found is None and manifest is not None and manifest.kind != "text":  # there it counts documents
         found = manifest.counts.get(split)
     return found
@@ -387,11 +339,17 @@ def _manifest(source: Path) -> Manifest | None:
     return found if found is not None and found.kind in MANIFEST_KINDS else None
 
 
-def _kind(folder: Path) -> str | None:
-    """Which of KINDS the first files are."""
+def _kind(folder: Path, form: str | None = None) -> str | None:
+    """Which of KINDS the first files are; None: none, or the folder cannot be listed.
+
+    `form`: `data.format`, which says what a damaged HDF5 file was, and that a file without an ending is text.
+    """
+    damaged = "samples" if form == "text" else "density"
     try:
-        paths = [folder] if folder.is_file() else [folder / name for name in sorted(_names(folder)[0])[:_ASKED]]
-        return kind_of_files(paths)
+        if folder.is_file():
+            kind = kind_of_files([folder], damaged)
+            return "text" if kind is None and form == "text" and corpus.looks_like_text(folder) else kind
+        return kind_of_files([folder / name for name in sorted(_names(folder)[0])[:_ASKED]], damaged)
     except OSError:
         return None
 
@@ -404,38 +362,24 @@ def _names(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
     return names, len(first) <= MAX_NAMES
 
 
-# Images
+def _images(folder: Path, classes: Sequence[str], model: ResNetModel, key: str, needed: int) -> int | None:
+    if not _names(folder)[1]:
+        return None
+    _require_classes(folder, len(classes), model, key)
+    return _counted_images(folder, classes, needed)
 
 
-def _images(folder: Path, model: ResNetModel, key: str, needed: int, split: Split) -> int | None:
+def _shards(folder: Path, model: ResNetModel, key: str, split: Split) -> int | None:
     if (folder / INDEX).is_file():
-        num, classes = index_size(folder)
-        _require_classes(folder, classes, model, key)
-        return num
-    if not folder.is_dir():
-        raise _NoneThereError("is a file")
-    if (kept := load_index(folder, image_set.JpegTree)[0]) is not None:
-        _require_classes(folder, len(kept.classes), model, key)
-        return kept.num_samples
-    names, whole = _names(folder)
-    if shards := shards_among(names):
-        if holds_class_tars(names):
-            raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
-        if _kind(folder) == "density":
-            raise _NoneThereError("holds no images")
-        of_container = frozenset(next(iter(shards.values())))
-        sample_names(folder, names, of_container.__contains__, split, _WANTED["images"])
-        return None
-    folders = [name for name in _names(folder, folders=True)[0] if name not in OF_STORAGE]
-    require_no_splits(folder, folders)
-    if not whole:
-        if _kind(folder) in ("text", "samples", "density"):
-            raise _NoneThereError("holds no images")
-        return None
-    if not folders:
-        raise _NoneThereError("holds no folders of classes")
-    _require_classes(folder, len(folders), model, key)
-    return _counted_images(folder, folders, needed)
+        index = load_index(folder)
+        _require_classes(folder, len(index.classes), model, key)
+        return len(index.labels)
+    names = _names(folder)[0]
+    if holds_class_tars(names):
+        raise UserError(f"{key} {str(folder)!r} holds {CLASS_TARS}")
+    of_container = frozenset(next(iter(shards_among(names).values())))
+    sample_names(folder, names, of_container.__contains__, split, _WANTED["images"])
+    return None
 
 
 def _require_classes(folder: Path, classes: int, model: ResNetModel, key: str) -> None:
@@ -452,44 +396,26 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
         images = sum(e.name.lower().endswith(_JPEG_SUFFIXES) and not e.name.startswith(".") for e in first)
         num, looked = num + images, looked + len(first)
         if not images and len(first) < MAX_NAMES:
-            raise _NoneThereError(f"has the folder {name!r}, which holds no {image_set.ENDINGS} file")
+            raise UserError(f"{str(folder / name)!r} holds no {image_set.ENDINGS} file; expected {image_set.LAYOUT}")
         if num >= needed or looked >= MAX_NAMES:
             return None
     return num
 
 
-# Text
-
-
-def _text(folder: Path, data: TextData, key: str, split: Split) -> int | None:
-    if folder.is_file() and folder.suffix.lower() not in pretraining_hdf5.SUFFIXES:
-        _require_text(folder)
-        return None
+def _require_text(folder: Path, split: Split, what: str, wanted: str) -> None:
+    texts = [folder]
     if folder.is_dir():
-        names, whole = _names(folder)
-    else:
-        names, whole = [folder.name], True
-    files = sample_names(folder, names, pretraining_hdf5.is_sample_file, split, pretraining_hdf5.LAYOUT)
-    if files:
-        return _samples(folder, files, data, key, split, whole=whole)
-    texts = sample_names(folder, names, corpus.is_text_name, split, corpus.LAYOUT)
-    if not texts or not (texts[0].endswith(".txt") or corpus.looks_like_text(folder / texts[0])):
-        if not whole and _kind(folder) not in ("image-shards", "density"):
-            return None
-        require_no_splits(folder, _names(folder, folders=True)[0])
-        raise _NoneThereError("holds no .txt file and no HDF5 file")
-    _require_text(folder / texts[0])
-    return None
+        names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)
+        texts = [folder / name for name in names[:1]]
+    for path in texts:
+        if not corpus.looks_like_text(path):
+            raise UserError(f"{what} holds {path.name!r}, which is not UTF-8; {wanted}")
 
 
-def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, split: Split, *, whole: bool) -> int | None:
-    few = whole and len(names) <= _OPENED
-    try:
-        index = pretraining_hdf5.index_samples(folder if few or folder.is_file() else folder / names[0], split)
-    except UserError:
-        if _kind(folder) == "density":
-            raise _NoneThereError("holds no such data") from None
-        raise
+def _samples(folder: Path, data: TextData, key: str, split: Split) -> int | None:
+    files, whole = pretraining_hdf5.sample_files(folder, split), folder.is_file() or _names(folder)[1]
+    few = whole and len(files) <= _OPENED
+    index = pretraining_hdf5.index_samples(folder if few else files[0], split)
     stored = index.shape.sequence_length
     if stored not in (None, data.sequence_length):
         raise UserError(
@@ -498,31 +424,16 @@ def _samples(folder: Path, names: Sequence[str], data: TextData, key: str, split
     return index.num_samples if few else None
 
 
-def _require_text(path: Path) -> None:
-    if not corpus.looks_like_text(path):
-        raise _NoneThereError(f"holds {path.name!r}, which is not UTF-8")
-
-
-# Volumes
-
-
-def _volumes(folder: Path, model: CosmoFlowModel, key: str, split: Split) -> int | None:
-    if not folder.is_dir():
-        raise _NoneThereError("is a file")
-    kept = load_index(folder, DensityIndex)[0]
-    found, whole = _volume_files(folder) if kept is None else (list(kept.files), False)
-    if not found:
-        if whole or _why_unknown(folder) is not None or _holds_image_folders(folder):
-            raise _NoneThereError(f"holds no file that ends in {', '.join(volumes.SUFFIXES)}")
-        return None
-    try:
-        shape = kept or _first_shape(folder / min(found))
-    except UserError:
-        if _kind(folder) not in (None, "density"):
-            raise _NoneThereError("holds no such data") from None
-        raise
-    if shape is None:
-        return None
+def _volumes(folder: Path, inner: Sequence[str], model: CosmoFlowModel, key: str, split: Split) -> int | None:
+    require_no_splits(folder, [name for name in inner if is_split_name(name)])
+    names, whole = _names(folder)
+    for name in sorted(inner)[:_OPENED]:
+        below, whole_below = _names(folder / name)
+        names += [f"{name}/{base}" for base in below]
+        whole = whole and whole_below
+    files = [name for name in names if container_of(name) is not None]
+    first = min(files)
+    shape = file_shape(folder, first, str(container_of(first)))
     for name, stored in (
         ("input_size", shape.size),
         ("input_channels", shape.channels),
@@ -530,37 +441,7 @@ def _volumes(folder: Path, model: CosmoFlowModel, key: str, split: Split) -> int
     ):
         if stored != getattr(model, name):
             raise UserError(f"{key} {str(folder)!r} has {name} {stored}, model.{name} is {getattr(model, name)}")
-    if kept is not None:
-        return kept.num_samples
-    named_splits(folder, found)
-    if whole and len(found) <= _OPENED and container_of(min(found)) != "tfrecord":
+    named_splits(folder, files)
+    if whole and len(inner) <= _OPENED and len(files) <= _OPENED and container_of(first) != "tfrecord":
         return index_density(folder, split).num_samples
     return None
-
-
-def _holds_image_folders(folder: Path) -> bool:
-    """Whether the first folders in it hold JPEGs, in a folder of too many to look into each."""
-    first = sorted(_names(folder, folders=True)[0])[:_OPENED]
-    return bool(first) and all(_holds_images(folder / name) for name in first)
-
-
-def _first_shape(path: Path) -> FileShape | None:
-    """Of the volumes in one file; None where it would take too long to learn."""
-    container = container_of(path.name)
-    assert container is not None  # it is one of `_volume_files`
-    if container != "tfrecord":
-        return file_shape(path.parent, path.name, container)
-    return first_shape(path, container) if path.stat().st_size <= _MAX_RECORDS else None
-
-
-def _volume_files(folder: Path) -> tuple[list[str], bool]:
-    """Files of volumes in a folder and in the first folders in it, and whether all was looked at."""
-    names, whole = _names(folder)
-    inner, whole_inner = _names(folder, folders=True)
-    if splits := [name for name in inner if is_split_name(name)]:
-        require_no_splits(folder, splits)
-    for name in sorted(inner)[:_OPENED]:
-        below, whole_below = _names(folder / name)
-        names += [f"{name}/{one}" for one in below]
-        whole = whole and whole_below
-    return [n for n in names if container_of(n) is not None], whole and whole_inner and len(inner) <= _OPENED

@@ -223,7 +223,6 @@ class RecordWriter:
     def __init__(self, path: Path, gzip: bool = False, level: int = 6) -> None:
         self._file: IO[bytes] = path.open("wb")
         self._engine = zlib.compressobj(level, wbits=31) if gzip else None
-        self._at = 0
 
     def __enter__(self) -> Self:
         return self
@@ -235,11 +234,6 @@ class RecordWriter:
         head = struct.pack("<Q", len(payload))
         for part in (head + _TAIL.pack(masked_crc32c(head)), payload, _TAIL.pack(masked_crc32c(payload))):
             self._file.write(part if self._engine is None else self._engine.compress(part))
-        self._at += FRAME + len(payload)
-
-    def tell(self) -> int:
-        """The byte of the uncompressed file at which the next record will start."""
-        return self._at
 
     def close(self) -> None:
         """Ends the file; twice does no harm."""

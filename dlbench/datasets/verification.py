@@ -23,12 +23,13 @@ from dlbench.datasets.images.jpeg_decode import decode
 from dlbench.datasets.images.shards import ImageSet
 from dlbench.datasets.making.production import BEGUN
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
-from dlbench.datasets.recognition import KINDS, detect, take_account
+from dlbench.datasets.recognition import detect, take_account
 from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
 from dlbench.datasets.text.corpus import UNKNOWN, load_vocabulary, read_documents, text_files
 from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
 from dlbench.datasets.volumes import checked_file, index_density, volume_files
-from dlbench.errors import UserError, nearest
+from dlbench.errors import UserError
+from dlbench.opening import why_unreadable
 
 Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
@@ -80,22 +81,19 @@ class Verdict:
 def verify(
     source: Path,
     *,
-    kind: str | None = None,
     vocabulary: str | None = None,
     workers: int = 1,
     progress: Progress = lambda _what, _done, _of: None,
 ) -> Verdict:
     """Reads everything in a data set.
 
-    `source`: a set with splits, or one split, or a file of text or samples. `kind`: one of KINDS; None: recognised.
+    `source`: a set with splits, or one split, or a file of text or samples.
     `vocabulary`: path or name, to which text and samples are held.
     Raises UserError: there is no data of a known kind at the source, or no such vocabulary.
     """
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
-    if kind is not None and kind not in KINDS:
-        raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
-    verdict = Verdict(source, kind or detect(source))
+    verdict = Verdict(source, detect(source))
     verdict.account = take_account(source, verdict.kind)
     if (source / BEGUN).is_file():
         verdict.faults.append(f"{BEGUN}: the set is not finished; repeat the command that makes it")
@@ -261,10 +259,8 @@ def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, s
     for index in span:
         try:
             _pixels, remark = decode(images.read(index))
-        except OSError as error:
-            bad.append(f"{images.name(index)}: {error.strerror}")
-        except ValueError as error:
-            bad.append(f"{images.name(index)}: {error}")
+        except (OSError, ValueError) as error:
+            bad.append(f"{images.name(index)}: {why_unreadable(error)}")
         else:
             if remark is not None:
                 odd.append((images.name(index), remark))

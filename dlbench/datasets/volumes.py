@@ -4,10 +4,9 @@ The container follows from the files' names, which may lie in the folder and in 
 
 - HDF5: `x`, int16 counts, (n, S, S, S, C) or one sample (S, S, S, C), and `y`, float32 parameters scaled to [-1, 1],
   (n, T) or (T,). One chunk per sample reads best. The published CosmoFlow samples have S = 128, C = 4, T = 4.
-- TFRecord, in the form of the public cosmoUniverse set of MLPerf HPC (github.com/mlcommons/hpc, cosmoflow): each record
-  is an Example with `x`, the bytes of the counts in C order, and `y`, T floats; one gzip file per sample. Files of
-  several records are read too; of a gzip file that reads all records before the one that is wanted. `x` has no shape of
-  its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
+- TFRecord, in the form of the public cosmoUniverse set of MLPerf HPC (github.com/mlcommons/hpc, cosmoflow): one
+  Example a file, perhaps gzip-compressed, with `x`, the bytes of the counts in C order, and `y`, T floats. `x` has no
+  shape of its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
 - Pairs of .npy files, one sample each, as MLPerf HPC's submissions prepare cosmoUniverse: `<name>_data.npy`, int16
   counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest distinguishes an
   altered file from a whole one.
@@ -30,7 +29,7 @@ from dlbench.datasets.file_index import Files
 from dlbench.datasets.splits import OF_STORAGE, Split, is_split_name
 from dlbench.errors import UserError
 from dlbench.lazy import np
-from dlbench.opening import open_file, read_bytes
+from dlbench.opening import read_bytes, why_unreadable
 
 if TYPE_CHECKING:
     import h5py
@@ -227,51 +226,29 @@ def _hdf5_sample(file: Any, place: int) -> Volume:
 
 
 class TfrecordVolumes(Volumes):
-    """Examples in TFRecord files, plain or gzip."""
+    """An Example in a TFRecord file, plain or gzip."""
 
-    LAYOUT = "TFRecord files of Examples with x (bytes of int16, (S, S, S, C)) and y (floats, (T,))"
+    LAYOUT = "TFRecord files of one Example with x (bytes of int16, (S, S, S, C)) and y (floats, (T,))"
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
-
-    def __init__(self) -> None:
-        self._offsets: dict[Path, NDArray[np.int64]] = {}  # where the records of plain files start
 
     @staticmethod
     def inspect(path: Path) -> FileShape:
-        # All of the file is read, for a TFRecord has no table of contents.
-        with open_file(path) as file:
-            compressed = tfrecord.is_gzip(file.read(12))
-        first: Volume | None = None
-        number = 0
-        for payload in tfrecord.read_records(path, gzip=compressed):
-            first = decode_volume(payload) if first is None else first
-            number += 1
-        if first is None:
-            raise ValueError("holds no record")
-        return _shape_of(*first, num=number, spans=compressed and number > 1)
+        return _shape_of(*_record(path))
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        return map(decode_volume, tfrecord.read_records(path))
+        yield _record(path)
 
     def _sample(self, path: Path, place: int, num: int) -> Volume:
-        if num == 1:
-            data = read_bytes(path, MAX_SAMPLE)
-            payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
-            if len(payloads) != 1:
-                raise ValueError(f"holds {len(payloads)} records, like the others it should hold 1")
-            return decode_volume(payloads[0])
-        with open_file(path) as file:
-            if not tfrecord.is_gzip(file.read(12)):
-                if path not in self._offsets:
-                    self._offsets[path] = tfrecord.record_offsets(path)
-                return decode_volume(tfrecord.read_record_at(file, int(self._offsets[path][place])))
-        for number, payload in enumerate(tfrecord.read_records(path, gzip=True)):
-            if number == place:
-                return decode_volume(payload)
-        raise ValueError(f"holds fewer than {place + 1} records")
+        return _record(path)
 
-    def close(self) -> None:
-        self._offsets.clear()
+
+def _record(path: Path) -> Volume:
+    data = read_bytes(path, MAX_SAMPLE)
+    payloads = list(tfrecord.unframe(tfrecord.gunzip(data) if tfrecord.is_gzip(data[:12]) else data))
+    if len(payloads) != 1:
+        raise ValueError(f"holds {len(payloads)} records; expected {TfrecordVolumes.LAYOUT}")
+    return decode_volume(payloads[0])
 
 
 def encode_volume(x: NDArray[np.int16], y: NDArray[np.float32]) -> bytes:
@@ -334,8 +311,6 @@ def _npy_pair(path: Path) -> Volume:
 CONTAINERS: dict[str, type[Volumes]] = {"hdf5": Hdf5Volumes, "tfrecord": TfrecordVolumes, "npy": NpyVolumes}
 SUFFIXES = tuple(suffix for container in CONTAINERS.values() for suffix in container.SUFFIXES)
 LAYOUT = ", or ".join(container.LAYOUT for container in CONTAINERS.values())
-_OPENED_ALL = ("hdf5",)
-"""Containers whose files are all opened for the index; of the others three are, if they hold one sample each."""
 
 
 def container_of(name: str) -> str | None:
@@ -390,7 +365,6 @@ class DensityIndex:
     num_targets: int
     sha256: str  # digest of file names and sample counts; contents are not read
     chunks_span_samples: bool  # whether in some file one read decompresses several samples
-    names_from: str | None = None  # See `load_index`.
 
     @property
     def num_samples(self) -> int:
@@ -457,8 +431,8 @@ def _names(folder: Path) -> Iterator[str]:
 def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     """Lists a folder and learns how many volumes of which shape its files hold; volumes of HDF5 and .npy are not read.
 
-    Half a million files of one sample must not all be opened: if the first, the middle and the last TFRecord or .npy
-    file hold one sample each, all are taken to. One that does not is a bad sample when it is read.
+    Half a million files of one sample must not all be opened: of TFRecord and .npy the first, the middle and the last
+    are. One that does not hold one sample is a bad sample when it is read.
     `split`: which of two splits that names tell apart is wanted.
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
@@ -466,14 +440,13 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
-    spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
-    if spread:
+    if container == "hdf5":
         shapes |= {name: file_shape(folder, name, container) for name in names if name not in shapes}
     first = shapes[names[0]]
     for name, shape in shapes.items():
         if not shape.fits(first):
             raise UserError(f"{str(folder / name)!r}: {shape}, but {names[0]!r} has {first}")
-    counts = [shapes[name].num if spread else 1 for name in names]
+    counts = [shapes[name].num if name in shapes else 1 for name in names]
     digest = hashlib.sha256()
     for name, num in zip(names, counts, strict=True):
         digest.update(os.fsencode(name) + f"\0{num}\0".encode())
@@ -495,16 +468,7 @@ def file_shape(folder: Path, name: str, container: str) -> FileShape:
     try:
         return CONTAINERS[container].inspect(folder / name)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"{str(folder / name)!r}: {reason}") from None
-
-
-def first_shape(path: Path, container: str) -> FileShape:
-    """Of the first volume in a file; UserError if it cannot be read."""
-    try:
-        return _shape_of(*next(CONTAINERS[container].samples(path)))
-    except (ValueError, StopIteration) as error:
-        raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
+        raise UserError(f"{str(folder / name)!r}: {why_unreadable(error)}") from None
 
 
 def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
@@ -521,7 +485,7 @@ def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
                 return f"sample {number}: {fault}"
             number += 1
     except (OSError, KeyError, ValueError, IndexError) as error:
-        return f"sample {number}: {(str(error) or type(error).__name__).splitlines()[0]}"
+        return f"sample {number}: {why_unreadable(error)}"
     return shape if shape is not None else "holds no sample"
 
 

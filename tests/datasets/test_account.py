@@ -14,7 +14,7 @@ import pytest
 
 from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.recognition import detect, keep_indexes, require_fitting
+from dlbench.datasets.recognition import detect, require_fitting
 from dlbench.datasets.splits import Split, split_word, validation_folder
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify
@@ -180,14 +180,6 @@ def outcome(attempt: Callable[[], object]) -> str:
         return str(error)
 
 
-def test_an_index_holds_one_split(tmp_path: Path) -> None:
-    for name in ("train.h5", "validation.h5"):
-        write_hdf5(tmp_path / name, 1)
-    with pytest.raises(UserError, match=r"1 of train \('train.h5'\) and 1 of validation \('validation.h5'\); put them"):
-        keep_indexes(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.h5", "validation.h5"]
-
-
 def test_words_of_splits() -> None:
     assert split_word("val2017-3.tar") == "validation"
     assert split_word("test-train-1.h5") == "train"  # the last word counts
@@ -202,26 +194,14 @@ def test_words_of_splits() -> None:
         (("a_x.npy", "a_y.npy"), "is of an earlier form of dlbench; write each sample as <name>_data.npy"),
         (("shard-0.tar.gz",), "is compressed, and images are read at their place; unpack it to .tar"),
         (("train.rec", "train.idx"), "is RecordIO of MXNet"),
-        (("hdf5/wiki_training_0.hdf5",), "holds text or BERT samples in the folder 'hdf5'; give that folder itself"),
-        (("AA/wiki_00",), "holds text or BERT samples in the folder 'AA'"),
     ],
 )
 def test_known_forms_that_are_not_read_are_named_with_the_way_out(names: Names, told: str, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        write = write_samples if name.startswith("hdf5") else write_text
-        write(tmp_path / name, 2)
+        write_text(tmp_path / name, 2)
     with pytest.raises(UserError, match=re.escape(told)):
         detect(tmp_path)
-
-
-def test_lists_beside_shards_are_no_text(tmp_path: Path) -> None:
-    write_text(tmp_path / "labels.txt", 1)
-    write_tar(tmp_path / "shard.tar", 2)
-    verdict = verify(tmp_path)
-    assert (verdict.kind, verdict.samples) == ("image-shards", {"all": 2})
-    assert verdict.account is not None
-    assert verdict.account.line() == "all 1 file (shard.tar), 1 passed over: labels.txt"
 
 
 def test_class_tars_and_compressed_shards_say_how_to_unpack(tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import pickle
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +19,7 @@ from hypothesis import strategies as st
 
 from dlbench.datasets.images import jpeg_decode
 from dlbench.datasets.images import shards as image_shards
-from dlbench.datasets.images.image_set import IMAGENET, completeness, index_jpeg_tree, open_image_set
+from dlbench.datasets.images.image_set import index_jpeg_tree, open_image_set
 from dlbench.datasets.images.shards import INDEX, ImageSet, ImageShards, open_image_shards
 from dlbench.datasets.making.image_recipes import PHOTOS, PackRecipe, PhotoRecipe, class_labels
 from dlbench.datasets.making.production import produce
@@ -30,9 +28,6 @@ from dlbench.datasets.verification import verify, verify_images
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data.images import image_classes, open_images
-from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.reader import BadSampleError, SampleReader
-from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import ResNetModel
 from tests.support.datasets import verify_manifest
 from tests.support.jpeg_files import encode, write_records, write_tree
@@ -163,27 +158,6 @@ def test_tars_of_others_are_understood(tmp_path: Path) -> None:
     assert images.remarks == ("members of the tar files that are neither image nor label, passed over: 1",)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("0002", {"format": tarfile.PAX_FORMAT, "pax_headers": {"mtime": "1.5"}}),
-        ("f/" + "x" * 150, {"format": tarfile.GNU_FORMAT}),
-        ("f" * 90 + "/" + "x" * 90, {"format": tarfile.USTAR_FORMAT}),
-    ],
-)
-def test_a_bad_image_has_the_name_of_its_member_behind_any_headers(
-    tmp_path: Path, name: str, options: dict[str, Any]
-) -> None:
-    pax = options.pop("pax_headers", {})
-    with tarfile.open(tmp_path / "a.tar", "w", **options) as tar:
-        for suffix, content in (("jpg", encode((30, 30, 3))[:500]), ("cls", b"0")):
-            member = tarfile.TarInfo(f"{name}.{suffix}")
-            member.size, member.pax_headers = len(content), pax
-            tar.addfile(member, io.BytesIO(content))
-    (line,) = verify_images(tmp_path)
-    assert f"a.tar', member '{name}.jpg': " in line
-
-
 def test_webp_is_read_from_trees_and_shards_and_packed(tmp_path: Path) -> None:
     data = encode((40, 40, 3), form="WEBP", lossless=True)
     (tmp_path / "tree" / "a").mkdir(parents=True)
@@ -311,43 +285,6 @@ def test_archives_that_lead_elsewhere_are_refused_and_never_followed(what: str, 
     assert [path for path in sorted(tmp_path.rglob("*")) if "packed" not in path.parts] == before
 
 
-def test_other_members_that_are_links_are_passed_over_and_told(tmp_path: Path) -> None:
-    link = ("README", b"", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"})
-    folder = ("images/", b"", {"type": tarfile.DIRTYPE})
-    archive(tmp_path / "a.tar", folder, link, *pair("./images/0"), *pair("images/1"))
-    images = open_image_set(tmp_path)
-    assert images.num_samples == 2
-    assert images.remarks == ("members of the tar files that are neither image nor label, passed over: 1",)
-
-
-@given(
-    changes=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 511), st.integers(0, 255)), max_size=4),
-    size=st.sampled_from([None, b"\xff" * 12, b"\x80" + b"\xff" * 11, b"77777777777\0", b"-0000000001\0"]),
-    kind=st.sampled_from([None, b"L", b"K", b"x", b"g", b"S", b"1"]),
-    form=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-)
-def test_headers_that_lie_end_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory,
-    changes: list[tuple[int, int, int]],
-    size: bytes | None,
-    kind: bytes | None,
-    form: int,
-) -> None:
-    folder = tmp_path_factory.mktemp("lying")
-    archive(folder / "a.tar", *pair("0" * 120), *pair("1"), form=form)
-    content = bytearray((folder / "a.tar").read_bytes())
-    for block, place, value in [*changes, (changes[0][0] if changes else 0, 0, content[0])]:
-        start = block * 512 % len(content)
-        content[start + place] = value
-        content[start + 124 : start + 136] = size or content[start + 124 : start + 136]
-        content[start + 156 : start + 157] = kind or content[start + 156 : start + 157]
-        content[start + 148 : start + 156] = b" " * 8
-        content[start + 148 : start + 156] = b"%06o\0 " % sum(content[start : start + 512])
-    (folder / "a.tar").write_bytes(content)
-    with suppress(UserError):
-        open_image_set(folder)
-
-
 def test_links_in_a_tree_are_read_but_no_device_is(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree")
     store = tmp_path / "store.jpg"
@@ -363,32 +300,7 @@ def test_links_in_a_tree_are_read_but_no_device_is(tmp_path: Path) -> None:
             images.read(named[f"class 0/{name}.jpg"])
 
 
-def test_files_passed_over_are_told(tree: Path) -> None:
-    assert index_jpeg_tree(tree).remarks == ()
-    (tree / "loose.jpg").write_bytes(b"")
-    (tree / "class 0" / "notes.txt").write_bytes(b"")
-    (tree / "LICENSES.txt").write_bytes(b"")
-    assert index_jpeg_tree(tree).remarks == (
-        "passed over, not .jpg, .jpeg or .webp in a class folder: 2 ('class 0/notes.txt', 'loose.jpg')",
-    )
-
-
-def test_completeness_is_by_counts(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = open_image_set(tree)
-    told = completeness(images, "train")
-    assert told is not None
-    assert "15 images in 3 classes; ImageNet-2012 has 1,281,167 in 1,000 (train)" in told
-    monkeypatch.setitem(IMAGENET, "validation", 15)
-    monkeypatch.setattr("dlbench.datasets.images.image_set.IMAGENET_CLASSES", 3)
-    assert completeness(images, "validation") is None
-
-
 # Packing
-
-
-def test_packing_by_workers_gives_the_same_bytes(tree: Path, tmp_path: Path) -> None:
-    recipe = PackRecipe(train=tree, samples_per_shard=4)
-    assert produce(recipe, tmp_path / "one") == produce(recipe, tmp_path / "two", workers=2)
 
 
 def test_packing_names_what_it_cannot_read(tree: Path, tmp_path: Path) -> None:
@@ -459,31 +371,6 @@ def test_verification_finds_a_changed_bit(tree: Path, tmp_path: Path, container:
     assert verify(shards.root).faults[0] == told
 
 
-def loaded(reader: SampleReader, on_bad: Literal["stop", "skip"], batch_size: int = 7) -> LoadedSource:
-    order = ShardedOrder(reader.num_samples, batch_size=batch_size, rank=0, world_size=1, seed=3)
-    return LoadedSource(reader, order, loader_workers=0, on_bad_sample=on_bad)
-
-
-@pytest.mark.parametrize("form", ["tree", *CONTAINERS])
-def test_bad_samples_stop_or_are_passed_over_but_told(
-    tree: Path, tmp_path: Path, form: Literal["tree", "tar", "tfrecord"]
-) -> None:
-    spoil(tree)
-    folder = tree if form == "tree" else packed(tree, tmp_path / "shards", form).root
-    source = loaded(open_images(folder, RESNET, 3, training=True), "skip")
-    list(itertools.islice(source, 3))
-    about = source.describe()
-    json.dumps(about)
-    assert {reason for reason in BAD.values() if any(reason in f for f in source.failures)} == set(BAD.values())
-    assert about["bad_samples"] == len(source.failures) >= 3
-    assert isinstance(about["converted_names"], list)
-    for kind in ODD.values():
-        assert any(kind in line for line in about["converted_names"])
-    with pytest.raises(UserError, match=r"set data.on_bad_sample to skip") as raised:
-        list(itertools.islice(loaded(open_images(folder, RESNET, 3, training=True), "stop"), 3))
-    assert "\n" not in str(raised.value)
-
-
 @pytest.mark.parametrize("with_simplejpeg", [True, False])
 @pytest.mark.parametrize(
     ("data", "kind"),
@@ -534,19 +421,6 @@ def test_extraneous_bytes_are_told_not_refused() -> None:
     np.testing.assert_array_equal(pixels, jpeg_decode.decode(whole)[0])
 
 
-def test_files_that_vanish_are_named(tree: Path) -> None:
-    images = index_jpeg_tree(tree)
-    images.path(2).unlink()
-    with pytest.raises(BadSampleError, match="No such file"):
-        jpeg.JpegReader(images, 32, 0).read((0, 2))
-
-
-def test_more_classes_than_the_model_has(tree: Path) -> None:
-    model = ResNetModel(family="resnet", num_classes=2)
-    with pytest.raises(UserError, match=r"has 3 classes, model.num_classes is 2"):
-        open_images(tree, model, 0, training=True)
-
-
 # Crops
 
 
@@ -574,15 +448,6 @@ def test_samples_are_eight_bit_channels_last_and_equal_in_all_forms(tree: Path, 
                 jpeg.training_image(data, 32, generator)(None) if training else jpeg.evaluation_image(data, 32)
             )
             np.testing.assert_array_equal(sample.arrays["image"], image)
-
-
-def test_augmentation_belongs_to_epoch_and_sample(tree: Path) -> None:
-    data = open_images(tree, RESNET, 3, training=True)
-    one, two, other = (data.read(key).arrays["image"] for key in ((0, 5), (0, 5), (1, 5)))
-    np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(one, other)
-    evaluation = open_images(tree, RESNET, 3, training=False)
-    np.testing.assert_array_equal(*(evaluation.read((epoch, 5)).arrays["image"] for epoch in (0, 1)))
 
 
 @given(width=st.integers(1, 600), height=st.integers(1, 600), seed=st.integers(0, 10**6))
@@ -764,31 +629,6 @@ def test_without_a_compiler_crops_are_cut_from_the_whole_and_the_decoder_says_so
     jpeg_decode.region_function.cache_clear()
 
 
-@pytest.mark.usefixtures("built")
-def test_a_build_that_fails_leaves_what_is_built_and_what_cannot_be_loaded_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path))
-    path, source = jpeg_decode.build_region(), jpeg_decode._SOURCE.read_text(encoding="utf-8")
-    for text, told in (
-        (source.replace("factor;", "factor; image.do_fancy_upsampling = FALSE;"), "not simplejpeg's, 422 at"),
-        ("#error of mine\n" + source, "error: #error of mine"),
-    ):
-        (tmp_path / "region.c").write_text(text, encoding="utf-8")
-        with monkeypatch.context() as patch:
-            patch.setattr(jpeg_decode, "_library", lambda: path)
-            patch.setattr(jpeg_decode, "_SOURCE", tmp_path / "region.c")
-            with pytest.raises(EnvironmentLacksError, match=told):
-                jpeg_decode.build_region()
-        assert list(path.parent.iterdir()) == [path]
-    monkeypatch.setattr(jpeg_decode, "_library", lambda: tmp_path / "region.c")  # as of another machine
-    jpeg_decode.region_function.cache_clear()
-    reader = open_images(write_tree(tmp_path / "tree"), RESNET, 0, training=True)
-    assert "simplejpeg, decoder of crops cannot be used" in str(reader.describe()["decoder"])
-    assert reader.describe()["decoded"] == "whole images, at a smaller scale where that is enough"
-    jpeg_decode.region_function.cache_clear()
-
-
 @given(*[st.integers(1, 4000)] * 4)
 def test_decoding_smaller_never_enlarges_a_crop(width: int, height: int, wide: int, high: int) -> None:
     factor = jpeg.decode_factor(width, height, wide, high)
@@ -808,17 +648,8 @@ def photographs() -> None:
 SMALL: dict[str, Any] = {"width": 48, "height": 36, "train_images": 25, "validation_images": 13}
 
 
-def test_photographs_are_the_same_in_tree_and_shards(photographs: None, tmp_path: Path) -> None:
-    produce(PhotoRecipe(**SMALL), tmp_path / "tree")
-    recipe = PhotoRecipe(**SMALL, container="tar", samples_per_shard=7)
-    assert produce(recipe, tmp_path / "tar").counts == {"train": 25, "validation": 13}
-    for split, count in (("train", 25), ("validation", 13)):
-        images = open_image_set(tmp_path / "tar" / split)
-        assert images.num_samples == count
-        assert contents(images) == contents(open_image_set(tmp_path / "tree" / split))
-    assert verify(tmp_path / "tar").faults == []
-    first = [open_image_set(tmp_path / "tar" / "train").label(i) for i in range(10)]
-    assert sorted(first) == list(range(10)) != first
+def test_photographs_are_a_whole_tree_with_its_licences(photographs: None, tmp_path: Path) -> None:
+    assert produce(PhotoRecipe(**SMALL), tmp_path / "tree").counts == {"train": 25, "validation": 13}
     assert open_image_set(tmp_path / "tree" / "train").classes == tuple(sorted(p.class_name for p in PHOTOS))
     licences = (tmp_path / "tree" / "LICENSES.txt").read_text(encoding="utf-8")
     assert all(photo.licence in licences for photo in PHOTOS)
@@ -836,28 +667,3 @@ def test_photographs_differ_between_splits_seeds_and_numbers(photographs: None) 
     ]
     assert len(set(images)) == len(images)
     assert recipe.image("train", 3, 2) == PhotoRecipe(**SMALL).image("train", 3, 2)
-
-
-@pytest.mark.parametrize("num_classes", [10, 11, 1000])
-def test_photographs_give_many_classes(photographs: None, num_classes: int) -> None:
-    recipe = PhotoRecipe(train_images=num_classes, validation_images=0, num_classes=num_classes)
-    assert len(set(recipe.classes)) == num_classes
-    assert list(recipe.classes) == sorted(recipe.classes)
-    for label in (0, num_classes // 2, num_classes - 1):
-        with Image.open(io.BytesIO(recipe.image("train", label, 0))) as image:
-            assert image.size == (500, 375)
-    assert sum(part.count for part in recipe.parts()) == num_classes
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"train_images": 9}, "train_images is 9, 10 is the least"),
-        ({"validation_images": 9}, "validation_images is 9, expected 0 or at least one a class"),
-        ({"num_classes": 1001}, "num_classes is 1001, expected 2 to 1000"),
-    ],
-)
-def test_wrong_photograph_recipes_are_refused(changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError) as raised:
-        PhotoRecipe(**{**SMALL, **changes})
-    assert told in str(raised.value)

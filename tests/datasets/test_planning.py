@@ -19,12 +19,11 @@ from dlbench.cli import cli
 from dlbench.cli.options import require_fitting_data
 from dlbench.datasets import recognition
 from dlbench.datasets.images.image_set import index_jpeg_tree
-from dlbench.datasets.images.shards import INDEX, index_size
+from dlbench.datasets.images.shards import INDEX
 from dlbench.datasets.making.image_recipes import PackRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.recognition import require_fitting
 from dlbench.datasets.splits import split_names
-from dlbench.datasets.verification import verify
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import UserError
 from tests.support.datasets import write_samples
@@ -97,14 +96,6 @@ def test_only_data_of_its_kind_is_taken(workload: str, sets: Path) -> None:
                 assert f"{workload} trains on " in found
 
 
-def test_a_tree_of_many_classes_is_no_set_of_volumes(sets: Path, tmp_path: Path) -> None:
-    for number in range(12):
-        shutil.copytree(sets / "tree/train/class 0", tmp_path / f"class {number}")
-    found = refusal("cosmoflow", tmp_path)
-    assert found is not None
-    assert "holds a tree of images; cosmoflow trains on density volumes" in found
-
-
 @pytest.mark.parametrize(
     ("workload", "kind"),
     [("resnet50", "npy"), ("resnet50", "text"), ("resnet50", "samples"), ("bert", "tar"), ("bert", "npy")],
@@ -166,23 +157,6 @@ def test_text_and_volumes_in_splits_of_other_names_say_so(sets: Path, tmp_path: 
         index_density(tmp_path / "hdf5")
 
 
-@pytest.mark.parametrize("name", ["train", "val", "valid", "validation", "test", "Test"])
-def test_the_very_names_of_splits_are_never_classes(name: str) -> None:
-    assert split_names([name, "bus", "boat"]) == [name]
-
-
-@pytest.mark.parametrize("validation", ["validation", "val", "valid"])
-def test_all_names_of_validation_are_known_for_every_kind(validation: str, sets: Path, tmp_path: Path) -> None:
-    for workload, kind in (("resnet50", "tree"), ("cosmoflow", "hdf5"), ("cosmoflow", "npy")):
-        source = tmp_path / kind
-        shutil.copytree(sets / kind / "train", source / "train")
-        shutil.copytree(sets / kind / "train", source / validation)
-        assert refusal(workload, source) is None
-        verdict = verify(source)
-        assert verdict.faults == []
-        assert set(verdict.samples) == {"train", "validation"}
-
-
 def test_a_class_may_bear_the_name_of_a_split() -> None:
     assert split_names(["dev", "bus", "boat"]) == []
     assert split_names(["evaluation", "bus"]) == []
@@ -205,12 +179,6 @@ def test_too_few_samples_are_told_with_both_numbers(sets: Path) -> None:
         found = refusal(workload, sets / name, **{"train.batch_per_rank": num + 1})
         assert found is not None, name
         assert f"has {num} samples, one step needs {num + 1} (train.batch_per_rank {num + 1} x 1 ranks)" in found
-
-
-def test_more_ranks_than_samples(sets: Path) -> None:
-    found = refusal("cosmoflow", sets / "npy", ranks=3)
-    assert found is not None
-    assert "has 2 samples, one step needs 3 (train.batch_per_rank 1 x 3 ranks); use more data, fewer ranks" in found
 
 
 def test_data_must_fit_the_model(sets: Path, tmp_path: Path) -> None:
@@ -243,10 +211,6 @@ def test_damage_is_told(sets: Path, tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / INDEX).write_bytes(b"PK\3\4 no archive")
     assert "not a whole index of images" in (refusal("resnet50", tmp_path / "s") or "")
-
-
-def test_an_index_says_its_size_without_being_read(sets: Path) -> None:
-    assert index_size(sets / "tar" / "train") == (15, 3)
 
 
 def test_what_is_not_there_is_left_to_the_nodes(tmp_path: Path) -> None:
@@ -308,9 +272,3 @@ def test_a_manifest_of_another_set_is_told(sets: Path, tmp_path: Path) -> None:
     found = refusal("resnet50", tmp_path)
     assert found is not None
     assert "holds density volumes (by its manifest); resnet50 trains on images" in found
-
-
-@pytest.mark.parametrize("share", ["-0.1", "1.01", "nan", "inf", "much"])
-def test_a_share_that_is_none_is_refused(share: str, sets: Path) -> None:
-    with pytest.raises(UserError, match=r"Q is a share from 0 to 1, e\.g\. partial:0\.1"):
-        refusal("resnet50", sets / "tree", **{"data.staging": "shard", "data.shuffle": f"partial:{share}"})

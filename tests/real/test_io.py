@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.node_program import reading_rate
-from dlbench.views.storage import supply_of
 from tests.conftest import Cli
 from tests.support.leftovers import interrupt
-from tests.support.run_factory import plans
 from tests.support.volumes import write_volumes
 
 pytestmark = pytest.mark.slow
@@ -25,27 +21,6 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "volumes"
     write_volumes(folder, 64, seed=1)
     return folder
-
-
-def test_an_order_is_answered_by_real_readers(volumes: Path) -> None:
-    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1, data=str(volumes))
-    workload = plan.workload.model_dump(mode="json")
-    order = {
-        "model": workload["model"],
-        "data": {**workload["data"], "cache": "warm", "loader_workers": 0},
-        "seed": 1,
-        "batch": 4,
-        "processes": 1,
-        "cores_per_process": 1,
-        "seconds": 0.2,
-        "repeats": 1,
-    }
-    found = supply_of(reading_rate(order, sys.executable))
-    assert (found.cache, found.in_force, found.ranks) == ("warm", True, 1)
-    assert found.samples_per_s.value > 0
-    # 32 x 32 x 32 x 4 counts of 2 bytes, and four targets of 4.
-    assert found.sample_bytes == 32**3 * 4 * 2 + 16
-    assert 0 < found.fetch_share.value < 1
 
 
 @pytest.mark.nightly

@@ -56,14 +56,3 @@ def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArr
     """
     views = example_views(payload)
     return {name: [bytes(v) for v in value] if isinstance(value, list) else value for name, value in views.items()}
-
-
-def most_frequent_share(ids: NDArray[Any]) -> float:
-    """The share of the most frequent id: the accuracy of a predictor that always says this one token.
-
-    Taken over the hidden tokens of an evaluation set it is the baseline of masked-LM accuracy.
-    Raises ValueError: there are no ids.
-    """
-    if not ids.size:
-        raise ValueError("no ids, no most frequent one")
-    return float(np.unique(ids, return_counts=True)[1].max() / ids.size)

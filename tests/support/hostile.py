@@ -40,7 +40,7 @@ NUMBERS = ("-1", "0", "1", "2", "3", "x", "1e3", "nan", "inf", "9" * 30, "999999
 SMALL = ("-1", "0", "1", "2", "x", "", "nan")
 """For what makes data or starts processes."""
 
-_MAKING = frozenset({"samples", "validation", "size_on_disk", "size", "classes", "samples_per_file", "workers"})
+_MAKING = frozenset({"samples", "validation", "size", "classes", "samples_per_file", "workers"})
 _MAKING |= frozenset(
     {"samples_per_shard", "duplicates", "sequence_length", "max_predictions", "nodes", "cpus_per_node"}
 )

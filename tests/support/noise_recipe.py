@@ -36,10 +36,6 @@ class Noise:
     def made_with(self) -> Mapping[str, str | int | float | bool]:
         return {"seed": self.seed, "num_bytes": self.num_bytes, "train": self.num_train, "share": 0.5, "odd": False}
 
-    @property
-    def distinct_bytes(self) -> int:
-        return 17
-
     def parts(self) -> Sequence[Part]:
         return [Part(f"train/noise-{i:03d}", "train", 10 * i, 10) for i in range(self.num_train)] + [
             Part(f"validation/noise-{i:03d}", "validation", 7 * i, 7) for i in range(self.num_validation)

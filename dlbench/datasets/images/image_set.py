@@ -11,11 +11,11 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dlbench.datasets.file_index import Files, load_index
+from dlbench.datasets.file_index import Files
 from dlbench.datasets.images.shards import MAX_IMAGE, ImageSet, holds_shards, open_image_shards
 from dlbench.datasets.splits import OF_STORAGE, Split, require_no_splits
 from dlbench.errors import UserError
@@ -32,14 +32,11 @@ _SYNSET = re.compile(r"n\d{8}")
 
 
 def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
-    """Opens a folder of class folders, by its index if it has one, or a folder of shards.
+    """Opens a folder of class folders, or a folder of shards.
 
     `split`: which of two splits of shards that names tell apart is wanted.
     Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
-    kept, told = load_index(folder, JpegTree)
-    if kept is not None:
-        return replace(kept, root=folder, names_from=told)
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
     if train.is_dir() and (
@@ -48,7 +45,7 @@ def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
         raise UserError(f"{str(folder)!r} holds splits, not classes; give {str(train)!r} or the other one")
     if holds_shards(folder):
         return open_image_shards(folder, split)
-    return replace(index_jpeg_tree(folder), names_from=told)
+    return index_jpeg_tree(folder)
 
 
 def completeness(image_set: ImageSet, split: Split) -> str | None:
@@ -86,7 +83,6 @@ class JpegTree(ImageSet):
     sha256: str  # digest of class and file names, in order; contents are not read
     remarks: tuple[str, ...] = ()  # which files were passed over, one line if there are any
     kind: str = "jpeg-tree"
-    names_from: str | None = None
 
     def path(self, index: int) -> Path:
         return Path(self._path(index))

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.account import sample_names
 from dlbench.datasets.splits import Split, other_split
@@ -350,8 +350,6 @@ INDEX = "index.npz"
 _FORMAT = {"format": "dlbench.image-index", "version": 1}
 _ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
 _LISTS = ("shards", "sizes", "classes", "remarks")
-_MEMBER = "{}.npy"  # what numpy calls an array in an archive
-_MAX_ABOUT = 1 << 28  # bytes of the lists of an index at most: names of shards and classes
 
 
 class ImageSet:
@@ -363,7 +361,6 @@ class ImageSet:
     labels: NDArray[np.int32]  # (num_samples,) the label of each sample
     sha256: str  # digest of the index (names or sizes, and labels), hexadecimal; image contents are not read
     remarks: tuple[str, ...]  # How the set was understood, one line each: what was passed over, ...
-    names_from: str | None = None  # Of a tree: where its files' names are from, see `load_index`.
 
     @property
     def num_samples(self) -> int:
@@ -534,28 +531,3 @@ def load_index(folder: Path) -> ShardIndex:
     if form != _FORMAT or len(shapes) != 1 or not kinds or len(lists["shards"]) != len(lists["sizes"]):
         raise UserError(f"{str(path)!r}: not an index of images of this form; remove it, and the shards are scanned")
     return ShardIndex(container=container, **lists, **arrays)
-
-
-def index_size(folder: Path) -> tuple[int, int]:
-    """Images and classes that `index.npz` says, without reading its arrays.
-
-    Raises UserError: it is missing, damaged, or of another form.
-    """
-    path = folder / INDEX
-    try:
-        with open_file(path) as raw, np.load(raw, allow_pickle=False) as file:
-            with file.zip.open(_MEMBER.format("labels")) as member:
-                shape = _array_header(member)
-            with file.zip.open(_MEMBER.format("about")) as member:
-                _array_header(member)
-                about = parse_json(member.read(_MAX_ABOUT))
-        return int(shape[0]), len(about["classes"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{str(path)!r}: not a whole index of images: {first_line(error)}; remove it") from None
-
-
-def _array_header(member: IO[bytes]) -> tuple[int, ...]:
-    """The shape of an array; afterwards the stream stands at its first value."""
-    np.lib.format.read_magic(member)
-    shape: tuple[int, ...] = np.lib.format.read_array_header_1_0(member)[0]
-    return shape

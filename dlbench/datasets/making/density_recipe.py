@@ -172,10 +172,7 @@ def density_sample(
 
 @dataclass(frozen=True, kw_only=True)
 class DensityRecipe:
-    """A data set of volumes, for `production`: what it consists of and how each file is made.
-
-    Universes of training and validation are drawn from generators of their own, and none is in both.
-    """
+    """A data set of volumes. Universes of training and validation are drawn from generators of their own."""
 
     num_train: int
     num_validation: int
@@ -188,7 +185,6 @@ class DensityRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        """Everything that decides the bytes, ranges of the parameters included."""
         ranges = {f"range_{name}": f"{low:g} to {high:g}" for name, (low, high) in self._ranges.items()}
         return {
             "generator": f"dlbench log-normal density fields, version {VERSION}",
@@ -242,11 +238,7 @@ def volume_parts(split: Split, num_samples: int, container: Container, samples_p
 def write_volumes(
     path: Path, container: Container, samples: Iterator[Volume], shape: tuple[int, ...], num_targets: int
 ) -> None:
-    """Writes one file of volumes; the same samples give the same bytes. One sample at a time is in memory.
-
-    `shape`: of all volumes together, (n, S, S, S, C).
-    Raises OSError: it cannot be written. EnvironmentLacksError: h5py is not installed (HDF5).
-    """
+    """Writes one file of volumes; the same samples give the same bytes. `shape`: of all together, (n, S, S, S, C)."""
     if container == "hdf5":
         _write_hdf5(path, samples, shape, num_targets)
         return

@@ -1,10 +1,8 @@
 """Labelled images as a data set: photographs that Python packages carry, and shards of any images.
 
-Photographs become classes: which part is this cut from? The photographs are read from the installed packages
-scikit-image and scikit-learn; nothing is downloaded. With up to 10 classes each is one photograph; with more, each
-photograph is divided into a grid, and each cell is a class. An image is a cut of its photograph or cell at a random
-place and scale, with grain like a sensor's, so that a network has something to learn and a JPEG has the size that
-photographs have.
+Photographs become classes: which is this cut from? The photographs are read from the installed packages scikit-image
+and scikit-learn; nothing is downloaded. An image is a cut of its photograph at a random place and scale, with grain
+like a sensor's, so that a network has something to learn and a JPEG has the size that photographs have.
 
 Validation cuts are drawn from other random numbers than training cuts, so none is equal to one; but both come from the
 same photographs and overlap in area. So accuracy on them says that a network learns, not how well it would generalise.
@@ -18,13 +16,12 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import math
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +32,7 @@ from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.opening import why_unreadable
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -166,16 +164,15 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         try:
             data = source.read(index)
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            reason = why_unreadable(error)
             raise UserError(f"{source.name(index)}: {reason}; repair or remove it, then pack again") from None
         yield Packed(f"{first + place:08d}", data, labels[source.label(index)])
 
 
 PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
 LICENCES = "LICENSES.txt"
-MOST_CLASSES = 1000  # cells become 30 pixels wide; smaller ones would show nothing
+_OF_TREES = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in what a set is made with, as before
 _SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
-_CELL_SHARES = (0.6, 1.0)  # the same for a cell of a photograph, which is small already
 _SPLITS: tuple[Split, ...] = ("train", "validation")
 
 
@@ -219,6 +216,11 @@ PHOTOS = (
 )
 
 
+def _sorted_photos() -> list[Photo]:
+    """All photographs in the order of their labels."""
+    return sorted(PHOTOS, key=lambda photo: photo.class_name)
+
+
 def photo_path(photo: Photo) -> Path:
     """Where an installed package keeps a photograph; the package itself is not imported.
 
@@ -236,35 +238,30 @@ def photo_path(photo: Photo) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoRecipe:
-    """Labelled photographs as a tree of JPEGs or as shards; a `Recipe` of dlbench.datasets.making.production.
+    """Labelled photographs as a tree of JPEGs; a `Recipe` of dlbench.datasets.making.production.
 
     The defaults are of ImageNet's form: 500 x 375 pixels, about 105 kB an image (ImageNet: 115 kB).
-    Image k of a class is the same in all containers, and whatever the number of images.
+    Image k of a class is the same whatever the number of images.
     """
 
     train_images: int  # over all classes, as evenly as they divide
     validation_images: int  # 0, or at least one a class
     num_classes: int = len(PHOTOS)
-    container: Literal["tree", "tar"] = "tree"
     width: int = 500  # pixels; of the largest image if they vary
     height: int = 375  # pixels
     vary: float = 0.0  # each image is smaller than `width` x `height` by a random share of up to this much
     quality: int = 95  # of the JPEG, 1 to 100
     grain: int = 16  # largest deviation that grain adds to a pixel's brightness, of 255; grain is uniform
-    samples_per_shard: int = SAMPLES_PER_SHARD
     seed: int = 0
+    kind = "images"
 
     def __post_init__(self) -> None:
-        if not 2 <= self.num_classes <= MOST_CLASSES:
-            raise UserError(f"num_classes is {self.num_classes}, expected 2 to {MOST_CLASSES}")
+        if not 2 <= self.num_classes <= len(PHOTOS):
+            raise UserError(f"num_classes is {self.num_classes}, expected 2 to {len(PHOTOS)}")
         if self.train_images < self.num_classes:
             raise UserError(f"train_images is {self.train_images}, {self.num_classes} is the least")
         if self.validation_images and self.validation_images < self.num_classes:
             raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one a class")
-
-    @property
-    def kind(self) -> str:
-        return "images" if self.container == "tree" else "image-shards"
 
     @property
     def made_with(self) -> MadeWith:
@@ -273,18 +270,15 @@ class PhotoRecipe:
             import PIL
         except ImportError:
             raise EnvironmentLacksError("Pillow is not installed; pip install 'dlbench[demo]'") from None
-        return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **self.__dict__}
+        return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **_OF_TREES, **self.__dict__}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(sorted(_regions(self.num_classes)))
+        return tuple(photo.class_name for photo in _sorted_photos()[: self.num_classes])
 
     def parts(self) -> Sequence[Part]:
         parts: list[Part] = []
         for split in _SPLITS:
-            if self.container != "tree":
-                parts += shard_parts(split, self._images(split), self.samples_per_shard)
-                continue
             first = 0
             for label, name in enumerate(self.classes if self._images(split) else ()):
                 share, rest = divmod(self._images(split), self.num_classes)
@@ -293,14 +287,10 @@ class PhotoRecipe:
         return parts
 
     def write(self, part: Part, path: Path) -> None:
-        split = part.split
-        if self.container != "tree":
-            write_shard(path, self._mixed(split, part))
-            return
         name = Path(part.name).name
         path.mkdir()
         for number in range(part.count):
-            (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(split, self.classes.index(name), number))
+            (path / f"{name}-{number:03d}.jpg").write_bytes(self.image(part.split, self.classes.index(name), number))
 
     def finish(self, folder: Path) -> None:
         lines = [f"{p.class_name}: {p.package}/{p.file} of {p.distribution}. {p.licence}" for p in PHOTOS]
@@ -311,23 +301,17 @@ class PhotoRecipe:
             "",
         ]
         (folder / LICENCES).write_text("\n".join(head + lines) + "\n", encoding="utf-8")
-        for split in _SPLITS:
-            if self.container != "tree" and self._images(split):
-                index_split(folder / split, self.classes)
 
     def image(self, split: Split, label: int, number: int) -> bytes:
         """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""
         from PIL import Image
 
         generator = np.random.default_rng([self.seed, _SPLITS.index(split), label, number])
-        photo, left, top, width, height, shares = _regions(self.num_classes)[self.classes[label]]
-        picture = _picture(photo)
-        left, width = left * picture.width, width * picture.width
-        top, height = top * picture.height, height * picture.height
+        picture = _picture(_sorted_photos()[label])
         # The largest cut of the wanted form that fits, made smaller by a random share.
-        scale = min(width / self.width, height / self.height) * generator.uniform(*shares)
+        scale = min(picture.width / self.width, picture.height / self.height) * generator.uniform(*_SHARES)
         w, h = self.width * scale, self.height * scale
-        x, y = left + generator.random() * max(0, width - w), top + generator.random() * max(0, height - h)
+        x, y = generator.random() * max(0, picture.width - w), generator.random() * max(0, picture.height - h)
         shrink = 1 - generator.uniform(0, self.vary)
         size = max(1, round(self.width * shrink)), max(1, round(self.height * shrink))
         # Rounding may put an edge a hair beyond the photograph, which Pillow refuses.
@@ -342,40 +326,6 @@ class PhotoRecipe:
 
     def _images(self, split: Split) -> int:
         return self.train_images if split == "train" else self.validation_images
-
-    def _mixed(self, split: Split, part: Part) -> Iterator[Packed]:
-        """The samples of one shard. Sample n is image n // C of a class; every C samples hold each class once."""
-        of_round, order = -1, np.arange(0)
-        for sample in range(part.first, part.first + part.count):
-            number, place = divmod(sample, self.num_classes)
-            if number != of_round:
-                # The last round is not full: its classes are the first ones, as in a tree.
-                left = min(self.num_classes, self._images(split) - number * self.num_classes)
-                generator = np.random.default_rng([self.seed, _SPLITS.index(split), number])
-                of_round, order = number, generator.permutation(left)
-            label = int(order[place])
-            yield Packed(f"{sample:08d}", self.image(split, label, number), label)
-
-
-Region = tuple[Photo, float, float, float, float, tuple[float, float]]
-"""A photograph; left, top, width and height of the cell, as shares of it; smallest and largest share of a cut."""
-
-
-@lru_cache(maxsize=4)
-def _regions(num_classes: int) -> Mapping[str, Region]:
-    """What each class is cut from, by name: whole photographs, or cells of equally fine grids on all of them."""
-    cells = -(-num_classes // len(PHOTOS))
-    if cells == 1:
-        photos = sorted(PHOTOS, key=lambda photo: photo.class_name)[:num_classes]
-        return {photo.class_name: (photo, 0.0, 0.0, 1.0, 1.0, _SHARES) for photo in photos}
-    edge = math.ceil(math.sqrt(cells))
-    found: dict[str, Region] = {}
-    for cell in range(cells):
-        row, column = divmod(cell, edge)
-        for photo in PHOTOS[: num_classes - len(found)]:
-            name = f"{photo.class_name}-{cell:03d}"
-            found[name] = (photo, column / edge, row / edge, 1 / edge, 1 / edge, _CELL_SHARES)
-    return found
 
 
 @lru_cache(maxsize=len(PHOTOS))

@@ -2,7 +2,7 @@
 
 A `Recipe` says what a set consists of and writes one part at a time; `produce` does the rest. Parts are written in
 `.partial/`, synced and renamed, so that what has its own name is whole. While a set is being made its folder holds
-`.production.json`, `{"format": "dlbench.production", "version": 2, "kind", "made_with"}`, which is locked. The last act
+`.production.json`, `{"format": "dlbench.production", "version": 1, "kind", "made_with"}`, which is locked. The last act
 is the manifest.
 """
 
@@ -31,11 +31,10 @@ from dlbench.datasets.manifest import (
     save_manifest,
 )
 from dlbench.datasets.splits import Split
-from dlbench.errors import DlbenchError, EnvironmentLacksError, UserError, refused
-from dlbench.units import format_bytes
+from dlbench.errors import DlbenchError, UserError, refused
 
 FORMAT = "dlbench.production"
-VERSION = 2
+VERSION = 1
 BEGUN = ".production.json"
 PARTIAL = ".partial"  # the folder of parts that are being written
 
@@ -54,10 +53,7 @@ class Part:
 
 
 class Recipe(Protocol):
-    """How a data set is made: picklable, a frozen dataclass.
-
-    It may also have `distinct_bytes` (integer), the bytes of content before it repeats, which the manifest keeps.
-    """
+    """How a data set is made: picklable, a frozen dataclass."""
 
     @property
     def kind(self) -> str:
@@ -86,15 +82,14 @@ def produce(
     *,
     workers: int = 1,
     progress: Progress = lambda _done, _total, _num_bytes: None,
-    estimated_bytes: int = 0,
 ) -> Manifest:
     """Makes a data set, or the rest of one; at once if it is there.
 
     `folder`: made if it is not there. Otherwise empty, or holding this very set, finished or begun. `workers`:
-    processes that write; with 1 this one writes. `estimated_bytes`: what the set will need on disk.
+    processes that write; with 1 this one writes.
     Returns the manifest of the finished set.
     Raises UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
-    EnvironmentLacksError: the disk has no room. RunError: a worker process died. KeyboardInterrupt: after the workers
+    RunError: a worker process died. KeyboardInterrupt: after the workers
     have ended; the same call continues.
     """
     made_with = dict(recipe.made_with)
@@ -106,7 +101,7 @@ def produce(
             folder.mkdir(parents=True, exist_ok=True)
             with begun.open("a+", encoding="ascii") as file:
                 _lock(file, folder)
-                manifest = _make(recipe, made_with, folder, file, workers, progress, estimated_bytes)
+                manifest = _make(recipe, made_with, folder, file, workers, progress)
         except OSError as error:
             raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
         finally:
@@ -169,7 +164,6 @@ def _make(
     begun: IO[str],
     workers: int,
     progress: Progress,
-    estimated_bytes: int,
 ) -> Manifest:
     begun.seek(0)
     content = begun.read()
@@ -181,7 +175,6 @@ def _make(
     total = sum(part.count for part in parts)
     done = total - sum(part.count for part in left)
     num_bytes = sum(entry.num_bytes for entries in files.values() for entry in entries)
-    _require_space(estimated_bytes - num_bytes, folder)
     if not content:
         head = {"format": FORMAT, "version": VERSION, "kind": recipe.kind, "made_with": dict(made_with)}
         begun.write(json.dumps(head))
@@ -213,14 +206,6 @@ def _recipe_of(path: str, content: str) -> tuple[str, MadeWith]:
     if form != (FORMAT, VERSION):
         raise UserError(f"{path}: is of version {form[1]!r}, not {VERSION}; remove the folder")
     return recipe
-
-
-def _require_space(needed: int, folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise EnvironmentLacksError(
-            f"{str(folder)!r}: needs about {format_bytes(needed)} more, its disk has {format_bytes(free)} free"
-        )
 
 
 def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
@@ -276,5 +261,4 @@ def _complete(
         made_with=made_with,
         counts=counts,
         files=[*in_parts, *others],
-        distinct_bytes=getattr(recipe, "distinct_bytes", None),
     )

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
-from dlbench.errors import EnvironmentLacksError, UserError
+from dlbench.errors import EnvironmentLacksError
 
 Numbers = NDArray[np.int64]
 _RULE = re.compile(r"^[\s*=~^\-_.+|]*$")
@@ -55,9 +55,8 @@ _LONG = 40  # characters. A sentence that long in a training and a validation do
 _LEAST_MODULES = 100  # fewer modules with docstrings than this, and the sources are not there
 NOTICE = """\
 The text is the reference topics of Python {version} and the docstrings of its standard library, unwrapped to one
-sentence a line, with sections in another order where it repeats. Copyright Python Software Foundation. Used under the
-Python Software Foundation License Version 2 (https://docs.python.org/3/license.html); examples are also under the
-Zero-Clause BSD License.
+sentence a line. Copyright Python Software Foundation. Used under the Python Software Foundation License Version 2
+(https://docs.python.org/3/license.html); examples are also under the Zero-Clause BSD License.
 """
 
 
@@ -67,11 +66,6 @@ class Document:
 
     name: str
     sentences: tuple[str, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in a text file: a sentence a line, and the blank line behind the document."""
-        return sum(len(sentence.encode("utf-8")) + 1 for sentence in self.sentences) + 1
 
 
 def python_version() -> str:
@@ -144,13 +138,7 @@ def _prose(docstring: str) -> str:
     return text.replace("``", "").replace("`", "'").encode("utf-8", "ignore").decode("utf-8")
 
 
-TRAIN: Split = "train"
-VALIDATION: Split = "validation"
-SPLITS: tuple[Split, ...] = (TRAIN, VALIDATION)
-# Second words of seeds, so that no two purposes draw the same numbers.
-_DEALING, _PASS = 1, 2
-_LONGEST_SECTION = 16  # Sentences that stay together in a redrawn document; about three samples of 128 tokens.
-_LEAST_SECTION = 4
+_DEALING = 1  # with the seed
 
 
 def split_documents(num_documents: int, validation_share: float, seed: int) -> dict[Split, Numbers]:
@@ -160,39 +148,16 @@ def split_documents(num_documents: int, validation_share: float, seed: int) -> d
     """
     wanted = max(2, round(num_documents * validation_share))
     order = np.random.default_rng([seed, _DEALING]).permutation(num_documents)
-    return {TRAIN: order[wanted:], VALIDATION: order[:wanted]}
+    return {"train": order[wanted:], "validation": order[:wanted]}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
-    """The embedded text as UTF-8 files, one sentence a line, a blank line between documents.
+    """The embedded text as UTF-8 files, one sentence a line, a blank line between documents, once."""
 
-    The first pass over the documents writes them as they are. Every later pass takes them in another order and cuts
-    each into sections of 4 to 16 sentences, which follow each other in another order, too: the words are those of the
-    first pass, their neighbourhood beyond a section is not. So there is no more text in it than
-    `distinct_bytes` says, whatever the size.
-
-    Validation documents are written once, and never in training.
-    """
-
-    num_bytes: int | None = None  # of the training files together, reached with whole documents; none: one pass
     seed: int = 0
     validation_share: float = 0.1  # of the documents
-    passes_per_file: int = 16  # passes that share a file: 23 MB with CPython 3.11
     kind: str = "text"
-
-    @property
-    def distinct_bytes(self) -> int:
-        """The training text before it repeats, bytes."""
-        documents = python_documents()
-        total: int = sum(documents[i].num_bytes for i in self._split[TRAIN].tolist())
-        return total
-
-    @property
-    def estimated_bytes(self) -> int:
-        documents = python_documents()
-        validation: int = sum(documents[i].num_bytes for i in self._split[VALIDATION].tolist())
-        return self._num_bytes + validation
 
     @property
     def made_with(self) -> MadeWith:
@@ -201,35 +166,21 @@ class TextRecipe:
             "text": "embedded",
             "text_sha256": documents_sha256(documents),
             "python": python_version(),
-            "num_bytes": self._num_bytes,
             "seed": self.seed,
             "validation_share": self.validation_share,
-            "passes_per_file": self.passes_per_file,
         }
 
     def parts(self) -> Sequence[Part]:
-        """Files of documents, numbered within their split over all passes. Raises UserError: the size is 0."""
-        if self._num_bytes < 1:
-            raise UserError("a text needs at least one byte")
-        documents = len(self._split[TRAIN])
-        whole, rest = divmod(self._num_bytes, self.distinct_bytes)
-        total = whole * documents + self._documents_for(whole, rest)
-        each = self.passes_per_file * documents
-        parts = [
-            Part(name=f"{TRAIN}/text-{i:05d}.txt", split=TRAIN, first=first, count=min(each, total - first))
-            for i, first in enumerate(range(0, total, each))
+        return [
+            Part(name=f"{split}/text-00000.txt", split=split, first=0, count=len(numbers))
+            for split, numbers in self._split.items()
         ]
-        held_out = len(self._split[VALIDATION])
-        return [*parts, Part(name=f"{VALIDATION}/text-00000.txt", split=VALIDATION, first=0, count=held_out)]
 
     def write(self, part: Part, path: Path) -> None:
-        each = len(self._split[part.split])
+        documents = python_documents()
         with path.open("x", encoding="utf-8", newline="\n") as file:
-            stop = part.first + part.count
-            for number in range(part.first // each, -(-stop // each)):
-                chosen = self._pass(part.split, number)
-                for document in chosen[max(0, part.first - number * each) : stop - number * each]:
-                    file.write("".join(f"{sentence}\n" for sentence in document) + "\n")
+            for number in self._split[part.split].tolist():
+                file.write("".join(f"{sentence}\n" for sentence in documents[number].sentences) + "\n")
 
     def finish(self, folder: Path) -> None:
         # Not *.txt, or it would be read as text.
@@ -238,33 +189,3 @@ class TextRecipe:
     @property
     def _split(self) -> dict[Split, Numbers]:
         return split_documents(len(python_documents()), self.validation_share, self.seed)
-
-    @property
-    def _num_bytes(self) -> int:
-        return self.distinct_bytes if self.num_bytes is None else self.num_bytes
-
-    def _documents_for(self, number: int, wanted: int) -> int:
-        """How many documents of a pass reach `wanted` bytes."""
-        count = 0
-        for sentences in self._pass(TRAIN, number) if wanted else []:
-            count += 1
-            wanted -= Document("", tuple(sentences)).num_bytes
-            if wanted <= 0:
-                break
-        return count
-
-    def _pass(self, split: Split, number: int) -> list[Sequence[str]]:
-        documents, mine = python_documents(), self._split[split]
-        if number == 0:
-            return [documents[i].sentences for i in mine.tolist()]
-        generator = np.random.default_rng([self.seed, _PASS, SPLITS.index(split), number])
-        return [_shuffled_sections(documents[i].sentences, generator) for i in generator.permutation(mine).tolist()]
-
-
-def _shuffled_sections(sentences: Sequence[str], generator: np.random.Generator) -> list[str]:
-    sections, start = [], 0
-    while start < len(sentences):
-        stop = start + int(generator.integers(_LEAST_SECTION, _LONGEST_SECTION + 1))
-        sections.append(sentences[start:stop])
-        start = stop
-    return [sentence for i in generator.permutation(len(sections)).tolist() for sentence in sections[i]]

@@ -233,26 +233,20 @@ def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: in
 
 
 class Keeping:
-    """Whether samples are still being kept in a folder: the first process that meets a full disk ends it for all.
-
-    A file is renamed for that, which needs no room on the disk.
-    """
-
-    _ON, _OFF = "keeping", "full"
+    """Whether samples are still being kept in a folder: the first process that meets a full disk ends it for all."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._on, self._off = folder / "keeping", folder / "full"
 
     def begin(self) -> None:
         """Called once for each node, before anything is kept."""
-        with suppress(FileNotFoundError):
-            (self._folder / self._OFF).unlink()
-        (self._folder / self._ON).touch()
+        self._off.unlink(missing_ok=True)
+        self._on.touch()
 
     def stop(self) -> None:
         with suppress(OSError):
-            (self._folder / self._ON).rename(self._folder / self._OFF)
+            self._on.rename(self._off)  # which needs no room on the disk
 
     def has_stopped(self) -> bool:
         """Whether a process has met a full disk."""
-        return (self._folder / self._OFF).exists()
+        return self._off.exists()

@@ -7,21 +7,20 @@ Counts of two bytes are half of what their logarithms are: on their way to a GPU
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.file_index import load_index
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, target_fault
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
+from dlbench.opening import why_unreadable
 from dlbench.specs.workload import CosmoFlowModel
 
 _VOXELS_AT_ONCE = 1 << 16  # Voxels of one channel looked up together: their indices stay in the cache of a core.
@@ -74,7 +73,7 @@ class VolumeReader(SampleReader):
         try:
             target = self._volumes.read(*self._index.place(index), counts)
         except (OSError, KeyError, ValueError, IndexError) as error:
-            raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
+            raise self._bad(index, why_unreadable(error)) from None
         if target.shape != (self._index.num_targets,):
             raise self._bad(index, f"y has shape {target.shape}, the others have {(self._index.num_targets,)}")
         room[end:].view("<f4")[:] = target
@@ -124,7 +123,7 @@ class VolumeReader(SampleReader):
             "files": len(index.files),
             "shape": [index.size, index.size, index.size, index.channels],
             "index_sha256": index.sha256,
-            "names_from": index.names_from,
+            "names_from": NAMES_FROM,
             "chunks_span_samples": index.chunks_span_samples,
             "logarithm": "device" if self._counts else "reader",
         }
@@ -146,11 +145,7 @@ def open_density(
     del seed
     split: Split = "train" if training else "validation"
 
-    def opened() -> DensityIndex:
-        kept, told = load_index(source, DensityIndex)
-        return replace(index_density(source, split) if kept is None else kept, root=source, names_from=told)
-
-    index = lister.index(opened, (DensityIndex,))
+    index = lister.index(lambda: index_density(source, split), (DensityIndex,))
     for key, stored in (
         ("input_size", index.size),
         ("input_channels", index.channels),

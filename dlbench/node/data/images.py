@@ -35,8 +35,9 @@ from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
+from dlbench.opening import why_unreadable
 from dlbench.specs.workload import ResNetModel
 
 AREA = (0.08, 1.0)
@@ -172,13 +173,11 @@ class JpegReader(SampleReader):
         """The encoded image. Raises BadSampleError: the file is missing, unreadable or cut off."""
         try:
             return Raw(self._images.read(index))
-        except OSError as error:
-            raise BadSampleError(f"{self._images.name(index)}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise BadSampleError(f"{self._images.name(index)}: {error}") from None
+        except (OSError, ValueError) as error:
+            raise BadSampleError(f"{self._images.name(index)}: {why_unreadable(error)}") from None
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
-        """Its header is read and, in training, its crop drawn by a generator of the seed and the key."""
+        """Reads its header and, in training, draws its crop by a generator of the seed and the key."""
         index, label = key[1], self._label(key[1])
         try:
             drawn = training_image(data, self._size, self._generator(key), self._decoding) if self._training else None
@@ -232,7 +231,7 @@ class JpegReader(SampleReader):
             "path": path_text(self._images.root),
             "classes": len(self._images.classes),
             "index_sha256": self._images.sha256,
-            "names_from": self._images.names_from,
+            "names_from": NAMES_FROM if self._images.kind == "jpeg-tree" else None,
             "remarks": [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in self._images.remarks],
             "decoder": decoder,
             "decode": "region" if is_region and decoder != "Pillow" else "full",
@@ -381,10 +380,8 @@ def open_images(
 ) -> SampleReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
-    `model`: gives the size of the image and the number of classes. `training`: random-resized crops and flips, or else
-    the centre crop. `classes`: names by label, for a set whose own classes may be fewer (validation); None: the set's
-    own. `by_gpu`: images are not decoded here, but by the GPU (see
-    `dlbench.node.data.images`). Returns samples with image (S, S, 3) uint8 and label () int64, S = model.image_size.
+    `training`: random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own
+    classes may be fewer (validation); None: the set's own. `by_gpu`: images are decoded by the GPU, not here.
     Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
     `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
@@ -414,8 +411,5 @@ def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
 
 
 def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
-    """The names of the classes of training data, by label; see `open_images`.
-
-    Raises UserError: the set is missing or damaged.
-    """
+    """The names of the classes of training data, by label. Raises UserError: the set is missing or damaged."""
     return lister.index(lambda: open_image_set(source, "train").classes, ())

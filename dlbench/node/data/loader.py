@@ -64,24 +64,6 @@ class EpochReads(ReadSums):
         return asdict(self)
 
 
-class EpochLedger:
-    """Sums of the batches of one rank, epoch by epoch."""
-
-    def __init__(self) -> None:
-        self.reads: list[EpochReads] = []
-
-    def add(self, fetched: Fetched, wait_ns: int) -> None:
-        """A batch was handed out after that time of waiting; one without a readable sample belongs to no epoch."""
-        if not fetched.visited:
-            return
-        epoch = fetched.visited[0][0]
-        if not self.reads or self.reads[-1].epoch != epoch:
-            self.reads.append(EpochReads(epoch))
-        sums = self.reads[-1]
-        sums.add(fetched)
-        sums.wait_ns += wait_ns
-
-
 def read_epochs(
     ranks: Sequence[Sequence[Mapping[str, Any]]],
     step_s: Sequence[float],
@@ -284,15 +266,11 @@ class Read:
     @property
     def is_good(self) -> bool:
         """Whether handing it out raises nothing."""
-        item = self.item
-        return item is not None and item.lacks is None and item.error is None and item.not_arrived is None
+        return self.item is not None and self.item.lacks is None and not self.item.is_lost
 
 
 class Ledger:
-    """What went wrong while reading, what was read in another form than it was stored in, and when.
-
-    `on_taken`: given each batch that is handed out.
-    """
+    """What went wrong while reading, what was read in another form than it was stored in, and when."""
 
     def __init__(self, loader_workers: int, on_taken: Callable[[Fetched], None] = lambda fetched: None) -> None:
         self._on_taken = on_taken
@@ -302,14 +280,10 @@ class Ledger:
         self._loader_workers = loader_workers
         self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
         self._taken = 0
-        self.epochs = EpochLedger()
+        self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
-        """The next batch with what is known of its reading; None at the end of the pass.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into shared memory. RunError: a loader process died.
-        """
+        """The next batch with what is known of its reading; None at the end of the pass. Errors as of `hand_out`."""
         return self.hand_out(self.read(fetched))
 
     def read(self, fetched: Iterator[Fetched]) -> Read:
@@ -333,7 +307,11 @@ class Ledger:
         return Read(item, time.monotonic_ns() - begun_ns, error)
 
     def hand_out(self, read: Read) -> Fetched | None:
-        """What was read, which counts from now on; None at the end of the pass. Errors as of `next`."""
+        """What was read, which counts from now on; None at the end of the pass.
+
+        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
+        into shared memory. RunError: a loader process died.
+        """
         if read.error is not None:
             raise read.error
         item = read.item
@@ -341,7 +319,12 @@ class Ledger:
             return None
         self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
         self._taken += 1
-        self.epochs.add(item, read.waited_ns)
+        if item.visited:  # one without a readable sample belongs to no epoch
+            epoch = item.visited[0][0]
+            if not self.epochs or self.epochs[-1].epoch != epoch:
+                self.epochs.append(EpochReads(epoch))
+            self.epochs[-1].add(item)
+            self.epochs[-1].wait_ns += read.waited_ns
         self.failures += item.failures
         self.num_converted += len(item.converted)
         for text in item.converted[: _NAMED_CONVERSIONS - len(self.converted)]:
@@ -526,7 +509,7 @@ class LoadedSource(BatchSource):
             self._fetched = self._begin_pass()
 
     def epoch_reads(self) -> list[EpochReads]:
-        return self._ledger.epochs.reads
+        return self._ledger.epochs
 
     def recent_reads(self) -> list[ReadSpan]:
         return self._ledger.recent_reads()
@@ -585,10 +568,8 @@ class LoadedSource(BatchSource):
 class EvaluationSource:
     """One rank's share of a validation set, pass by pass; loader processes stay between passes.
 
-    `reader`: the validation set, without augmentation. `num_samples`: how many of its samples, from the first on, are
-    evaluated over all ranks. `batch_size`: samples of one batch; the last of a pass may be smaller. `rank`,
-    `world_size`: this rank's number, and how many there are. `loader_workers`, `prefetch_batches`: as in
-    `LoadedSource`. `on_bad_sample`: stop the run, or leave the sample out.
+    `num_samples`: how many samples, from the first on, are evaluated over all ranks. `batch_size`: of one batch;
+    the last of a pass may be smaller. `on_bad_sample`: stop the run, or leave the sample out.
     """
 
     def __init__(
@@ -624,10 +605,7 @@ class EvaluationSource:
         return self._ledger.failures
 
     def batches(self) -> Iterator[Batch]:
-        """One pass; a batch without a readable sample is passed over.
-
-        Raises UserError, EnvironmentLacksError, RunError: as `LoadedSource`.
-        """
+        """One pass; a batch without a readable sample is passed over. Errors as of `LoadedSource`."""
         self._iterator = self._begin_pass()
         while (item := self._ledger.next(self._iterator)) is not None:
             if item.batch:

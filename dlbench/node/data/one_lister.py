@@ -2,8 +2,8 @@
 
 The first rank of the node makes the index and writes it into a memfd, sealed, which has no name in any file system. The
 others take it over an abstract Unix socket and map it: however ranks end, nothing stays behind, and the arrays of an
-index are in the node's memory once. The first rank listens before it lists, so that the others see that it lives; what
-keeps it from listing ends all of them, and is reported by it alone.
+index are in the node's memory once. The first rank listens before it lists, so that the others see that it lives. What
+keeps it from listing is reported by it alone: to the others it is a rank that ended.
 """
 
 from __future__ import annotations
@@ -19,25 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from dlbench.datasets.file_index import packed, unpacked
-from dlbench.errors import DlbenchError, ExitCode, PeerLostError, RunError
+from dlbench.errors import PeerLostError, RunError
 from dlbench.node.local_sockets import is_own_user, socket_address
 from dlbench.units import format_seconds
 
 T = TypeVar("T")
 
-_INDEX, _FAILURE = b"i", b"f"
+_INDEX = b"i"
 _FACTS = struct.Struct("@q")
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_FAILURE_S = 30.0  # so long a first rank that failed waits for others, to say with which exit code to end
 _RETRY_S = 0.02
-
-
-class ListerFailedError(PeerLostError):
-    """The first rank of this node could not open the data; ends with its exit code, and is no cause."""
-
-    def __init__(self, rank: int, exit_code: int) -> None:
-        super().__init__(f"rank {rank}, which opens the data set for the ranks of this node, could not: see its words")
-        self.exit_code = ExitCode(exit_code)
 
 
 class Lister:
@@ -58,8 +49,7 @@ class Lister:
 
         `make`: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes. `expected`:
         dataclasses in the result.
-        Raises ListerFailedError: on another rank, where `make` raised; on the first rank that is raised itself.
-        PeerLostError: a rank ended, or did not come in time. RunError: somebody else listens under the name.
+        Raises PeerLostError: a rank ended, or did not come in time. RunError: somebody else listens under the name.
         """
         if self._local_size == 1:
             return make()
@@ -73,19 +63,13 @@ class Lister:
             except OSError:
                 raise RunError(f"the name {self._name!r} is in use on this machine, by another run?") from None
             listener.listen(self._local_size)
-            try:
-                with _memory(packed(make())) as memory:
-                    self._hand_out(listener, _INDEX, memory, 0, self._timeout_s)
-                    return unpacked(_mapped(memory), expected)  # type: ignore[no-any-return]
-            except DlbenchError as error:
-                if not isinstance(error, PeerLostError):
-                    with contextlib.suppress(PeerLostError):
-                        self._hand_out(listener, _FAILURE, None, int(error.exit_code), min(_FAILURE_S, self._timeout_s))
-                raise
+            with _memory(packed(make())) as memory:
+                self._hand_out(listener, memory)
+                return unpacked(_mapped(memory), expected)  # type: ignore[no-any-return]
 
-    def _hand_out(self, listener: socket.socket, word: bytes, memory: int | None, code: int, timeout_s: float) -> None:
-        """Gives every other rank of the node a word, and the memory if there is one."""
-        deadline = time.monotonic() + timeout_s
+    def _hand_out(self, listener: socket.socket, memory: int) -> None:
+        """Gives every other rank of the node the memory."""
+        deadline = time.monotonic() + self._timeout_s
         missing = set(range(1, self._local_size))
         while missing:
             listener.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -94,14 +78,14 @@ class Lister:
             except TimeoutError:
                 ranks = ", ".join(str(self._first_rank + local) for local in sorted(missing))
                 raise PeerLostError(
-                    f"rank {ranks} did not ask for the index of the data set within {format_seconds(timeout_s)}"
+                    f"rank {ranks} did not ask for the index of the data set within {format_seconds(self._timeout_s)}"
                 ) from None
             with connection, contextlib.suppress(OSError, struct.error):  # one that ended meanwhile is missed
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 if not is_own_user(connection):
                     continue
                 (local,) = _FACTS.unpack(_exactly(connection, _FACTS.size))
-                socket.send_fds(connection, [word + _FACTS.pack(code)], [] if memory is None else [memory])
+                socket.send_fds(connection, [_INDEX], [memory])
                 missing.discard(local)
 
     def _received(self, address: bytes) -> memoryview:
@@ -125,7 +109,7 @@ class Lister:
                     raise RunError(f"another user of this machine listens under the name {self._name!r}")
                 try:
                     connection.sendall(_FACTS.pack(self._local_rank))
-                    said, memories, _, _ = socket.recv_fds(connection, len(_INDEX) + _FACTS.size, 1)
+                    said, memories, _, _ = socket.recv_fds(connection, len(_INDEX), 1)
                 except TimeoutError:
                     raise late from None
                 except ConnectionError:
@@ -134,9 +118,7 @@ class Lister:
 
     def _taken(self, said: bytes, memories: list[int]) -> memoryview:
         try:
-            if len(said) == len(_INDEX) + _FACTS.size and said[:1] == _FAILURE:
-                raise ListerFailedError(self._first_rank, _FACTS.unpack(said[1:])[0])
-            if said[:1] != _INDEX or len(memories) != 1:
+            if said != _INDEX or len(memories) != 1:
                 raise PeerLostError(f"rank {self._first_rank} ended while it opened the data set for this node")
             # What can shrink would end this process when it is read.
             if fcntl.fcntl(memories[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:

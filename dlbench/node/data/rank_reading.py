@@ -56,8 +56,7 @@ class CacheState:
 class NodeCache:
     """The page caches of all nodes, for one data set.
 
-    `files`: of the data set, as the ranks of this node read them; none where nothing is read from files. `acts`:
-    whether this rank acts for its node. `drop_caches`: the kernel's file for dropping caches; None: where it has it.
+    `files`: of the data set; none where nothing is read from files. `acts`: whether this rank acts for its node.
     """
 
     def __init__(
@@ -68,10 +67,8 @@ class NodeCache:
         acts: bool,
         ranks: Ranks,
         beat: Callable[[str], None],
-        drop_caches: Path | None = None,
     ) -> None:
         self._files, self._wanted, self._acts, self._ranks, self._beat = files, wanted, acts, ranks, beat
-        self._drop_caches = drop_caches or DROP_CACHES
 
     def settle(self) -> CacheState:
         """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
@@ -86,7 +83,7 @@ class NodeCache:
     def _try(self) -> CacheState:
         deeds: list[str] = []
         if self._wanted == "cold":
-            self._in_turns(evict(self._files, deeds, self._drop_caches), "emptying the page cache")
+            self._in_turns(evict(self._files, deeds, DROP_CACHES), "emptying the page cache")
         elif self._wanted == "warm":
             self._in_turns(fill(self._files, deeds), "filling the page cache")
         seen = cached_pages(self._files) if self._acts and self._files else None
@@ -139,10 +136,7 @@ def planned_readers(data: DataSpec) -> Readers:
 
 
 class RankReading:
-    """Readers and page cache of one rank. All ranks call the same methods in the same order.
-
-    `data`: of the workload; not synthetic. `is_node_first`: whether this rank acts for its node.
-    """
+    """Readers and page cache of one rank. All ranks call the same methods in the same order."""
 
     def __init__(
         self,
@@ -264,8 +258,6 @@ class RankReading:
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
-        if ": " in (names_from := str(self._described.get("names_from"))):
-            warnings.append(f"names of files are from {names_from}; `dlbench data index` makes it anew")
         if len(self._decoders) > 1:
             told = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
             warnings.append(f"not all ranks decode images alike, and some may be slower than others: {told}")

@@ -22,6 +22,7 @@ from dlbench.node.data.sharding import Key
 from dlbench.specs.system import Tier
 from dlbench.units import utf8_text
 
+NAMES_FROM = "its folders"  # where the names of single files are from, in a description
 _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
 _IN_A_ROW = 1 << 20  # bytes of samples fetched and begun before the first is finished

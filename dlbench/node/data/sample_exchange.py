@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import Store
 
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
@@ -99,7 +100,7 @@ class ExchangeEndpoint:
     patience_s: float  # how long a reader may wait for a sample of another rank
 
 
-class _GatheredStore(distributed.Store):
+class _GatheredStore(Store):
     """Torch's keys and values over `gather`: all ranks set their own keys, and then ask for those of the others."""
 
     def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
@@ -107,8 +108,8 @@ class _GatheredStore(distributed.Store):
         self._gather = gather
         self._values: dict[str, bytes] = {}
 
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = bytes(value)
+    def set(self, key: str, value: str | bytes) -> None:
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
 
     def get(self, key: str) -> bytes:
         if key not in self._values:
@@ -159,12 +160,13 @@ class SampleExchange:
 
         Raises RunError: cannot listen at this address.
         """
-        options = distributed.ProcessGroupGloo._Options()
+        gloo: Any = distributed.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = _LONGEST
         try:
-            options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+            options._devices = [gloo.create_device(hostname=self._address)]
             store, ranks = _GatheredStore(gather), self._ownership.ranks
-            self._group = distributed.ProcessGroupGloo(store, self._rank, ranks, options)
+            self._group = gloo(store, self._rank, ranks, options)
         except RuntimeError as error:
             raise RunError(f"samples cannot be exchanged: {self._address}: {first_line(error)}") from None
         self._thread.start()
@@ -343,13 +345,11 @@ class SampleExchange:
         self._held_peak = max(self._held_peak, self._held)
 
     def _delete_sent(self, current: int) -> None:
-        """Deletes what was sent in epochs before one, but for what comes back in the next."""
+        """Deletes what was sent in epochs before one; what comes back of it has not come yet."""
         for epoch in [each for each in self._sent if each < current]:
-            returning = set(self._ownership.exchange(epoch + 1, self._rank).awaited.tolist())
             for index in self._sent.pop(epoch):
-                if index not in returning:
-                    self._store.remove(index)
-                    self._held -= 1
+                self._store.remove(index)
+                self._held -= 1
 
 
 def _length(due: Exchange, place: int, header: torch.Tensor) -> int:

@@ -53,16 +53,14 @@ def build_source(
     """The training data of one rank.
 
     The same seed gives the same samples in the same order and with the same augmentation, whatever the number of loader
-    processes. `start`: where to begin in the data set, for a run that continues another. `start_batch`: the same for
-    synthetic data, batches of this rank. `counts`: hand out volumes as counts, of which the device takes the logarithm.
-    `staged`: what of the data set is on this node; None: nothing. `endpoint`: how samples are exchanged; needed for
-    partial shuffling over several ranks, where all of them call this at the same time. `lister`: through which the
-    ranks of a node list the data set once; all of them must open the same. `num_parts`: in which each batch is
-    computed. `reading`: settles readers and page cache with the other ranks; None: as the specification says, which
-    then must give the readers in numbers. `ranks_per_replica`: neighbouring ranks that read the same, `batch_size`
-    samples for each of them. Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank
-    computes on its CPU. UserError: the data set is missing, empty, damaged, too small, or does not fit the model or the
-    shuffling.
+    processes. `start`: where to begin in the data set; `start_batch`: in synthetic data, batches of this rank.
+    `counts`: hand out volumes as counts, of which the device takes the logarithm. `staged`: what of the data set is on
+    this node. `endpoint`: how samples are exchanged under partial shuffling. `lister`: through which the ranks of a
+    node list the data set once. `num_parts`: in which each batch is computed. `reading`: settles readers and page cache
+    with the other ranks; None: the specification gives the readers in numbers. `ranks_per_replica`: neighbouring ranks
+    that read the same, `batch_size` samples for each of them.
+    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
+    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     # Without page-locked memory a copy to the GPU cannot run alongside computation.
     on_gpu = device is not None and device.type == "cuda"
@@ -195,9 +193,8 @@ def build_evaluation(
 ) -> EvaluationSource:
     """The validation data of one rank, without augmentation.
 
-    `max_samples`: evaluate that many samples at most, over all ranks; None: all. `seed`: of masks that are drawn once.
-    `staged`: what of the data set is on this node; None: nothing. `lister`: as of `build_source`, another one.
-    `readers`: those of training; None: as the specification says, in numbers.
+    `max_samples`: evaluate that many samples at most, over all ranks. `seed`: of masks that are drawn once. `readers`:
+    those of training; None: as the specification says, in numbers.
     Raises UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import time
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import Moved, SourceFile, Tally, changed_files, disk_full_error, replicate
+from dlbench.datasets.staging.copying import SourceFile, Tally, changed_files, disk_full_error, replicate
 from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
@@ -247,10 +248,6 @@ class NodeStaging:
         if self.wait(5.0):
             self.close()
 
-    @property
-    def moved(self) -> list[Moved]:
-        return self.tally.moved
-
     def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
         tally = self.tally
@@ -279,7 +276,8 @@ class NodeStaging:
                     f"data.staging lazy: the disk of {str(folder.path)!r} on {self._host} is full, or refused to be "
                     "written; what did not fit was read from the source each time"
                 )
-            kept = list(_files(folder.path / _SAMPLES))
+            store = SampleStore(folder.path / _SAMPLES)
+            kept = [store.path(index).stat().st_size for index in store.indices()]
             node = node.model_copy(
                 update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
             )
@@ -434,12 +432,13 @@ class NodeStaging:
         self._room = folder.room(memory)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
-            assert self._folder is not None
-            path = self._folder.path
             kept = choose_kept(
-                np.asarray(sizes, dtype=np.int64), capacity, seed=self._plan.workload.train.seed, block=block_of(path)
+                np.asarray(sizes, dtype=np.int64),
+                capacity,
+                seed=self._plan.workload.train.seed,
+                block=block_of(folder.path),
             )
-            (path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
+            (folder.path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
             self._warnings.append(
                 f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
                 f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
@@ -472,8 +471,6 @@ class NodeStaging:
 
 def _fingerprint(source: Path) -> str:
     """Names, sizes and times of all files below a folder, or of one file, in one number."""
-    import hashlib
-
     digest = hashlib.sha256()
     if source.is_file():
         status = source.stat()
@@ -495,14 +492,3 @@ def _size_of(reader: SampleReader) -> Callable[[int], int]:
             return 0  # reported when it is read
 
     return ask
-
-
-def _files(folder: Path) -> list[int]:
-    """Sizes of the samples in a store."""
-    found: list[int] = []
-    for here, _, files in os.walk(folder):
-        for name in files:
-            if name.isdigit():
-                with suppress(OSError):
-                    found.append(os.stat(os.path.join(here, name)).st_size)  # noqa: PTH116, PTH118
-    return found

@@ -41,6 +41,7 @@ from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
+from dlbench.opening import why_unreadable
 from dlbench.specs.workload import BertModel, ModelSpec, TextData
 
 Batch = dict[str, torch.Tensor]
@@ -211,7 +212,7 @@ class PretrainingHdf5Reader(SampleReader):
         try:
             rows = self._rows.read(index)
         except (OSError, KeyError, ValueError, IndexError) as error:
-            raise self._bad(index, (str(error) or type(error).__name__).splitlines()[0]) from None
+            raise self._bad(index, why_unreadable(error)) from None
         for _, fault in row_faults(rows, self._vocab_size):
             raise self._bad(index, fault)
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))

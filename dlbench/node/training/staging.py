@@ -83,7 +83,7 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
     )
     context.events.add("staging_stop")
     if work is not None:
-        context.watch.staged(work.moved)
+        context.watch.staged(work.tally.moved)
     context.watch.stage("building")
     return staging
 

@@ -23,15 +23,15 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.density import VolumeReader
-from dlbench.node.data.loader import RECENT_READS, BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import BadSampleError, BatchReader, Raw, Sample, SampleReader
+from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
+from dlbench.node.data.reader import BadSampleError, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
-from tests.datasets.test_text import BERT, MASK, sentences, text_spec
+from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree
 
 h5py = pytest.importorskip("h5py")
@@ -187,16 +187,6 @@ def test_bad_images_are_skipped_counted_and_named(jpeg_folder: Path, workers: in
     json.dumps(about)
 
 
-def test_error_from_a_loader_process_is_one_line(jpeg_folder: Path) -> None:
-    spoil(jpeg_folder)
-    source = jpeg_source(jpeg_folder, workers=1)
-    with pytest.raises(UserError) as raised:
-        take(source, 60)
-    source.close()
-    assert "\n" not in str(raised.value)
-    assert "Traceback" not in str(raised.value)
-
-
 def test_a_wholly_broken_set_ends(jpeg_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in jpeg_folder.glob("*/*.jpg"):
         path.write_bytes(b"")
@@ -322,30 +312,12 @@ def test_the_last_reads_are_known(workers: int) -> None:
         assert before < reads[0].start_ns
 
 
-def test_only_the_last_reads_are_kept() -> None:
-    order = ShardedOrder(800, batch_size=2, rank=0, world_size=1, seed=0)
-    data = Probe()
-    data.num_samples = 800
-    source = LoadedSource(data, order, loader_workers=0, on_bad_sample="stop")
-    take(source, 300)
-    assert [read.number for read in source.recent_reads()] == list(range(300 - RECENT_READS, 300))
-    source.close()
-
-
 def test_a_killed_loader_process_is_told() -> None:
     source = probe(1)
     pid = int(next(source)["about"][0, 0])
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"a loader process of the rank ended: ."):
         take(source, 4)
-    source.close()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_defects_keep_their_type(workers: int) -> None:
-    source = probe(workers)
-    with pytest.raises(MemoryError):
-        take(source, 8)
     source.close()
 
 
@@ -530,18 +502,6 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     assert bound == ([] if training is None else [training, [0, 1, 2, 3]])
 
 
-def test_training_on_a_gpu_keeps_whole_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    bound: list[list[int]] = []
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3, 64, 65, 66, 67})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, cores: bound.append(sorted(cores)))
-    monkeypatch.setattr("dlbench.node.cores._read_siblings", lambda cpu: f"{cpu % 64},{cpu % 64 + 64}")
-    cores = RankCores()
-    assert {cores.of_worker(worker, spares_first=True) for worker in range(4)} == {2, 66, 3, 67}
-    cores.keep_to_rest(4)
-    RankCores.release()
-    assert bound[0] == [0, 1, 64, 65]
-
-
 # Synthetic
 
 
@@ -574,26 +534,3 @@ def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
     assert about["kind"] == "synthetic"
     assert source.failures == []
     source.close()
-
-
-def test_synthetic_text_is_like_prepared_text() -> None:
-    source = build_source(BERT, text_spec("synthetic"), batch_size=50, rank=0, world_size=1, seed=0)
-    batch = next(source)
-    used = batch["masked_weights"] > 0
-    assert set(used.sum(1).tolist()) == {10}  # 15 % of 64, as many as max_predictions allows
-    places = torch.where(used, batch["masked_positions"], 1)
-    assert places.min() >= 1
-    assert (batch["masked_positions"].diff(dim=1)[used[:, 1:]] > 0).all()
-    assert (batch["input_ids"].gather(1, batch["masked_positions"])[used] == MASK).all()
-    assert batch["masked_ids"].max() < 4096
-
-
-def test_a_whole_batch_reader_stops_at_the_first_bad_sample() -> None:
-    class Bad(Probe):
-        def fetch(self, index: int, out: object = None) -> Raw:
-            raise BadSampleError(f"file {index}: broken")
-
-    fetched = BatchReader(Bad(), "stop")[[(0, 3), (0, 4)]]
-    assert fetched.failures == ["file 3: broken"]
-    assert fetched.error == "file 3: broken; repair it, or set data.on_bad_sample to skip"
-    assert fetched.batch == {}

@@ -13,9 +13,8 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
-from dlbench.node.data import loader_transport as slots_module
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, Slots
 from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample, SampleReader
 from dlbench.node.data.sharding import Key, ShardedOrder
 
@@ -161,44 +160,12 @@ def test_a_slot_crosses_once_and_is_used_again_only_when_all_of_its_tensors_are_
     assert again.batch["label"].tolist() == [3, 3]
 
 
-def test_what_is_added_to_a_batch_or_left_out_of_it_arrives_so() -> None:
-    """As where padding is left out: index arrays come beside the slot, and the mask does not come."""
-    made, slots = MadeSlots(), Slots(1, pin_memory=False)
-    turns = slots.turns()
-    for value in (1, 2):
-        slot = next(turns)
-        arrays = made.room(slot, 2, FORMS)
-        arrays["x"][:] = value
-        fetched = Fetched(batch={"x": torch.from_numpy(arrays["x"]), "starts": torch.tensor([value])}, asked_slot=slot)
-        made.hand_over(fetched, slot)
-        slots.take(fetched)
-        assert list(fetched.batch) == ["x", "starts"]
-        assert fetched.batch["x"].tolist() == [[value] * 3] * 2
-        assert fetched.batch["starts"].tolist() == [value]
-        del fetched
-        gc.collect()
-    assert next(turns) == slot
-
-
 def test_what_did_not_use_its_slot_gives_it_back() -> None:
     slots = Slots(1, pin_memory=False)
     turns = slots.turns()
     slot = next(turns)
     slots.take(Fetched(error="unreadable", asked_slot=slot))
     assert next(turns) == slot
-
-
-def test_full_shared_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    monkeypatch.setattr(slots_module, "_shared", full)
-    with pytest.raises(NoRoomError) as caught:
-        MadeSlots().room(0, 2, FORMS)
-    with pytest.raises(
-        EnvironmentLacksError, match=r"No space left on device \(28\); /dev/shm may be full: .*shm-size"
-    ):
-        Ledger(loader_workers=1).next(iter([no_room(caught.value)]))
 
 
 class Runtime:

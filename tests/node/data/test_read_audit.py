@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import numpy as np
 import pytest
 
 from dlbench.datasets.shuffling import Ownership
@@ -177,18 +176,3 @@ def test_novelty_tells_local_from_global_and_label_distance_a_sorted_partition_f
     # Each rank holds a third of four classes in the order of storage: one and a third of them.
     assert sorted_local == pytest.approx(0.5, abs=0.01)
     assert drawn < 0.05 < sorted_partial < sorted_local
-
-
-def test_too_few_samples_for_the_ranks_are_told_with_the_key() -> None:
-    with pytest.raises(UserError, match=r"data.source has 11 samples, one step needs 12 \(train.batch_per_rank 4 x 3"):
-        order_of(0, 11, share=0.5)
-
-
-@pytest.mark.parametrize("share", [None, 0.0, 0.4])
-def test_a_position_goes_on_where_it_was(share: float | None) -> None:
-    num = 53
-    straight = order_of(1, num, share=share).batches()
-    keys = [next(straight) for _ in range(14)]
-    for done in (3, 4, 7, 9):
-        position = order_of(1, num, share=share).position(done)
-        assert np.array_equal(next(order_of(1, num, share=share, start=position).batches()), keys[done])

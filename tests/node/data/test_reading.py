@@ -24,7 +24,7 @@ from dlbench.node.data import rank_reading as cache
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data import reading_rate as rate
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
-from dlbench.node.data.rank_reading import EpochBoundary, NodeCache, RankReading, planned_readers
+from dlbench.node.data.rank_reading import EpochBoundary, NodeCache, RankReading
 from dlbench.node.data.reader import Raw, Sample, SampleReader
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
@@ -150,12 +150,6 @@ def test_the_first_is_taken_that_is_not_clearly_slower(rates: list[list[float]])
         assert all(value < most for value, most in zip(values, rates[best], strict=True))
 
 
-def test_noise_does_not_buy_readers() -> None:
-    assert chosen([[100, 101, 99], [103, 104, 99], [102, 100, 105]]) == 0
-    assert chosen([[100, 101, 99], [150, 149, 151], [152, 155, 150]]) == 1
-    assert chosen([[100, 101, 99], [60, 60, 60]]) == 0
-
-
 def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "SECONDS", 0.1)
     beats: list[str] = []
@@ -262,13 +256,6 @@ def test_a_number_of_readers_that_is_given_is_used_and_doubted_where_training_la
     for workers in (0, 4):
         assert tried(8, 2, "cuda", workers, tmp_path)[1].warnings() == []
     assert tried(2, 2, "cpu", 8, tmp_path)[1].warnings() == []
-
-
-def test_readers_that_are_given_need_no_trial(tmp_path: Path) -> None:
-    assert planned_readers(ImageData(format="images", loader_workers=3, prefetch_batches=4)) == Readers(3, 4)
-    assert planned_readers(ImageData(format="images", loader_workers=0, prefetch_batches="auto")) == Readers(0, 0)
-    with pytest.raises(ValueError, match="auto"):
-        planned_readers(ImageData(format="images", loader_workers="auto"))
 
 
 # The page cache

@@ -375,21 +375,6 @@ def test_a_folder_that_somebody_else_made_is_not_used(data: Path, place: Path) -
     assert "not a folder of this user alone" in str(refused(plan))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which needs root")
-def test_a_folder_without_the_right_to_write_is_told(data: Path, place: Path) -> None:
-    place.chmod(0o755)
-    pid = os.fork()
-    if pid == 0:
-        os.setegid(65534)
-        os.seteuid(65534)
-        try:
-            tier_path(TierSpec(path=str(place)), "local", {}, "n1")
-        except EnvironmentLacksError:
-            os._exit(0)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-
-
 @pytest.mark.parametrize(
     ("make", "why"),
     [
@@ -463,20 +448,6 @@ def test_a_disk_that_fills_is_left_as_it_was(
     assert "No space left on device after 0 B of" in str(error)
     assert "were free before" in str(error)
     assert list(place.iterdir()) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs, which needs root")
-def test_a_small_disk_of_the_node(data: Path, place: Path) -> None:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40k,mode=0700", "none", place], check=False)
-    if mounted.returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
-        error = refused(plan_of(data, place, "shard"))
-        assert error.exit_code == ExitCode.ENVIRONMENT
-        assert "needs 60 KiB; 36 KiB are free" in str(error) or "are free" in str(error)
-        assert list(place.iterdir()) == []
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 @pytest.mark.parametrize("strategy", ["shard", "lazy"])
