@@ -14,7 +14,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,18 +68,15 @@ def read_published(path: Path, token: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) and content.get("token") == token else None
 
 
-def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep) -> Endpoint:
-    """Where rank 0 listens, as soon as it has published it for this start.
-
-    Shared file systems show new files late (NFS: up to 60 s by default). `pause`: waits N seconds between two looks.
-    """
+def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
+    """Where rank 0 listens, as soon as it has published it for this start; NFS shows new files up to 60 s late."""
     deadline = time.monotonic() + wait_s
     pauses = pauses_s(random.Random(place.rank))
     while time.monotonic() < deadline:
         content = read_published(path, place.token)
         if content is not None:
             return Endpoint(address=str(content["address"]), port=int(content["port"]))
-        pause(next(pauses))
+        time.sleep(next(pauses))
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"

@@ -32,7 +32,7 @@ from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
-from tests.support.gpus import amd_files, gpu_files
+from tests.support.gpus import gpu_files
 from tests.support.rank_places import rank_place
 
 NAMED = "12345678-1234-1234-1234-123456789012"
@@ -150,23 +150,6 @@ def test_a_gpu_that_cuda_does_not_begin_on_is_said_in_its_words(
         "n0 has a GPU that torch cannot use: torch 2.13.0+cu130 for CUDA 13.0, driver 580.65.06: Unexpected error from "
         "cudaGetDeviceCount(). Error 802: system not yet initialized; run nvidia-smi"
     )
-
-
-def test_amd_s_gpus_are_asked_for_amd_s_way(
-    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PyPI's torch trains on a PC whose processor has a GPU; a torch for ROCm that fails is no CPU run."""
-    pc = amd_files(tmp_path / "pc", 90012)
-    assert device_for(plan_of("none"), place(0), pc).type == "cpu"
-    with pytest.raises(EnvironmentLacksError, match=r"shows no GPU but one in the processor, .*; install torch for"):
-        device_for(plan_of("gres"), place(0), pc)
-    node = amd_files(tmp_path / "node", 90402)
-    with pytest.raises(EnvironmentLacksError, match=r"is built for CUDA 13\.0, and the GPU is AMD's"):
-        device_for(plan_of("none"), place(0), node)
-    monkeypatch.setattr("torch.version.cuda", None)
-    monkeypatch.setattr("torch.version.hip", "7.0")
-    with pytest.raises(EnvironmentLacksError, match=r"for ROCm, .*; run rocminfo, and look for amdgpu in"):
-        device_for(plan_of("none"), place(0), node)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rank_checks
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.data.text import arranged
 from dlbench.node.rank_checks import loader_bytes, needs_host_name, require_machine, require_shared_memory
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
@@ -40,16 +39,6 @@ def test_the_bytes_of_a_sample_are_those_of_its_tensors(workload: str) -> None:
     assert len(batch) <= rank_checks._MAX_TENSORS
 
 
-def test_index_arrays_instead_of_padding_have_room() -> None:
-    work = plan_of("bert", data="synthetic").workload
-    model = work.model.model_copy(update={"attention": "unpadded"})
-    batch = synthetic_batch(model, work.data, 4, torch.Generator())
-    batch["attention_mask"][0, -1] = 0
-    packed = arranged(batch, model, 2)
-    assert sum(tensor.nbytes for tensor in packed.values()) <= 4 * model.sample_bytes(work.data)
-    assert len(packed) <= rank_checks._MAX_TENSORS + 2 * rank_checks._INDEX_ARRAYS
-
-
 def room(free: int, size: int) -> Callable[[Path], os.statvfs_result]:
     return lambda path: os.statvfs_result((4096, 4096, size // 4096, free // 4096, free // 4096, 0, 0, 0, 0, 255))
 
@@ -71,12 +60,6 @@ def test_loaders_need_shared_memory_for_what_they_read_ahead(monkeypatch: pytest
     monkeypatch.undo()
     with pytest.raises(EnvironmentLacksError, match="No such file"):
         require_shared_memory(plan, PLACE, tmp_path / "shm")
-
-
-def test_who_has_no_loaders_needs_none(tmp_path: Path) -> None:
-    plan = plan_of("resnet50", data="/data/images")
-    assert loader_bytes(plan) == 0
-    require_shared_memory(plan, PLACE, tmp_path / "shm")
 
 
 def test_evaluation_has_loaders_of_its_own() -> None:

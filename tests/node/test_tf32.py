@@ -11,7 +11,6 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node import torch_facts as facts_module
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.precision import Precision
-from dlbench.perfmodels.utilisation import datasheet_peak
 from dlbench.specs.training import TrainSpec
 
 GPU = torch.device("cuda", 0)
@@ -71,10 +70,3 @@ def test_older_gpus_and_nvidias_switch_refuse_it(ampere: None, monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     with pytest.raises(EnvironmentLacksError, match="Tesla V100 is older: TF32 is"):
         Precision(train_of("tf32"), GPU)
-
-
-def test_its_peak_is_that_of_the_data_sheet() -> None:
-    for name, tera in {"NVIDIA A100-SXM4-80GB": 156.0, "NVIDIA H200": 494.7}.items():
-        peak = datasheet_peak(name, "tf32")
-        assert peak.flops_per_s == tera * 1e12
-    assert datasheet_peak("Tesla V100-SXM2-16GB", "tf32") is None

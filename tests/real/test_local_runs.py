@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -337,30 +336,3 @@ def test_nothing_is_left_under_mpirun(
     if victim != "launcher":
         culprit = {"rank": "rank 1", "supervisor": "the supervisor of mpirun"}.get(victim, "mpirun")
         assert f": {culprit} was the first to end, by signal" in errors
-
-
-@pytest.mark.slow
-# From no room for the plan to nearly enough for the ranks: it fails at another file each time.
-@pytest.mark.parametrize("kib", [4, pytest.param(8, marks=pytest.mark.nightly), 12])
-def test_a_full_disk_is_told_and_leaves_nothing_half_written(cli: Cli, tmp_path: Path, kib: int) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small file system")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, check=False
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"cannot mount here: {mounted.stderr.decode().strip()}")
-    try:
-        (disk / "filler").write_bytes(b"x" * (256 - kib) * 1024)
-        done = cli(*COSMO, "--engine", "single", *ONE_CORE, "--out", disk / "runs", *SHORT)
-        assert done.returncode == 5, done.stderr
-        assert "No space left" in done.stderr
-        assert "Traceback" not in done.stderr
-        for path in (disk / "runs").rglob("*.json"):
-            json.loads(path.read_text())
-        assert not list((disk / "runs").rglob("*.partial"))
-        assert not list((disk / "runs").rglob("record.json"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)

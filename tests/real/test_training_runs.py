@@ -264,25 +264,6 @@ def two_epochs(tmp_path_factory: pytest.TempPathFactory, few: Path) -> Run:
     return run_of(out, "first", *words)
 
 
-@pytest.mark.slow
-@pytest.mark.nightly
-@pytest.mark.parametrize("engine", ["ddp", pytest.param("horovod", marks=pytest.mark.nightly)])
-def test_phase_2_begins_with_the_weights_of_phase_1_on_every_rank(
-    tmp_path: Path, engine: str, horovod_installed: None
-) -> None:
-    """Sequences of another length, a new optimizer, step 0; rank 0 alone reads."""
-    common = ("bert", "--data", "synthetic", "--engine", engine, "--ranks", "2")
-    shorter = ("--set", "data.sequence_length=32", "--set", "data.max_predictions=5")
-    first = record_of(run_of(tmp_path, "first", *common, *shorter, "--set", "checkpoint.every_steps=10"))
-    begin = tmp_path / first.run_id
-    second = record_of(run_of(tmp_path, "second", *common, "--set", f"checkpoint.initialize_from={begin}"))
-    ends = {rank.final_parameters_sha256 for rank in first.ranks}
-    assert {rank.initial_parameters_sha256 for rank in second.ranks} == ends
-    assert second.first_step == 0
-    (setting,) = [one for one in second.settings if one.key == "checkpoint.initialize_from"]
-    assert "without its optimizer" in setting.evidence
-
-
 def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(tmp_path: Path, few: Path, two_epochs: Run) -> None:
     three = (*OUT_OF_REACH, "--data", few, "--set", "quality.max_epochs=3.0")
     whole = run_of(tmp_path, "whole", *three)

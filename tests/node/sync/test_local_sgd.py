@@ -177,6 +177,12 @@ def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart
     assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
 
 
+def test_averages_begin_behind_the_updates_with_exchanged_gradients() -> None:
+    ((_, settings, _), _) = trained(planned(sync__average_every=2, sync__average_from=4), 0.0)
+    (proof,) = [one for one in settings if one.key == "sync.average_every"]
+    assert f"{(STEPS - 4) // 2} averages of" in proof.evidence
+
+
 def test_evaluations_see_the_mean_and_change_nothing() -> None:
     seen: list[list[Tensor]] = []
 

@@ -17,18 +17,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dlbench.analysis.causes import causes_of
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.models.build import build_model
-from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.ranks import detect
 from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.training import loop
 from dlbench.node.training.checkpoint import Checkpoint, give_shares, snapshot
 from dlbench.node.training.phases import timer_for
 from dlbench.node.training.run import prepare
-from dlbench.node.training.run_record import parameters_digest
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
@@ -257,18 +254,6 @@ def test_ranks_with_unequal_numbers_of_batches_evaluate_sharded_parameters(every
     assert values["fsdp"] == pytest.approx(values["ddp"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_a_checkpoint_of_two_ranks_is_read_by_one(name: str, trained: Mapping[str, Run]) -> None:
-    run, workload = trained[name], trained[name].plan.workload
-    torch.manual_seed(0)
-    model = build_model(workload.model)
-    optimizer = build_optimizer(model, workload.train.optimizer)
-    Checkpoint(run.folder.checkpoint(LAST)).restore(model, optimizer)
-    assert parameters_digest(model) == record(run).ranks[0].final_parameters_sha256
-    assert [group["step"] for group in optimizer.param_groups] == [LAST, LAST]
-    assert len(optimizer.state) == len(list(model.parameters()))
-
-
 def test_checkpoints_hold_the_same_under_every_strategy(trained: Mapping[str, Run]) -> None:
     """By name and shape under all; of the same mathematics also by value, the state of LAMB included."""
     held = {name: checkpoint_of(run) for name, run in trained.items()}
@@ -318,15 +303,6 @@ def test_sharded_training_tells_what_it_waited_for(name: str, gathered: set[str]
         assert 0 < waited < rank.measured_s
     steps = read_steps(trained[name].folder.steps(0)).measured
     assert (steps["exchange_ns"] > 0).all()
-
-
-@pytest.mark.parametrize("name", ["fsdp", "tensor"])
-def test_a_late_rank_is_charged_with_what_the_other_waits(name: str, everything: Everything) -> None:
-    run = everything.sharing[f"late {name}"]
-    found, planted_s = causes_of(run), record(run).ranks[0].planted_s
-    late = {one.rank: one.late_ns["input"] / 1e9 for one in found.waiting.ranks}
-    assert late[0] > planted_s / 2 > 0
-    assert found.seconds["straggler"] * found.steps > planted_s / 2
 
 
 def test_a_sharded_update_is_bit_for_bit_that_of_every_rank(trained: Mapping[str, Run]) -> None:

@@ -1,32 +1,25 @@
-"""Sharded and tensor-parallel training over four ranks, of networks with batch norm, and when a rank is lost."""
+"""Sharded and tensor-parallel training over four ranks that take this machine for two nodes."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dlbench.errors import ExitCode
 from dlbench.jobs.scripts.launch import local_environments, resolve
 from dlbench.node import __main__ as node
 from dlbench.node.ranks import RankPlace, detect
-from dlbench.node.sync.fsdp.engine import FsdpEngine
 from dlbench.records.folder import create, prepare_output
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, read_run, scan
-from dlbench.records.status import PEER_MARK
+from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from tests.node.sync import test_strategies
 from tests.node.sync.test_strategies import every_plan
@@ -120,52 +113,3 @@ def test_ranks_on_two_nodes_share_by_node_and_by_layer(tmp_path: Path) -> None:
     runs, differing = trained(tmp_path, plans, on_two_nodes, reads=True)
     require_same(runs)
     assert [json.loads(path.read_text()) for path in differing] == [[[]] * len(plans)] * len(plans)
-
-
-def lost(arguments: list[str]) -> int:
-    """One rank. The second does not clip in its second step, for which ranks sum squares, or hangs instead."""
-    plan, what = arguments
-    if os.environ["DLBENCH_RANK"] == "1":
-        calls, clip = 0, FsdpEngine.clip
-
-        def second(*given: Any) -> None:
-            nonlocal calls
-            calls += 1
-            if calls != 2:
-                clip(*given)
-            elif what == "hangs":
-                threading.Event().wait()
-
-        setattr(FsdpEngine, "clip", second)  # noqa: B010  (mypy has it that methods stay)
-    return node.main([plan])
-
-
-@pytest.mark.parametrize("what", ["skips", "hangs"])
-def test_a_rank_that_leaves_a_collective_out_ends_all(tmp_path: Path, what: str) -> None:
-    """One that goes on to the next: Gloo refuses to take that for the one before. One that stays away: the
-    watchdog says where each stands.
-    """
-    (plan,), _ = planned(
-        *("bert", *SHORT, "--ranks", "2", *FSDP, "--out", tmp_path),
-        *("--set", f"measure.stall_timeout_s={15 if what == 'hangs' else 120}"),
-    )
-    folder = create(prepare_output(tmp_path / "runs"), plan)
-    codes, said = run_ranks(lost, [str(folder.plan), what], environments(plan), tmp_path)
-    if what == "skips":
-        assert sorted(codes) == [-signal.SIGABRT, int(ExitCode.RUN_FAILED)]
-        assert any("Is there a distributed collective mismatch" in text for text in said)
-        assert any(PEER_MARK in text for text in said)
-        return
-    # Both watchdogs are due; a rank that sees the other end before its own bites says that.
-    assert int(ExitCode.TIMEOUT) in codes
-    assert set(codes) <= {int(ExitCode.TIMEOUT), int(ExitCode.RUN_FAILED)}
-    expected = (
-        ("entered the all-reduce of the network, which other ranks did not", "in clip"),
-        ("after the exchange of step 1 (", "in second"),
-    )
-    for rank, (reason, place) in enumerate(expected):
-        if codes[rank] == int(ExitCode.TIMEOUT):
-            assert reason in read_run(folder.path).statuses[rank].reason
-            assert place in said[rank]
-        else:
-            assert PEER_MARK in said[rank]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import signal
 import threading
@@ -361,32 +360,6 @@ def test_a_gpus_state_goes_to_page_locked_memory_or_the_record_says_why_not(
         rooms[name].fill_(7)
     assert writer._room_for(state) is rooms
     assert all(bool((one == 7).all()) for one in rooms.values())
-
-
-def test_a_gpus_state_is_locked_piece_by_piece_and_no_tensor_lies_in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    most, locked, beats = 1 << 20, list[tuple[int, int]](), list[str]()
-
-    def lock(first: int, size: int) -> int:
-        locked.append((first, first + size))
-        assert len(beats) == len(locked)  # before each piece
-        return 0
-
-    monkeypatch.setattr(checkpoint, "PIECE_BYTES", most)
-    locking = partial(page_locked.locked_memory, lock=lock, unlock=lambda _first: None)
-    monkeypatch.setattr(checkpoint, "locked_memory", locking)
-    sizes = [400_000, 700_000, 12, 3 * most, 5, 900_000]
-    with FakeTensorMode():
-        state = {f"t{n}": torch.empty(size, dtype=torch.uint8, device="cuda") for n, size in enumerate(sizes)}
-    writer = CheckpointWriter(keep=1, beat=beats.append)
-    rooms = writer._room_for(state)
-    assert writer._memory == "page-locked"
-    places = [(room.data_ptr(), room.data_ptr() + room.nbytes) for room in rooms.values()]
-    for begin, end in places:
-        assert any(first <= begin and end <= last for first, last in locked)
-    assert all(first % mmap.PAGESIZE == 0 for first, _ in locked)
-    held = [sum(first <= begin < last for begin, _ in places) for first, last in locked]
-    assert held == [1, 2, 1, 2]
-    assert [last - first <= most for first, last in locked] == [True, True, False, True]
 
 
 # Files
