@@ -15,6 +15,7 @@ _NO_INDEX = "the index of a history lies in its folder"
 
 OPTIONS: dict[tuple[str, str], str] = {
     ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
+    ("export metrics", "--format"): "`dlbench report --format csv --table runs` has a line for each run",
     ("history import", "--index"): _NO_INDEX,
     ("history list", "--index"): _NO_INDEX,
     ("history trends", "--index"): _NO_INDEX,

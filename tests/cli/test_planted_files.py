@@ -26,14 +26,11 @@ from dlbench.records import status as record_status
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
-from dlbench.records.status import write_failure
-from tests.support.paths import DATA
 from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run
 from tests.support.watch_factory import write_samples, write_spans
 
 SUBMITTED = ("--system", "box", "--nodes", "1", "--out", "FULL/runs")
 STEP = constant([5, 0, 30, 50, 0, 10])
-ESCAPE = "\x1b]0;owned\x07\u202e\x9b=cmd"
 
 
 @pytest.fixture(autouse=True)
@@ -93,37 +90,7 @@ def first(runs: Path) -> RunFolder:
     return RunFolder(sorted(runs.iterdir())[0])
 
 
-FILES: dict[str, Callable[[RunFolder], Path]] = {
-    "plan": lambda folder: folder.plan,
-    "record": lambda folder: folder.record,
-    "failure": lambda folder: folder.failure,
-    "watch cost": lambda folder: folder.watch_cost,
-    "status": lambda folder: folder.status(1),
-    "steps": lambda folder: folder.steps(1),
-    "spans": lambda folder: folder.spans(1),
-    "samples": lambda folder: folder.samples(0),
-    "submission": lambda folder: folder.submission,
-}
 # Read by `status`; by `report` all but the last.
-OF_STATUS = ("plan", "record", "failure", "watch cost", "status", "submission")
-
-
-@pytest.mark.parametrize("instead", ["a named pipe", "a device"])
-@pytest.mark.parametrize("name", FILES)
-def test_nobody_waits_for_what_is_no_file(runs: Path, name: str, instead: str) -> None:
-    path = FILES[name](first(runs))
-    path.unlink(missing_ok=True)
-    if instead == "a device":
-        path.symlink_to("/dev/zero")
-    else:
-        os.mkfifo(path)
-    done = call("status", runs) if name in OF_STATUS else call("report", runs)
-    assert code(done) == 4, told(done)
-    assert f"{path}: " in told(done)
-    assert f"is {'a link' if instead == 'a device' else instead}, not a regular file" in told(done)
-    assert "Traceback" not in told(done)
-
-
 @pytest.mark.parametrize("number", [3_000_000_000, 10**400], ids=["3e9", "1e400"])
 @pytest.mark.parametrize(
     "words",
@@ -228,35 +195,6 @@ def test_a_full_disk_is_the_machine_s_lack(made: Path, others: Path, full_disk: 
     assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
 
 
-@pytest.mark.parametrize("name", ["spans", "samples"])
-@pytest.mark.parametrize("command", ["report", "diagnose", "history", "trace"])
-def test_damaged_traces_end_with_4_and_are_named(runs: Path, tmp_path: Path, name: str, command: str) -> None:
-    path = FILES[name](first(runs))
-    path.write_bytes(os.urandom(400))
-    words: dict[str, tuple[str | Path, ...]] = {
-        "report": ("report", runs),
-        "diagnose": ("diagnose", runs),
-        "history": ("history", "import", runs, "--store", tmp_path / "store"),
-        "trace": ("trace", first(runs).path, "-o", tmp_path / "trace.json"),
-    }
-    done = call(*words[command])
-    assert code(done) == 4, told(done)
-    # Once, however many views have met it.
-    assert told(done).count(f"{path}: not a file of {name}, or damaged at its start") == 1
-    if command == "history":
-        assert "1 imported, 1 damaged" in done.output
-
-
-def test_a_damaged_block_of_samples_does_not_come_in(runs: Path, tmp_path: Path) -> None:
-    path = first(runs).samples(0)
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 0x20
-    path.write_bytes(content)
-    done = call("history", "import", runs, "--store", tmp_path / "store")
-    assert code(done) == 4
-    assert f"{path}: a block is damaged" in done.output
-
-
 def test_a_status_that_may_not_be_read_spoils_no_record(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, limit: int) -> object:
         raise PermissionError(13, "Permission denied", str(path))
@@ -291,68 +229,6 @@ def test_what_stands_in_place_of_a_month_is_named(
     assert "1 imported, 1 damaged" in done.output
 
 
-@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd"), Path.mkdir])
-def test_what_stands_in_place_of_the_index_is_no_index(runs: Path, tmp_path: Path, put: Callable[[Path], None]) -> None:
-    assert code(call("history", "import", runs, "--store", tmp_path / "store")) == 0
-    index = tmp_path / "store" / "index.sqlite"
-    before = Path("/etc/passwd").read_bytes()
-    index.unlink()
-    put(index)
-    done = call("history", "list", "--store", tmp_path / "store")
-    assert code(done) == 0
-    assert "not an index" in done.output
-    assert Path("/etc/passwd").read_bytes() == before
-
-
-def test_a_pipe_in_place_of_the_mark_or_in_a_store_is_named(runs: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    assert code(call("history", "import", runs, "--store", store)) == 0
-    (kept,) = (store / "runs").glob(f"*/{first(runs).path.name}")
-    (kept / "rank-0000.log").symlink_to("/etc/passwd")
-    (store / "index.sqlite").unlink()
-    done = call("history", "trends", "--store", store)
-    assert f"{kept}/rank-0000.log: neither a file nor a folder" in told(done)
-    (store / "history.json").unlink()
-    os.mkfifo(store / "history.json")
-    done = call("history", "list", "--store", store)
-    assert code(done) == 4
-    assert "history.json: damaged: is a named pipe, not a regular file" in told(done)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("check", "--candidate", "RUNS", "--baseline"),
-        ("comm", "predict", "--ranks", "2"),
-        ("data", "verify"),
-        ("run", "cosmoflow", "--dry-run", "--system"),
-    ],
-    ids=" ".join,
-)
-def test_a_pipe_that_a_person_names_is_not_waited_for(runs: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    done = call(*(str(runs) if word == "RUNS" else word for word in command), path)
-    assert code(done) in (2, 4), told(done)
-    assert str(path) in told(done)
-
-
-def test_a_data_set_with_a_pipe_is_verified(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "manifest.json").unlink()
-    os.mkfifo(tmp_path / "set" / "manifest.json")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "manifest.json: not a manifest of dlbench: is a named pipe" in told(done)
-    shutil.rmtree(tmp_path / "set")
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "train" / "a.txt").unlink()
-    os.mkfifo(tmp_path / "set" / "train" / "a.txt")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "a.txt: " in told(done)
-
-
 def test_a_unit_is_text_and_no_pattern(tmp_path: Path) -> None:
     for side in ("a", "b"):
         plan = plans(points=(1,), repeats=1, series=side)[0]
@@ -364,20 +240,3 @@ def test_a_unit_is_text_and_no_pattern(tmp_path: Path) -> None:
     assert "KeyError" not in told(done)
     assert done.exception is None or isinstance(done.exception, SystemExit | DlbenchError), done.exception
     assert "img {x} {0.__class__} per rank" in " ".join(told(done).split())
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".md", pytest.param(".html", marks=pytest.mark.slow), ".csv", ".json"])
-def test_no_control_character_reaches_a_document(runs: Path, tmp_path: Path, suffix: str) -> None:
-    """Every free text of what a run said of its exchange, its ranks and its environment."""
-    for path in runs.iterdir():
-        own = json.loads(RunFolder(path).record.read_text(encoding="utf-8"))["exchange"]
-        result = own | dict.fromkeys(("exchange", "carrier", "fusion", "wire", "evidence"), ESCAPE)
-        edit_json(
-            RunFolder(path).record, exchange=result, warnings=[ESCAPE], environment={ESCAPE: ESCAPE}, clock=ESCAPE
-        )
-    write_failure(first(runs), ESCAPE)
-    call("report", runs, "-o", tmp_path / f"report{suffix}")
-    text = (tmp_path / f"report{suffix}").read_text(encoding="utf-8")
-    if suffix == ".html":
-        text = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", text)

@@ -354,10 +354,3 @@ def test_wrong_folders_and_options_are_named(tmp_path: Path) -> None:
         assert named in str(error.value)
     with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
         call("mllog", tmp_path)
-
-
-def test_a_damaged_time_is_named(tmp_path: Path) -> None:
-    folder = speed_run(tmp_path)
-    edit_json(RunFolder(folder).record, started="yesterday")
-    with pytest.raises(IncompleteDataError, match="'yesterday' is no time"):
-        call("mllog", folder)

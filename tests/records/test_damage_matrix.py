@@ -96,7 +96,7 @@ def write_runs(root: Path) -> None:
 
 
 def write_ended(root: Path) -> None:
-    for name in ("v1/failed-*", "v1/submitted-*", "watched/v1/*"):
+    for name in ("v1/failed-*", "v1/submitted-*"):
         (source,) = (DATA / "formats").glob(name)
         shutil.copytree(source, root / "runs" / source.name)
 
@@ -184,7 +184,6 @@ FORMATS = {
     "samples": Format("runs", "runs/*/node-0000.samples", REPORT),
     "failure": Format("ended", "runs/*/failure.json", STATUS, is_json=True),
     "submission": Format("ended", "runs/*/submission.json", STATUS, is_json=True),
-    "watch cost": Format("ended", "runs/*/watch-cost.json", REPORT, is_json=True),
     "collectives": Format("comm", "runs/*/comm.json", "comm report ROOT/runs --format json", is_json=True),
     "network": Format("comm", "network.json", "comm predict ROOT/network.json --ranks 4", is_json=True, is_named=True),
     "osu": Format("comm", "osu.txt", "comm import ROOT/osu.txt --system s --ranks 2 -o ROOT/fit.json", is_named=True),

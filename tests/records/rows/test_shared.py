@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.perfetto.export import Part, write_part
+from dlbench.perfetto.export import write_perfetto
 from dlbench.perfetto.rows import Notes
 from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.folder import RunFolder
@@ -149,37 +149,6 @@ def test_torn_chunks_between_whole_ones_are_passed_over(
         assert found.torn_bytes == 0
 
 
-def test_a_killed_rank_loses_its_last_block_alone(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    with writer(path, 0) as one:
-        one.append((0, *ROW[:-1], 0.0))
-    with writer(path, 1) as one:
-        one.append((0, *ROW[:-1], 1.0))
-    torn = chunk(0, 2, b"x" * 100)[:60]
-    with path.open("ab") as file:
-        file.write(torn + chunk(1, 2, b""))  # rank 1 goes on
-    assert (read_steps(path / "rank-0000").torn_bytes, read_steps(path / "rank-0001").torn_bytes) == (60, 0)
-    assert steps_of(path, 0) == steps_of(path, 1) == [0]
-
-
-@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_damage_is_never_read(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
-    path = tmp_path_factory.mktemp("damage") / "node-0000.steps"
-    rows(path, 2, 5)
-    whole = bytearray(path.read_bytes())
-    whole[place % len(whole)] ^= 1 << bit
-    path.write_bytes(whole)
-    told = 0
-    for rank in range(2):
-        try:
-            found = read_steps(path / f"rank-{rank:04d}")
-            told += found.torn_bytes > 0
-            assert found.torn_bytes or found.steps["step"].tolist() == [0, 1, 2, 3, 4]
-        except IncompleteDataError:
-            told += 1
-    assert told
-
-
 def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
     rows(path, 1, 1)
@@ -220,23 +189,6 @@ def test_a_full_disk_that_has_room_again_loses_nothing(tmp_path: Path) -> None:
             other.append((step, *ROW[:-1], 1.0))
     assert steps_of(path, 0) == [0, 1]
     assert steps_of(path, 1) == [0, 1, 2, 3]
-
-
-def test_damaged_spans_of_a_node_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.spans"
-    for rank in range(2):
-        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10_000)
-        one.add(STAGE, "building", 0, 10)
-        one.close()
-    assert damaged_traces(tmp_path, "x", whole=True) == ()
-    assert [len(list(SpanReader(path=path / f"rank-{rank:04d}").blocks())) for rank in range(2)] == [1, 1]
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    (line,) = damaged_traces(tmp_path, "x", whole=True)
-    assert line.startswith(f"{path}/rank-0001: a block is damaged")
-    path.write_bytes(b"nothing of the kind")
-    assert len(damaged_traces(tmp_path, "x", whole=False)) == 1
 
 
 def bytes_read() -> int:
@@ -293,10 +245,8 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     texts = []
     for run in (one, other):
         notes = Notes()
-        traced = read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes)[0]
-        path = tmp_path / "part"
-        with path.open("wb") as file:
-            write_part(traced, Part(ranks=(0, 1, 2, 3)), file, notes, compress=False)
+        path = tmp_path / "trace.json"
+        write_perfetto(*read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes), notes, path)
         assert notes.problems == {}
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]
