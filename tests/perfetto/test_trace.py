@@ -197,22 +197,6 @@ def test_spans_stand_on_the_threads_of_their_lanes(tmp_path: Path) -> None:
     assert [s["end"] for s in found.slices("swap")] == [4 * MS]
 
 
-def test_layers_lie_within_their_phases_where_they_fit(tmp_path: Path) -> None:
-    forward = step_start(2) + 5 * MS
-    layers = [
-        span(COMPUTE, "block", forward, forward + 20 * MS, step=2),
-        span(COMPUTE, "block.conv", forward, forward + 10 * MS, step=2),
-        span(COMPUTE, "block.relu", forward + 10 * MS, forward + 20 * MS, step=2),
-    ]
-    found = exported(with_spans(tmp_path, *layers))
-    assert "layers" not in found.threads().values()
-    names = [s["name"] for s in found.slices("compute") if s["args"]["step"] == 2]
-    assert names == [
-        "step 2 (warm-up)",
-        *("input", "forward", "block", "block.conv", "block.relu", "backward", "exchange after backward", "optimizer"),
-    ]
-
-
 def test_layers_across_a_phase_have_a_thread_of_their_own(tmp_path: Path) -> None:
     forward = step_start(2) + 5 * MS
     layers = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,23 +171,6 @@ def test_ranks_append_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert all(steps_of(path, rank) == list(range(200)) for rank in range(8))
-
-
-def test_a_full_disk_that_has_room_again_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with writer(path, 0) as one, writer(path, 1) as other:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
-            one.append((0, *ROW[:-1], 0.0))
-            with pytest.raises(RunError, match="File too large"):
-                one.append((1, *ROW[:-1], 0.0))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        for step in range(4):
-            other.append((step, *ROW[:-1], 1.0))
-    assert steps_of(path, 0) == [0, 1]
-    assert steps_of(path, 1) == [0, 1, 2, 3]
 
 
 def bytes_read() -> int:
