@@ -266,13 +266,11 @@ OPENED_OTHERWISE = {
     "node/sync/horovod/timeline": "a timeline in a folder of this process",
     "node/sync/horovod/report": "a log in a folder of this process",
     "setup/horovod": "a build in a folder of this user",
-    "perfetto/export": "parts in a folder of this process",
     "node/training/checkpoint": "a file that it has just written, to sync it; others after `require_file`",
     "node/training/initial_weights": "after `require_file`",
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
-    "history/store": "SQLite, after `Index._is_there`",
     "datasets/arrays": "HDF5, after `require_file`",
     # The box: folders of root's alone.
     "jobs/box/box": "logs of daemons in the box's folder",

@@ -158,10 +158,6 @@ def test_times_of_other_zones_sort_as_moments() -> None:
     assert dated([late])[0].finished == "2026-01-02T06:00:00Z"
 
 
-def test_figures_of_zero_have_no_course() -> None:
-    assert trends([entry(night, figures={"step_median_s": 0.0}) for night in range(20)]) == []
-
-
 @pytest.mark.parametrize("metric", sorted(by_name()))
 def test_direction_is_that_of_the_metric(metric: str) -> None:
     entries = course(40, lambda night: 1.0, changes=lambda night: {"figures": {metric: 2.0 if night < 20 else 3.0}})
@@ -479,17 +475,6 @@ def test_no_format_drops_a_change(sample: TrendsReport) -> None:
         assert trends_words.commits_text(change) in page
 
 
-def test_other_tables_hold_every_series_night_and_month(sample: TrendsReport) -> None:
-    def rows(table: Any) -> list[dict[str, str]]:
-        return list(csv.DictReader(io.StringIO(as_csv(sample, table))))
-
-    assert [row["series_id"] for row in rows("series")] == [series.id for series in sample.series]
-    assert len(rows("nights")) == sum(len(series.nights) for series in sample.series)
-    assert [float(row["value"]) for row in rows("nights")][:90] == [night.value for night in sample.series[0].nights]
-    assert {row["host"] for row in rows("hosts")} == {"n1", "n2", "n3"}
-    assert {row["now"] for row in rows("hosts") if row["host"] == "n2"} == {"slow"}
-
-
 def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
     lines = [*as_text(sample).splitlines(), *to_text(nodes_document(sample.nodes)).splitlines()]
     assert max(map(len, lines)) <= 80
@@ -512,24 +497,6 @@ def test_the_report_leads_with_what_changed() -> None:
     sections = {section.id: section for section in trends_document(changed).sections}
     assert [one.id for one in sections.values()][:2] == ["changes", f"series-{changed.series[0].id}"]
     assert sections["changes"].level == sections[f"series-{changed.series[0].id}"].level == "answer"
-
-
-def test_a_single_night_is_a_line_and_no_chart() -> None:
-    document = trends_document(of_steps(course(1, lambda night: 1.0)))
-    assert [section.id for section in document.sections if section.id.startswith("series-")] == []
-    assert "- 1 night, level" in to_text(document)
-
-
-def test_series_of_equal_words_are_told_apart() -> None:
-    """By what was asked of the system; where that does not differ, by the configuration's id."""
-
-    def asked(group: str, **environment: str) -> list[HistoryEntry]:
-        changes = {"group": group, "environment": {f"system.{key}": value for key, value in environment.items()}}
-        return [entry(0, 0, **(changes | {"run_id": f"run-{group}"}))]
-
-    apart = of_steps([*asked("a", modules="gcc/12"), *asked("b", modules="gcc/13"), *asked("c"), *asked("d")])
-    ends = [one.label.rsplit(", ", 1)[1] for one in apart.series]
-    assert ends == ["system.modules=gcc/12", "system.modules=gcc/13", "configuration c", "configuration d"]
 
 
 def test_of_many_nights_the_newest_and_those_of_changes_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,13 +621,6 @@ def test_only_what_is_there_can_be_acknowledged(store: Path, arguments: list[str
     assert not (store / "acknowledged").exists()
 
 
-def test_too_few_nights_are_inconclusive(tmp_path: Path) -> None:
-    write_history(tmp_path / "store", [(float(day), 1.0 + day / 1000) for day in range(3)])
-    done = run_cli("trends", "--store", tmp_path / "store", "--fail-on-regression")
-    assert done.exit_code == 6
-    assert "none long enough: a change point needs 12 nights, the longest has 3" in done.stderr
-
-
 def test_where_chooses_runs(store: Path) -> None:
     done = run_cli("trends", "--store", store, "--where", "tag.commit=c3", "--format", "json")
     assert json.loads(done.stdout)["num_runs"] == 7
@@ -684,3 +644,26 @@ def test_wrong_use_is_one_line(store: Path, arguments: list[str], message: str) 
 
 
 # The page
+
+
+def test_figures_of_zero_have_no_course() -> None:
+    assert trends([entry(night, figures={"step_median_s": 0.0}) for night in range(20)]) == []
+
+
+def test_series_of_equal_words_are_told_apart() -> None:
+    """By what was asked of the system; where that does not differ, by the configuration's id."""
+
+    def asked(group: str, **environment: str) -> list[HistoryEntry]:
+        changes = {"group": group, "environment": {f"system.{key}": value for key, value in environment.items()}}
+        return [entry(0, 0, **(changes | {"run_id": f"run-{group}"}))]
+
+    apart = of_steps([*asked("a", modules="gcc/12"), *asked("b", modules="gcc/13"), *asked("c"), *asked("d")])
+    ends = [one.label.rsplit(", ", 1)[1] for one in apart.series]
+    assert ends == ["system.modules=gcc/12", "system.modules=gcc/13", "configuration c", "configuration d"]
+
+
+def test_too_few_nights_are_inconclusive(tmp_path: Path) -> None:
+    write_history(tmp_path / "store", [(float(day), 1.0 + day / 1000) for day in range(3)])
+    done = run_cli("trends", "--store", tmp_path / "store", "--fail-on-regression")
+    assert done.exit_code == 6
+    assert "none long enough: a change point needs 12 nights, the longest has 3" in done.stderr

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
+from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfetto.events import LATE
 from dlbench.perfetto.rows import Tracks, make_axis
 from dlbench.records.clocks import ClockLine
@@ -429,13 +429,6 @@ def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
     assert found.of("C") == []
 
 
-def test_samples_at_impossible_times_are_left_out(tmp_path: Path) -> None:
-    times = [FIRST_NS, FIRST_NS + SECOND, -5, 2**62, FIRST_NS + 2 * SECOND]
-    found = sampled(tmp_path, ["gpu.0.power_w"], [(time, 10.0) for time in times])
-    assert points_of(found, "gpu 0 power") == [(0, 10), (SECOND, 10), (2 * SECOND, 10)]
-    assert found.about["notes"] == ["2 samples have a time that cannot be and are left out"]
-
-
 def test_spans_at_impossible_times_are_left_out(tmp_path: Path) -> None:
     at = step_start(0)
     wrong = [(at, at - 5, 0), (-7, at, 0), (2**62, 2**62 + 1, 0), (at, at + 5, 2 * at), (at, at + 5, -1)]
@@ -595,12 +588,6 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     assert found.processes() == {1: "rank 0 on n0", 2: "rank 1 on n0", 4: found.processes()[4]}
 
 
-def test_old_runs_without_watching_are_complete(tmp_path: Path) -> None:
-    plan = plans(points=(1,), repeats=1)[0].model_copy(update={"watch": None})
-    folder = write_run(tmp_path, plan, constant(PHASE_MS))
-    assert exported(folder).about["spans"] is None
-
-
 def test_a_file_of_torch_profiler_stays_beside_the_trace_and_is_named(tmp_path: Path) -> None:
     folder = with_spans(tmp_path)
     folder.profile(0).write_text('{"traceEvents": []}')
@@ -666,39 +653,6 @@ def test_wrong_options_are_one_line(large: RunFolder, tmp_path: Path, options: l
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("trace.txt", "the name must end in .json or .json.gz"),
-        ("trace.parquet", "dlbench.open(FOLDER).steps(RUN).to_parquet(FILE)"),
-        ("nowhere/trace.json", "there is no folder"),
-        (f"{'n' * 250}.json", "cannot be written: File name too long"),
-    ],
-)
-def test_outputs_that_cannot_be_written(large: RunFolder, tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        trace(large, tmp_path / name)
-    assert message in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_folders_that_are_no_run(large: RunFolder, tmp_path: Path) -> None:
-    output = tmp_path / "t.json"
-    with pytest.raises(UserError, match="no such folder of a run"):
-        trace(RunFolder(tmp_path / "nothing"), output)
-    with pytest.raises(UserError, match="holds 1 run; name one of them"):
-        trace(RunFolder(large.path.parent), output)
-    with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
-        trace(RunFolder(tmp_path), output)
-
-
-def test_what_is_not_installed_is_named(large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else real(name))
-    with pytest.raises(EnvironmentLacksError, match=r"numpy is not installed .* 'dlbench\[analysis\]'"):
-        trace(large, tmp_path / "t.json")
 
 
 # The checker, and Perfetto itself
@@ -767,11 +721,3 @@ def test_perfetto_reads_every_event(large: RunFolder, tmp_path: Path, monkeypatc
     assert sorted(map(tuple, counters), key=lambda p: p[:3]) == sorted(points, key=lambda p: p[:3])
     assert dict(processes) == found.processes()
     assert tracks == [["exchange"]]
-
-
-@settings(max_examples=5)
-@given(times=st.lists(st.tuples(st.integers(0, 10**13), st.integers(0, 10**10)), min_size=1, max_size=50))
-def test_times_are_written_to_the_nanosecond(times: list[tuple[int, int]]) -> None:
-    for start, took in times:
-        assert nanoseconds(f"{start / 1000:.3f}") == start
-        assert nanoseconds(f"{took / 1000:.3f}") == took

@@ -200,24 +200,6 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in sorted(tmp_path.iterdir())] == sorted([plan.run_id, other.run_id])
 
 
-def test_a_plan_that_cannot_be_written_leaves_no_folder(small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(b"x" * 64 * 1024)
-    with pytest.raises(RunError, match="No space left"):
-        create(small_disk, plans(points=(1,), repeats=1)[0])
-    assert [p.name for p in small_disk.iterdir()] == ["filler"]
-
-
-@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "$(id)", "%j", "é", "-n", "*"])
-def test_an_output_folder_of_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = prepare_output(Path(name) / "deep")
-    assert out == tmp_path / name / "deep"
-    assert list(out.iterdir()) == []
-    (plan,) = plans(points=(1,), repeats=1)
-    write_run(out, plan, TIMES)
-    assert [run.state for run in scan(out).runs] == ["valid"]
-
-
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/dlbench-test", "/dev/null"])
 def test_an_output_folder_that_cannot_be(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("old")
@@ -323,13 +305,6 @@ def test_a_loss_that_diverged_is_kept(tmp_path: Path, loss: float) -> None:
     assert list(read_steps(path).steps["step"]) == [0, 1, 2]
 
 
-def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "x.steps"
-    StepWriter(path, {"rank": 0}).close()
-    with pytest.raises(RunError, match=r"x\.steps: cannot be written: holds rows of rank 0 already"):
-        StepWriter(path, {"rank": 0})
-
-
 def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -395,28 +370,6 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
     assert [run.plan for run in scan(tmp_path / failed.run_id).runs] == [failed]
 
 
-def test_who_went_without_a_word_is_named_first(tmp_path: Path) -> None:
-    """The other ranks only noticed."""
-    (plan,) = plans(points=(3,), repeats=1)
-    folder = create(tmp_path, plan)
-    write_status(folder, status(0, "node-a", "failed", "connection reset by peer"))
-    write_status(folder, status(1, "node-b", "measuring"))
-    write_status(folder, status(2, "node-c", "failed", "connection reset by peer"))
-    run = read_run(folder.path)
-    assert run.state == "failed"
-    assert run.detail.index("rank 1 on node-b vanished at step 7") < run.detail.index("rank 0 on node-a failed")
-    write_json(folder.failure, {"reason": "rank 1 was the first to end, by signal SIGKILL"})
-    assert read_run(folder.path).detail.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-b")
-
-
-def test_what_a_launcher_says_of_ranks_that_never_spoke(tmp_path: Path) -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    folder = create(tmp_path, plan)
-    write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
-    run = read_run(folder.path)
-    assert (run.state, run.detail) == ("failed", "rank 0 was the first to end, by signal SIGKILL")
-
-
 def without(key: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = json.loads(path.read_text())
@@ -447,20 +400,6 @@ def test_a_folder_without_a_plan_is_named(tmp_path: Path) -> None:
     assert found.problems == [f"{folder.path}: no plan.json; not a run, or copied in part"]
 
 
-def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    folder = write_run(tmp_path, plan, TIMES)
-    (tmp_path / "report.html").write_text("x")
-    (tmp_path / "plan.txt").write_text("x")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    (folder.path / "notes.txt").write_text("x")
-    (folder.path / ".record.json.123.abc.partial").write_text("{")
-    (folder.path / ".rank-0000.status.json.1.ab.partial").write_text("{")
-    found = scan(tmp_path)
-    assert (len(found.runs), found.problems) == (1, [])
-
-
 @pytest.mark.parametrize("name", ["a b", "q'u\"o", "new\nline", "$(id)", "*", "é", "[x]", "%s", "-r"])
 def test_folders_may_be_renamed(tmp_path: Path, name: str) -> None:
     """A run is known by its plan; a folder's name is its owner's business."""
@@ -473,14 +412,6 @@ def test_folders_may_be_renamed(tmp_path: Path, name: str) -> None:
     (root / name / "plan.json").write_text("{")
     (problem,) = scan(root).problems
     assert str(root / name / "plan.json") in problem
-
-
-def test_there_must_be_a_folder(tmp_path: Path) -> None:
-    for place in (tmp_path / "missing", Path("/dev/null")):
-        with pytest.raises(UserError, match="no such folder of runs"):
-            scan(place)
-    found = scan(tmp_path)
-    assert (found.runs, found.problems) == ([], [])
 
 
 def test_runs_are_listed_in_the_order_in_which_they_ran(tmp_path: Path) -> None:

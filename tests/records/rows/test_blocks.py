@@ -467,17 +467,6 @@ def test_hostile_names_of_spans_are_told(path: Path, note: dict[str, Any], words
         list(SpanReader(path=path).blocks())
 
 
-def test_spans_of_no_lane_are_told(path: Path) -> None:
-    names = (b"N", b'{"first": 0, "names": ["a"]}')
-    row = struct.pack("<qqqqiHHHH", 1, 1, 0, -1, 0, len(LANES) - 1, 0, 0, 0)
-    path.write_bytes(forged(span_header(), names, (b"R", row)))
-    assert [span["lane"] for span in spans_of(path)] == [len(LANES) - 1]
-    row = struct.pack("<qqqqiHHHH", 1, 1, 0, -1, 0, len(LANES), 0, 0, 0)
-    path.write_bytes(forged(span_header(), names, (b"R", row)))
-    with pytest.raises(IncompleteDataError, match="a lane or a name that there is not"):
-        list(SpanReader(path=path).blocks())
-
-
 # Samples
 
 
@@ -585,16 +574,6 @@ def test_a_clock_between_its_points_and_outside_of_them() -> None:
     assert clock.bound_ns == 25
     assert [clock.bound_at(t) for t in (0, 15 * 10**8, 3 * 10**9, 5 * 10**9)] == [500_011, 11, 26, 500_026]
     assert clock.is_known
-
-
-def test_a_clock_of_few_points() -> None:
-    one = line(point(10**15, -(10**14)))
-    assert [one.offset_at(t) for t in (0, 10**16)] == [-(10**14)] * 2
-    assert (one.drift, one.bound_ns, one.is_known) == (None, 10, True)
-    none = line()
-    assert (none.offset_at(5), none.drift, none.bound_ns, none.is_known) == (0, None, None, False)
-    first = line(node_rank=0)
-    assert (first.offset_at(5), first.bound_ns, first.is_known) == (0, 0, True)
 
 
 @given(

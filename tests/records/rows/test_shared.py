@@ -21,7 +21,6 @@ from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened
-from dlbench.records.rows.spans import STAGE, SpanReader, SpanWriter
 from dlbench.records.rows.steps import StepReader, StepWriter, read_alike_steps, read_steps
 from dlbench.records.scan import read_run
 from tests.support.watch_factory import gathered, large_run
@@ -148,15 +147,6 @@ def test_torn_chunks_between_whole_ones_are_passed_over(
         assert found.torn_bytes == 0
 
 
-def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    rows(path, 1, 1)
-    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
-    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
-    with pytest.raises(IncompleteDataError, match="a block is damaged"):
-        read_steps(path / "rank-0000")
-
-
 def test_ranks_append_at_once(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
 
@@ -171,29 +161,6 @@ def test_ranks_append_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert all(steps_of(path, rank) == list(range(200)) for rank in range(8))
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_whether_traces_are_damaged_is_first_asked_of_their_beginning_alone(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.spans"
-    with path.open("wb") as file:
-        file.write(chunk(3, 0, b"x" * 40)[:25])  # torn within its header
-    for rank in range(2):
-        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10**8)
-        for number in range(20_000):
-            one.add(STAGE, f"name {number}", number**3, 10**12)
-        one.close()
-    path.with_name("rank-0002.spans").write_bytes(opened(path / "rank-0000")[0].read())
-    assert path.stat().st_size > 400_000
-    before = bytes_read()
-    assert damaged_traces(tmp_path, "x", whole=False) == ()
-    assert bytes_read() - before < 1 << 18
-    assert damaged_traces(tmp_path, "x", whole=True) == ()
-    with pytest.raises(IncompleteDataError, match=r"ask for those of one, e\.g\. node-0000\.spans/rank-0000"):
-        list(SpanReader(path=path).blocks())
 
 
 def test_a_plan_that_says_nothing_of_nodes_is_named(tmp_path: Path) -> None:
@@ -233,3 +200,12 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]
     assert len(texts[0]) > 10_000
+
+
+def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    rows(path, 1, 1)
+    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
+    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
+    with pytest.raises(IncompleteDataError, match="a block is damaged"):
+        read_steps(path / "rank-0000")
