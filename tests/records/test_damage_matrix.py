@@ -278,7 +278,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 HARMLESS = {
-    ("spans of a node", "zeros at its end"),
     ("spans", "zeros at its end"),  # As a torn tail, which a machine that lost power leaves.
     ("archive", "zeros at its end"),
     ("packed archive", "zeros at its end"),
