@@ -97,7 +97,7 @@ def test_a_file_of_a_run_is_reached_through_no_link(tmp_path: Path) -> None:
         opening.open_inside(tmp_path / "swapped" / "launch.log")
 
 
-@given(number=st.integers() | st.integers(-400, 400).map(lambda power: (1 if power > 0 else -1) * 10 ** abs(power)))
+@given(number=st.integers() | st.sampled_from([sign * 2**63 + off for sign in (-1, 1) for off in (-1, 0)]))
 def test_whole_numbers_have_64_bits(number: int) -> None:
     if -(2**63) <= number < 2**63:
         assert opening.parse_json(f"[{number}]") == [number]
