@@ -32,7 +32,7 @@ from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import killed_by_signal
-from dlbench.records.status import Failure, RankStatus, first_cause, write_failure
+from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.launch import LauncherName
 from dlbench.specs.plan import LaunchPlan, RunPlan
@@ -317,7 +317,7 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
     environment = {**os.environ, "DLBENCH_PROGRESS": "launcher", **resolve(launch.rank_environment(plan))}
     # An allocation made with --export=NONE has it, and the srun of mpirun would keep everything from other nodes.
     environment.pop("SLURM_EXPORT_ENV", None)
-    with Interruption() as interruption:
+    with room_for_failure(folder), Interruption() as interruption:
 
         def check() -> None:
             interruption.check()

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
-from dlbench.errors import IncompleteDataError
+from dlbench.errors import IncompleteDataError, RunError
 from dlbench.opening import read_json, why_unreadable
-from dlbench.records.files import write_json
+from dlbench.records.files import TEMPORARY_SUFFIX, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.sharing import may_not_read
 from dlbench.specs.base import CountOrZero, RankNumber, Spec
@@ -23,6 +25,8 @@ from dlbench.units import utc_now
 
 PROGRESS_MARK = "DLBENCH-PROGRESS "
 """What the lines begin with by which rank 0 reports its progress to a launcher, on standard output."""
+
+_ROOM_BYTES = 4096  # One block and one inode of most file systems, which is what `failure.json` takes.
 
 MAX_BYTES = 1 << 20
 """Of a file of statuses at most, which holds one line of each rank of a node, and of one that says why a run ended."""
@@ -96,8 +100,32 @@ def write_failure(
     """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now. Raises RunError: the
     file cannot be written.
     """
-    failure = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped)))
-    write_json(folder.failure, failure.model_dump(mode="json"))
+    content = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped))).model_dump(
+        mode="json"
+    )
+    try:
+        write_json(folder.failure, content)
+    except RunError:
+        with suppress(OSError):
+            _room(folder).unlink()
+        write_json(folder.failure, content)
+
+
+@contextmanager
+def room_for_failure(folder: RunFolder) -> Iterator[None]:
+    """Keeps room for `failure.json`, so that a disk which a run fills can still say why it failed."""
+    room = _room(folder)
+    with suppress(OSError):  # full already: the run will say so itself
+        room.write_bytes(bytes(_ROOM_BYTES))
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # or the folder is gone
+            room.unlink(missing_ok=True)
+
+
+def _room(folder: RunFolder) -> Path:
+    return folder.failure.with_name(f".{folder.failure.name}.room{TEMPORARY_SUFFIX}")
 
 
 def write_node_statuses(folder: RunFolder, statuses: NodeStatuses) -> None:

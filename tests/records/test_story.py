@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dlbench.errors import RunError
+from dlbench.records import status as status_module
 from dlbench.records.files import write_json
-from dlbench.records.status import Failure, RankStatus, failure_line, first_cause
+from dlbench.records.folder import RunFolder
+from dlbench.records.status import Failure, RankStatus, failure_line, first_cause, room_for_failure, write_failure
 from tests.support.run_factory import status
 
 BAD = "'a.jpg': damaged"
@@ -71,6 +75,25 @@ def test_peers_alone_are_told_once() -> None:
 def test_an_interruption_names_no_rank() -> None:
     ranks = [status(0, "n0", "measuring"), status(1, "n0", "measuring")]
     assert failure_line(ranks, Failure(reason="interrupted by the user"), "step") == "interrupted by the user"
+
+
+def test_a_full_disk_has_room_for_why_the_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+
+    def write(path: Path, content: Any) -> None:
+        if any(tmp_path.iterdir()):  # nothing fits beside what is there
+            raise RunError(f"{path}: cannot be written: No space left on device")
+        write_json(path, content)
+
+    monkeypatch.setattr(status_module, "write_json", write)
+    with room_for_failure(folder):
+        write_failure(folder, "rank 1: disk full", rank=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
+    with room_for_failure(RunFolder(tmp_path / "gone")):  # nothing to keep room in: no error
+        pass
+    with room_for_failure(folder):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["failure.json"]
 
 
 def test_what_is_not_utf8_is_written_as_escapes(tmp_path: Path) -> None:
