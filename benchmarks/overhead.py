@@ -4,14 +4,11 @@ Measured steps carry no hooks; all that watching does during them is the sampler
 seconds (SIGSTOP, SIGCONT), it is compared with itself in one run, block by block, which no drift between runs can hide.
 The steps of a small machine scatter by far more than a sample a second costs. So samples are taken `FASTER` times as
 often, and what they cost is divided by that: a sample costs the same however soon the next one follows.
-
-`dlbench run --watch-cost` compares whole runs instead; its figure is here too.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import statistics
 import subprocess
@@ -25,7 +22,6 @@ import psutil
 
 from benchmarks.figures import Figure, median_interval
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import scan
 
 WORKLOADS = ("resnet50", "bert", "cosmoflow")
 BLOCK_S = 5.0
@@ -33,18 +29,15 @@ BLOCKS = 40
 """Half of them watched."""
 FASTER = 10
 """Samples a second, where the default is one."""
-PAIRS = 5
-"""Pairs of runs of `--watch-cost`."""
 
 Block = tuple[bool, int, int]
 """Whether the sampler ran, and from when to when, monotonic nanoseconds."""
 
 
 def figures() -> Iterator[Figure]:
-    """Overhead of each workload, bytes of a step, and the figure that a user can have."""
+    """Overhead of each workload."""
     for workload in WORKLOADS:
         yield from _by_blocks(workload)
-    yield _by_runs()
 
 
 def _by_blocks(workload: str) -> Iterator[Figure]:
@@ -142,22 +135,3 @@ def _ratios(path: Path, blocks: list[Block]) -> list[float]:
         if a is not None and b is not None:
             found.append(a / b if one else b / a)
     return found
-
-
-def _by_runs() -> Figure:
-    """What `--watch-cost` says, with the same settings as a user would give."""
-    about = {"name": "dlbench run cosmoflow --preset ci --ranks 2 --watch-cost", "unit": "% of step time"}
-    with tempfile.TemporaryDirectory() as temporary:
-        out = Path(temporary) / "runs"
-        command = [sys.executable, "-m", "dlbench", "run", "cosmoflow", "--preset", "ci", "--ranks", "2"]
-        command += ["--engine", "ddp", "--data", "synthetic", "--set", "layout.cores_per_rank=1", "--no-progress"]
-        command += ["--set", "measure.measured_steps=40", "--repeats", str(PAIRS), "--watch-cost", "--out", str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
-        if done.returncode != 0:
-            return Figure(**about, value=None, goal="measured", reason=done.stderr.strip().splitlines()[-1])
-        overhead = next(run.watch_overhead for run in scan(out).runs if run.plan.series.variant == "plain")
-    assert overhead is not None
-    return Figure(
-        **about, value=100 * overhead.value, low=100 * overhead.low, high=100 * overhead.high, n=overhead.num_pairs,
-        goal="measured", reason=f"{overhead.method}; whole runs differ more than watching costs",
-    )  # fmt: skip

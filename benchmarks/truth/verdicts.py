@@ -32,7 +32,7 @@ from dlbench.views.causes.numbers import WORTH_EXPLAINING, adjusted_p, diagnose,
 from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling import verdict
 from dlbench.views.sweep.numbers import Draft, family_of
-from dlbench.views.sweep.settings import MARGIN, Measured, contrasts, deviations, levels_of
+from dlbench.views.sweep.settings import MARGIN, Measured, contrasts, levels_of
 from tests.support.run_factory import constant, plans, write_run
 
 Array = npt.NDArray[np.float64]
@@ -188,7 +188,6 @@ def draft(generator: np.random.Generator) -> Draft:
         logs=tuple(paired_logs(one, rates[0]) for one in rates),
         levels=levels,
         contrasts=contrasts(measured, levels),
-        deviations=deviations(measured, levels),
     )
 
 

@@ -43,9 +43,6 @@ INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
     is_flag=True,
     help="Run everything also with synthetic input, and without exchange; report what input and exchange cost.",
 )
-@click.option(
-    "--watch-cost", is_flag=True, help="Run everything also without monitoring; report and record what that costs."
-)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
@@ -125,7 +122,7 @@ def _tell_figures(found: Scan) -> None:
 
 
 def _tell_comparison(request: Request, found: Scan) -> None:
-    """What the variants or sides of a series show; of the cost of watching every watched run keeps a file."""
+    """What the variants or sides of a series show."""
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH
     from dlbench.report.wording import clean
@@ -133,7 +130,7 @@ def _tell_comparison(request: Request, found: Scan) -> None:
     if request.sides:
         lines = [clean(line) for line in paired_lines(found)]
     else:
-        chosen = {_decomposition: request.decompose, _watch_cost: request.watch_cost, _ladder: request.ladder}
+        chosen = {_decomposition: request.decompose, _ladder: request.ladder}
         said = [line for words, is_asked in chosen.items() if is_asked for line in words(found)]
         lines = [part for line in said for part in _wrapped(clean(line), WIDTH)]
     for line in lines:
@@ -181,24 +178,8 @@ def _ladder(found: Scan) -> list[str]:
     return [line for table, cell in tables for line in (*table, cell.verdict, f"Next: {cell.advice}")]
 
 
-def _watch_cost(found: Scan) -> list[str]:
-    from dlbench.records.watch import write_watch_cost
-    from dlbench.views.decomposition import watch_cost_lines, watch_costs
-
-    costs = watch_costs(found.runs)
-    for cost in costs:
-        for run in cost.watched if cost.overhead is not None else ():
-            assert cost.overhead is not None
-            write_watch_cost(run.folder, run.plan.run_id, cost.overhead)
-    return watch_cost_lines(costs)
-
-
 def require_here(system: SystemSpec) -> None:
-    """A system with a scheduler can be run from inside an allocation only.
-
-    Raises `UserError`: this is no allocation. `EnvironmentLacksError`: the launcher's program is not installed, or is
-    another MPI's.
-    """
+    """A system with a scheduler can be run from inside an allocation only."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
@@ -209,10 +190,7 @@ def require_here(system: SystemSpec) -> None:
 
 
 def require_room(plans: Sequence[LaunchPlan]) -> None:
-    """Refuses more ranks than one machine can start and still measure anything.
-
-    Raises `UserError`: a plan has more than `MAX_RANKS_PER_CORE` on every core.
-    """
+    """Refuses more ranks than one machine can start and still measure anything."""
     cores = len(os.sched_getaffinity(0))
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
     if ranks > MAX_RANKS_PER_CORE * cores:
@@ -224,8 +202,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Prints the command of each run, then a table of the points, on standard output; for `--dry-run`."""
-    from dlbench.jobs.scripts import launch
     from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):
@@ -236,7 +214,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
-            click.echo(launch.quoted(start_command(plan, folder, sys.executable)).encode())
+            click.echo(quoted(start_command(plan, folder, sys.executable)).encode())
     points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
     rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
     for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):
@@ -257,12 +235,8 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans on this machine, one after the other; `following` is the command to go on with, if not empty.
-
-    Returns what the command ends with: the code of the first run that went wrong.
-    Raises `UserError`: the output folder cannot be, a run of that name exists, or a variable's value is not where a
-    plan says. `EnvironmentLacksError`: the launcher's program is not installed, or the ranks' Python cannot be
-    executed.
+    """Runs all plans here, one after the other; returns the code of the first that failed. `following`: the next
+    command.
     """
     from dlbench.cli.progress import progress
     from dlbench.jobs import local

@@ -47,7 +47,6 @@ class RunFolder:
     profile = Numbered("rank-{:04d}.profile.json")  # What torch.profiler wrote of one rank's window, a Chrome trace.
     samples = Numbered("node-{:04d}.samples")  # What the sampler of one node read (see `dlbench.records.rows.samples`).
     clock = Named("clock.json")  # Where node 0 answers while nodes compare their clocks.
-    watch_cost = Named("watch-cost.json")  # What watching cost, measured against unwatched runs of the same series.
     accounting = Named("accounting.json")  # What Slurm says that the run took.
     status = Numbered("rank-{:04d}.status.json")  # Of a rank that failed or vanished, the last that is known of it.
     node_status = Numbered("node-{:04d}.status.json")  # What the ranks of one node said when a stage began.

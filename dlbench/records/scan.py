@@ -23,7 +23,7 @@ from dlbench.records.interrupted import Interrupted
 from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
-from dlbench.records.watch import WatchCost, WatchOverhead
+from dlbench.records.watch import WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
@@ -114,7 +114,6 @@ class Run(LaunchedRun):
 
     plan: RunPlan
     record: Record | None
-    watch_cost: WatchCost | None = None  # What watching cost, where `dlbench run --watch-cost` measured it.
 
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
@@ -136,9 +135,7 @@ class Run(LaunchedRun):
 
     @property
     def watch_overhead(self) -> WatchOverhead | None:
-        """What watching cost: measured where that was done, else what the run itself accounts for."""
-        if self.watch_cost is not None:
-            return self.watch_cost.overhead
+        """What watching cost, as the run itself accounts for it."""
         watch = None if self.record is None else self.record.watch
         return None if watch is None else watch.overhead
 
@@ -285,9 +282,6 @@ def _read(folder: RunFolder) -> Run:
         _share_alike(record.ranks)
         _share_alike([rank.gpu for rank in record.ranks if rank.gpu is not None])
         _share_alike(() if record.watch is None else record.watch.nodes, "sources")
-    watch_cost = load_file(folder.watch_cost, WatchCost)
-    if watch_cost is not None and watch_cost.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.watch_cost}: belongs to run {watch_cost.run_id}, not to {plan.run_id}")
     statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return Run(
         folder=folder,
@@ -298,7 +292,6 @@ def _read(folder: RunFolder) -> Run:
         interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         progress=progress_in_log(folder, plan.run_id) if record is None else "",
-        watch_cost=watch_cost,
         accounting=read_accounting(folder, plan),
     )
 
@@ -390,6 +383,6 @@ def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> 
     """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
     problem = problem_of(model, error)
     is_of_engine = problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1])
-    if is_of_engine or problem.path == ("system", "image"):
+    if is_of_engine or problem.path in (("system", "image"), ("sync", "inside")):
         return WithheldError(f"{path}: {EARLIER}")
     return IncompleteDataError(f"{path}: damaged: {problem}")

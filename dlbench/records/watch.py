@@ -7,9 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from dlbench.records.clocks import ClockLine
-from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
-from dlbench.specs.base import CountOrZero, NonNegative, Positive, RankNumber, RunName, Spec
+from dlbench.specs.base import CountOrZero, NonNegative, Positive, RankNumber, Spec
 
 
 class WatchOverhead(Spec):
@@ -18,10 +16,11 @@ class WatchOverhead(Spec):
     value: float = Field(description="Share of the step time (1): 0.004 is 0.4 %.")
     low: float = Field(description="Lower end of the interval.")
     high: float = Field(description="Upper end of the interval.")
-    num_pairs: CountOrZero = Field(description="Pairs of monitored and unmonitored runs; 0 for `accounted`.")
-    method: Literal["accounted", "measured"] = Field(
+    num_pairs: Literal[0] = Field(0, description="Of an earlier dlbench's method; always 0.")
+    method: Literal["accounted"] = Field(
+        "accounted",
         description="accounted: from 0 to what monitoring computed during the measured steps, by the kernel's count, "
-        "as if the slowest rank had waited for all of it. measured: runs with monitoring against others, interleaved."
+        "as if the slowest rank had waited for all of it.",
     )
     evidence: str = Field(description="How it is known, in one sentence.")
 
@@ -85,18 +84,3 @@ class NodeLoad(Spec):
     def others_s(self) -> float | None:
         """CPU time of other processes on these cores, seconds; None where it was not measured."""
         return None if self.busy_s is None else max(0.0, self.busy_s - self.own_s)
-
-
-class WatchCost(Spec):
-    """What `dlbench run --watch-cost` found, in the folder of every watched run of the series."""
-
-    format: Literal["dlbench.watch-cost"] = Field("dlbench.watch-cost", description="What this file is.")
-    version: Literal[1] = Field(1, description="Version of the format.")
-    run_id: RunName = Field(description="The run that it belongs to.")
-    overhead: WatchOverhead = Field(description="What watching cost, over all pairs of the scaling point.")
-
-
-def write_watch_cost(folder: RunFolder, run_id: str, overhead: WatchOverhead) -> None:
-    """Writes the file of one run, as a whole. Raises RunError: it cannot be written."""
-    content = WatchCost(run_id=run_id, overhead=overhead)
-    write_json(folder.watch_cost, content.model_dump(mode="json"))

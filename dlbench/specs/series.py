@@ -30,10 +30,7 @@ PointT = TypeVar("PointT")
 
 
 def refuse_too_many(runs: int, option: str) -> None:
-    """Refuses a series that nobody can plan, run or read.
-
-    Raises `UserError`: more than `MAX_RUNS`.
-    """
+    """Refuses a series that nobody can plan, run or read."""
     if runs > MAX_RUNS:
         raise UserError(
             f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
@@ -47,10 +44,7 @@ def shown_count(count: int) -> str:
 
 
 def series_name(asked: str | None, now: datetime) -> str:
-    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits.
-
-    Raises `UserError`: the name cannot be part of a folder's name.
-    """
+    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
     if asked is None:
         return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
@@ -81,12 +75,7 @@ class Counts:
         return count if self.are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series.
-
-        `cores_per_rank`: what was asked for; none: an even share. `machine_cores`: cores of this machine, for a system
-        that leaves a node's cores open and has no scheduler.
-        Raises `UserError`: ranks do not divide, or the system does not say how many cores a node has.
-        """
+        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
             raise UserError(
@@ -126,10 +115,7 @@ def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
 
 
 def refuse_other_options(request: Request) -> None:
-    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace.
-
-    Raises `UserError`: one of them is given.
-    """
+    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace."""
     if not request.sides and not request.ladder:
         return
     option = "--ab" if request.sides else "--ladder"
@@ -137,7 +123,6 @@ def refuse_other_options(request: Request) -> None:
         "--ladder": (request.ladder and option == "--ab", "run one after the other"),
         "--sweep": (bool(request.sweep), "compares settings of its own; sweep in a series of its own"),
         "--decompose": (request.decompose, "run one after the other"),
-        "--watch-cost": (request.watch_cost, "run one after the other"),
         "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
     for other, (is_given, why) in given.items():
@@ -149,10 +134,7 @@ def refuse_other_options(request: Request) -> None:
 
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
-    """Refuses sides that are not two ways of doing the same thing in the same place.
-
-    Raises `UserError`: a pair differs in ranks, nodes or scheduler, or a side trains to a quality.
-    """
+    """Refuses sides that are not two ways of doing the same thing in the same place."""
     for one, other in pairs(plans):
         for what, left, right in (
             ("ranks", one.layout.ranks, other.layout.ranks),
@@ -169,10 +151,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
-    """Refuses settings that leave no difference between the sides in any pair.
-
-    Raises `UserError`: both sides compute the same, though one of them sets something.
-    """
+    """Refuses settings that leave no difference between the sides in any pair."""
     asked = [key for settings in request.sides.values() for key in settings]
     if not asked:
         return
@@ -227,21 +206,16 @@ SUFFIXES: dict[Variant, str] = {
     "synthetic-input": "-synthetic",
     "cached-input": "-cached",
     "no-exchange": "-apart",
-    "unwatched": "-unwatched",
 }
 """What a run's name ends with."""
-
-MIN_WATCH_REPEATS = 2  # One pair of watched and unwatched runs has no interval.
 
 
 def option_of(request: Request) -> str:
     """The option that asks for variants; empty where none does.
 
-    Raises `UserError`: two such options, or one with another that it does not go with.
+    Raises `UserError`: it does not go with another option of the request.
     """
-    if request.decompose and request.watch_cost:
-        raise UserError("--decompose and --watch-cost exclude each other: run one after the other")
-    option = "--decompose" if request.decompose else "--watch-cost" if request.watch_cost else ""
+    option = "--decompose" if request.decompose else ""
     option = "--tiers" if request.tiers else option
     if option and request.to_accuracy:
         raise UserError(f"{option}: measures throughput; leave out --to-accuracy")
@@ -258,7 +232,6 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
     Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
 
     `request`: says which variants.
-    Raises `UserError`: the request does not go with variants, or one of them is not possible.
     """
     option = option_of(request)
     if option:
@@ -315,14 +288,6 @@ def apart_problem(plan: RunPlan) -> str | None:
 def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
     if any(plan.measure.until == "quality" for plan in plans):
         raise UserError(f"{option}: measures throughput; leave out measure.until quality")
-    if request.watch_cost:
-        if request.repeats < MIN_WATCH_REPEATS:
-            raise UserError(
-                f"--watch-cost: one pair of runs has no interval: use --repeats {MIN_WATCH_REPEATS} or more"
-            )
-        if any(plan.watch is None or not plan.watch.is_on for plan in plans):
-            raise UserError("--watch-cost: nothing is watched: watch.sampler is off and watch.window_steps is 0")
-        return
     if request.tiers:
         if any(plan.workload.data.is_synthetic for plan in plans):
             raise UserError("--tiers: synthetic data is read from nowhere; give --data")
@@ -346,8 +311,6 @@ def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
         found.append("synthetic-input")
     if request.decompose and plan.layout.ranks > 1:
         found.append("no-exchange")
-    if request.watch_cost:
-        found.append("unwatched")
     return found
 
 
@@ -361,12 +324,10 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
         content["fault"] = _without_input_delay(content["fault"])
     elif which == "cached-input":
         content["workload"]["data"]["cache"] = "warm"
-    elif which == "no-exchange":
+    else:
         content["sync"] = {"exchange": "none"}
         # Its search would never end, as there is no message to time.
         content["engine"]["horovod"]["autotune"] = False
-    else:
-        content["watch"] |= {"sampler": False, "window_steps": 0, "profiler": False}
     try:
         made = RunPlan.model_validate(content)
     except ValidationError as error:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dlbench.analysis import scaling
@@ -17,18 +16,15 @@ from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, stacked
-from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
-from dlbench.report.wording import PART_TITLES, figure_text, number_text, percent, place_text, value_text
+from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
 from dlbench.views.readers import complement
-from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, place_columns
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
@@ -63,73 +59,6 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
             key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
             found[key] = samples / float(rates[run_id])
     return found
-
-
-def _facts(group: scaling.Group, last: Run) -> Iterator[tuple[str, str]]:
-    """Titles and texts, in order; `last`: the run in the middle of the point with most ranks."""
-    yield "Readers", _readers(last)
-    yield "Order", _order(last)
-    yield "Coverage", _coverage(last)
-    recorded = (check for run in group.runs if run.record is not None for check in run.record.checks)
-    checks = (check for check in recorded if check.name == "equal work")
-    yield "Equal work", "; ".join(dict.fromkeys(check.detail for check in checks)) or "not checked"
-    data = last.plan.workload.data
-    if data.is_synthetic:
-        yield "Staging", "no file is read"
-    elif data.staging == "none":
-        yield "Staging", "none asked for (data.staging none): ranks read the data source where it lies"
-    else:
-        yield "Staging", f"{data.staging} to {data.staging_tier}"
-
-
-def _readers(run: Run) -> str:
-    data = run.plan.workload.data
-    if data.is_synthetic:
-        return "none: batches are made once and used again" + ", on the device" * (data.synthetic_on == "device")
-    found = None if run.record is None else run.record.reading
-    workers = data.loader_workers if found is None else found.loader_workers
-    asked = f"data.loader_workers {data.loader_workers}"
-    recorded = dict(run.record.data) if run.record is not None else {}
-    decoder = f"; decoder {recorded['decoder']}" if "decoder" in recorded else ""
-    if not workers:
-        return f"the training process itself reads ({asked}){decoder}"
-    ahead = "" if found is None else f", each {found.prefetch_batches} batches ahead"
-    kept = ""
-    if found is not None and found.training_cores is not None:
-        kept = f"; training keeps {found.training_cores} of {run.plan.layout.cores_per_rank} cores"
-        kept += ", which left no core for more readers" * found.limited_by_cores
-    return f"{workers} reader processes per rank{ahead} ({asked}){kept}{decoder}"
-
-
-def _order(run: Run) -> str:
-    data, seed = run.plan.workload.data, run.plan.workload.train.seed
-    if data.is_synthetic:
-        return "a pool of batches in turn; no shuffling"
-    if data.shuffle == "global":
-        how = f"global shuffling: one permutation of the whole data set per epoch, seed {seed}"
-    else:
-        first = "drawn from the whole data set" if data.partition == "shuffled" else "its part in the order of storage"
-        how = f"{data.shuffle} shuffling: each rank permutes the samples that it holds ({first}), seed {seed}"
-        if data.shuffle != "local":
-            how += f", of which {percent(data.exchanged_share)} are exchanged per epoch"
-    return how if run.record is not None and run.record.shuffle is not None else f"{how}; not audited"
-
-
-def _coverage(run: Run) -> str:
-    assert run.record is not None
-    data = run.record.data
-    seen = run.record.steps * run.plan.global_batch
-    size = data.get("num_samples")
-    if run.plan.workload.data.is_synthetic:
-        pool = f" of {size:,} samples" if isinstance(size, int) else ""
-        return f"a pool{pool} per rank, used again and again"
-    if not isinstance(size, int) or size <= 0:
-        return "unknown: the record names no size of the data set"
-    text = f"{seen:,} samples of a set of {size:,} ({number_text(seen / size, 'epochs')} epochs), warm-up included"
-    dropped = data.get("dropped_per_epoch")
-    if isinstance(dropped, int) and dropped:
-        text += f"; {dropped:,} per epoch left out because they fill no batch"
-    return text
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
@@ -180,9 +109,7 @@ class DataPath:
     format: str
     is_synthetic: bool
     points: tuple[DataPoint, ...]
-    facts: tuple[tuple[str, str], ...]  # What is known of reading, order, coverage and staging: title and text.
     verdict: str
-    notes: tuple[str, ...]
 
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
@@ -200,9 +127,7 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
         format=_FORMATS.get(data.format, data.format),
         is_synthetic=data.is_synthetic,
         points=points,
-        facts=tuple(_facts(group, list(middle.values())[-1])),
         verdict=_verdict(points, is_synthetic=data.is_synthetic),
-        notes=(),
     )
 
 
@@ -300,50 +225,7 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
         caption=" ".join(
             [INPUT_CAPTION] + [STALLS_CAPTION] * any(point.stalled for point in points) + [UTILISATION_CAPTION] * on_gpu
         ),
-        is_drawn=True,
     )
-
-
-def _charts(group: Group, found: DataPath) -> list[Chart]:
-    """Input wait, and on GPUs the copy, as shares of the step; none where ranks never wait."""
-    steps = {(point.ranks, point.nodes): point.mean_step.value for point in group.points}
-    rows: Rows = [
-        {
-            "place": place_of(point),
-            "part": PART_TITLES[part],
-            "order": number,
-            "value": figure.value / steps[point.ranks, point.nodes],
-            "shown": figure_text(figure),
-        }
-        for point in found.points
-        for number, (part, figure) in enumerate((("input", point.wait), ("h2d", point.copy)))
-        if figure.value > 0 and (part == "input" or group.on_gpu)
-    ]
-    if not rows:
-        return []
-    places = list(map(place_of, found.points))
-    drawn = stacked(
-        rows,
-        Axis("share of the mean step", format="~%"),
-        Series("part", {PART_TITLES[part]: PART_COLOURS[part] for part in ("input", "h2d")}),
-        {"place": "at", "part": "part", "shown": "per step", "value:Q:.1%": "of the step"},
-        names=places,
-    )
-    words = "; ".join(
-        f"{place}: {figure_text(point.wait)}, {figure_text(point.wait_share)} of the step"
-        for place, point in zip(places, found.points, strict=True)
-    )
-    return [
-        finish(
-            drawn,
-            group,
-            name="data-path",
-            title="Waiting for samples",
-            alt=f"Input wait and copy as shares of the mean step by rank count. {words}.",
-            table=_input_sheet(found.points, on_gpu=group.on_gpu).to_display(),
-            size=(WIDE - 60, max(60, 34 * len(places))),
-        )
-    ]
 
 
 class DataPathView(GroupView):
@@ -357,14 +239,4 @@ class DataPathView(GroupView):
         return data_path(source.group, source.table)
 
     def shown(self, group: Group, found: DataPath) -> Section:
-        columns: tuple[Column[tuple[str, str]], ...] = (
-            Column("what", "What", operator.itemgetter(0)),
-            Column("known", "Known", operator.itemgetter(1)),
-        )
-        title = "Reading, order, coverage, staging"
-        facts = Sheet(name="data-facts", title=title, columns=columns, rows=found.facts, is_folded=True)
-        return Section(
-            headline=found.verdict,
-            charts=lambda: _charts(group, found),
-            sheets=(_input_sheet(found.points, on_gpu=group.on_gpu), facts),
-        )
+        return Section(headline=found.verdict, sheets=(_input_sheet(found.points, on_gpu=group.on_gpu),))

@@ -1,5 +1,5 @@
-"""What a step costs, found by taking things away: real against synthetic input, with against without gradient exchange,
-and monitored against unmonitored runs (`dlbench run --decompose`, `--watch-cost`).
+"""What a step costs, found by taking things away: real against synthetic input, with against without gradient exchange
+(`dlbench run --decompose`).
 
 For each repeat k of a scaling point, with T the mean over ranks and steps of the step time, seconds:
 
@@ -11,9 +11,6 @@ input, and the gradient exchange after the backward pass.
 Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
 
     T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
-
-Of monitoring the mean step counts, measured time over steps: a sampler that disturbs one step in ten leaves the median
-step as it is. Its cost is the ratio of the geometric means over runs, in pairs, less one.
 """
 
 from __future__ import annotations
@@ -27,23 +24,19 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.repeats import mixed_configurations
-from dlbench.analysis.side_by_side import Twins, compared, twins
+from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
-from dlbench.records.watch import WatchOverhead
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import (
     PART_TITLES,
     basis_text,
     figure_text,
-    interval_text,
     percent,
     place_text,
     repeat_text,
-    value_text,
 )
 from dlbench.specs.plan import RunPlan, Variant
-from dlbench.specs.series import MIN_WATCH_REPEATS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.units import format_seconds
@@ -338,67 +331,3 @@ def _verdict(one: Difference) -> str:
         more = repeat_text(one.gap_s, 2 * max(MIN_RUNS, one.gap_s.units))
         return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
     return f"{gap}; {one.reason}"
-
-
-# The cost of monitoring
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredCost(SeriesPoint):
-    """What monitoring cost at one scaling point."""
-
-    watched: tuple[Run, ...]  # Monitored runs with figures, by repeat.
-    overhead: WatchOverhead | None  # None where fewer than two pairs have figures.
-    why: str
-
-
-def watch_costs(runs: Sequence[Run]) -> list[MeasuredCost]:
-    """The cost of monitoring at each scaling point that has unwatched twins, in order of series, ranks and nodes."""
-    return [_cost(found) for found in twins(runs, ("plain", "unwatched"), lambda planned: "unwatched" in planned)]
-
-
-def _cost(found: Twins) -> MeasuredCost:
-    """Runs without figures, and twins whose partner has none, are left out and counted."""
-    sides = [found.of(variant, lambda one: one.measured_s / one.steps) for variant in ("plain", "unwatched")]
-    pairs = sides[0].keys() & sides[1].keys()
-    overhead, why = None, ""
-    if len(pairs) >= MIN_WATCH_REPEATS:
-        ratio, _ = compared(*({key: value for key, value in side.items() if key in pairs} for side in sides))
-        assert ratio is not None
-        assert ratio.low is not None  # two pairs or more
-        assert ratio.high is not None
-        evidence = (
-            f"mean steps of {ratio.n} pairs of runs with and without monitoring, interleaved; interval: "
-            f"{basis_text(ratio, 'pair')}"
-        )
-        overhead = WatchOverhead(
-            value=ratio.value - 1,
-            low=ratio.low - 1,
-            high=ratio.high - 1,
-            num_pairs=ratio.n,
-            method="measured",
-            evidence=evidence,
-        )
-    else:
-        first = f": {found.missing[0]}" if found.missing else ""
-        why = f"{len(pairs)} of {MIN_WATCH_REPEATS} pairs of runs that an interval needs have figures{first}"
-    watched = found.runs["plain"]
-    return MeasuredCost(
-        **series_facts(found.plan),
-        watched=tuple(watched[key][0] for key in sorted(watched)),
-        overhead=overhead,
-        why=why,
-    )
-
-
-def watch_cost_lines(costs: Sequence[MeasuredCost]) -> list[str]:
-    """A line per scaling point."""
-    return [f"monitoring at {place_text(cost.ranks, cost.nodes)}: {_cost_text(cost)}" for cost in costs]
-
-
-def _cost_text(cost: MeasuredCost) -> str:
-    overhead = cost.overhead
-    if overhead is None:
-        return f"cost unknown: {cost.why}"
-    figure = Estimate(overhead.value, overhead.low, overhead.high, overhead.num_pairs, "Student t", "fraction")
-    return f"{f'{value_text(figure)} of a step {interval_text(figure)}'.rstrip()}; {overhead.evidence}"

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, SourceEnergy
-from dlbench.analysis.telemetry.integral import Amount
+from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.errors import IncompleteDataError
@@ -39,7 +38,6 @@ class KindEnergy:
     kind: Kind
     energy_per_sample: Estimate | None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
-    samples_per_joule: Estimate | None = field(metadata=column("Samples per J"))  # Its reciprocal.
     efficiency: Estimate | None = field(
         metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
@@ -83,35 +81,20 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmCheck:
-    """Slurm's account of a job next to the samples of its run."""
-
-    run_id: str = field(metadata=column("Run"))
-    slurm_j: float = field(metadata=column("Slurm, J", unit="J"))  # ConsumedEnergyRaw of the whole job.
-    sampled_j: float | None = field(metadata=column("Sampled, J", unit="J"))
-    """Of the whole run; None where nothing was sampled."""
-    sampled_kinds: tuple[Kind, ...] = field(metadata=column("Of", value=lambda kinds: " and ".join(kinds) or None))
-    """Of what."""
-    ratio: float | None = field(metadata=column("Ratio", "slurm_over_sampled", unit="ratio"))  # slurm_j / sampled_j.
-
-
-@dataclass(frozen=True, kw_only=True)
 class DetailedEnergy(Energy):
     """Energy over all runs, with what it is made of."""
 
     runs: tuple[RunEnergy, ...]
-    slurm: tuple[SlurmCheck, ...]  # Of the runs whose jobs Slurm counted; empty where it was not asked.
     damaged: tuple[str, ...]  # Runs whose samples could not be read, one line each.
 
 
-def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
-    """Energy over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
+def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
+    """Energy over all runs; rank counts without a figure are there, too, with the reason."""
     points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
         points=points,
         notes=_notes(energies, damaged),
         runs=tuple(energies),
-        slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
         damaged=tuple(damaged),
     )
 
@@ -193,8 +176,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
     return KindEnergy(
         kind=kind,
         energy_per_sample=each,
-        # An end of 0 has no reciprocal.
-        samples_per_joule=replace(each, low=each.low or None).inverted("samples/J") if each and each.value else None,
         efficiency=efficiency,
         mean_power=median_estimate(powers, "W") if powers else None,
         whole=whole,
@@ -202,18 +183,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
         methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
         sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
-    )
-
-
-def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
-    sampled = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
-    total = sum(sampled.values())
-    return SlurmCheck(
-        run_id=energy.run_id,
-        slurm_j=slurm_j,
-        sampled_j=total if sampled else None,
-        sampled_kinds=tuple(sampled),
-        ratio=slurm_j / total if total else None,
     )
 
 
@@ -257,7 +226,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
             has_interval=True,
             is_brief=True,
         ),
-        *of_energy("samples_per_joule", "efficiency", "mean_power", "runs=whole.n", "num_sources"),
+        *of_energy("efficiency", "mean_power", "runs=whole.n", "num_sources"),
         Column("methods", "Method", _method),
         *of_energy("sampled_share"),
     )
@@ -307,33 +276,6 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
         ),
         is_data=lambda row: row.stage != "",
         is_drawn=True,
-    )
-
-
-def sources_sheet(runs: Sequence[RunEnergy]) -> Sheet[tuple[str, SourceEnergy, str, Amount]]:
-    """Every GPU and processor package of every run, stage by stage; for programs only."""
-    return Sheet(
-        name="energy-sources",
-        title="Energy of each source",
-        columns=(
-            Column("run_id", "", lambda row: row[0]),
-            *columns_of(
-                SourceEnergy,
-                *("node=node_rank", "host", "source=name", "kind", "method", "counter_over_power", "samples_in_window"),
-                of=lambda row: row[1],
-            ),
-            Column("stage", "", lambda row: row[2]),
-            Column("joules", "", lambda row: row[3].value),
-            Column("seconds", "", lambda row: row[3].length_ns / 1e9),
-            Column("sampled_share", "", lambda row: row[3].coverage),
-        ),
-        rows=[
-            (run.run_id, source, stage, amount)
-            for run in runs
-            for source in run.sources
-            for stage, amount in source.stages.items()
-        ],
-        is_shown=lambda row: False,
     )
 
 
@@ -409,15 +351,6 @@ class EnergyView(GroupView):
 
     def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
-        if isinstance(found, DetailedEnergy):
-            slurm = Sheet(
-                name="energy-slurm",
-                title="Slurm's account next to the samples",
-                columns=columns_of(SlurmCheck),
-                rows=found.slurm,
-                caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",
-            )
-            sheets += [slurm, sources_sheet(found.runs)]
         return Section(
             headline=_headline(found),
             words=tuple(_words(found)),
@@ -434,14 +367,10 @@ class EnergyView(GroupView):
 
 
 class DetailedEnergyView(EnergyView):
-    """The same over the samples of all runs, with every source of every run, and what Slurm counted."""
-
-    def __init__(self, slurm: Mapping[str, float] | None = None) -> None:
-        """The view; `slurm`: joules that Slurm counted for the jobs of runs, by run id."""
-        self.slurm = slurm or {}
+    """The same over the samples of all runs, with every source of every run."""
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
-        return detailed_energy(source.group, source.table, self.slurm)
+        return detailed_energy(source.group, source.table)
 
 
 def _headline(found: Energy) -> str:

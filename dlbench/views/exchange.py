@@ -22,11 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlbench.analysis.comparability import averaged_id_on_other_links
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Group as Runs
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import Side, at_last_place, compare
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt, np
 from dlbench.perfmodels import overlap
@@ -34,19 +32,19 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.projection.exchange import last_end
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
-from dlbench.report.wording import basis_text, figure_text, number_text, ranks_text, runs_text, value_text
+from dlbench.report.wording import basis_text, figure_text, ranks_text, runs_text, value_text
 from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known, ratio_estimate
 from dlbench.stats.pairing import RunKey, pairing
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
+from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 MIN_SIZES = 3  # Different sizes of messages that a line needs: two always lie on one.
 MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and rate cannot be separated.
@@ -135,7 +133,6 @@ class ExchangePoint:
     least: Estimate | None  # The prediction's least after the backward pass; known where its efficiency is not, too.
     prediction: Prediction | None
     why: str  # Why there is no prediction, in a phrase; empty where there is one.
-    cores: str  # What is known of the cores that communication takes from computing, in a sentence; empty on devices.
     timeline: tuple[Message, ...]  # Messages of the run whose communication time is the median.
     timeline_run: str
     timeline_backward_s: float | None
@@ -203,7 +200,6 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         least=least,
         prediction=prediction,
         why=why,
-        cores=_cores(run, sample),
         timeline=sample.of_gradients,
         timeline_run=run.plan.run_id,
         timeline_backward_s=sample.backward_s,
@@ -311,21 +307,6 @@ def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], tab
     return ratio_estimate(ideal, steps, "fraction"), mean
 
 
-def _cores(run: Run, result: ExchangeResult) -> str:
-    """What communication takes from the ranks' cores, as far as it is known."""
-    record, cores = run.record, run.plan.layout.cores_per_rank
-    # A pass that waits for its collectives computes nothing meanwhile.
-    if record is None or not record.ranks[0].device.startswith("cpu") or in_passes(run):
-        return ""
-    who = "dlbench's thread of exchange" if result.by == "dlbench" else run.plan.engine.kind.thread
-    during = "an unknown time" if result.hidden_s is None else number_text(result.hidden_s, "s")
-    most = "its one core, shared" if cores == 1 else f"one of its {cores} cores if it is busy all along"
-    return (
-        f"messages were under way for {during} of a step while the backward pass ran; {who} then shares a rank's cores "
-        f"({most}), which the model does not include"
-    )
-
-
 def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
     """The model's numbers, or why there are none."""
     if not result.gradients:
@@ -408,49 +389,6 @@ LEAST_CAPTION = (
     "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
     "Efficiency: if nothing else were lost."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkPoint:
-    """The exchange between nodes, next to runs alike but for the rate of the links between nodes."""
-
-    label: str
-    group: str
-    ranks: int
-    nodes: int
-    gb_per_s: float = field(metadata=column("Link", "link_gb_per_s", text=lambda rate: f"{8 * rate:g} Gbit/s"))
-    """As the system's file declares it (`network.across`), 10^9 bytes per second."""
-    throughput: Estimate = field(metadata=column("Throughput", "throughput_per_s"))
-    hidden_share: Estimate | None = field(metadata=column("Hidden", "hidden_fraction"))  # As of `ExchangePoint`.
-    exposed_share: Estimate | None = field(metadata=column("Exposed", "exposed_fraction"))
-
-
-def _link(group: Runs) -> float:
-    network = group.sample.plan.system.network
-    return network.across.gb_per_s if network is not None and network.across is not None else 0.0
-
-
-def link_rates(groups: Sequence[Runs], table: RunTable) -> tuple[tuple[LinkPoint, ...], ...]:
-    """Sets of runs whose exchange ran on links of two rates or more, by ranks, the slowest link first."""
-
-    def point(side: Side) -> LinkPoint:
-        plan, recorded = side.group.sample.plan, _recorded(side.group, side.point)
-        return LinkPoint(
-            label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}",
-            group=side.group.id,
-            ranks=side.point.ranks,
-            nodes=side.point.nodes,
-            gb_per_s=_link(side.group),
-            throughput=side.point.throughput,
-            hidden_share=_share("hidden_s", recorded, table),
-            exposed_share=_share("exposed_s", recorded, table),
-        )
-
-    sets = compare(
-        filter(_link, groups), differ_in=averaged_id_on_other_links, kind=_link, order=lambda group: (_link(group),)
-    )
-    sides = ([side for (_, nodes), row in one.places.items() if nodes > 1 for side in row] for one in sets)
-    return tuple(tuple(map(point, own)) for own in sides if own)
 
 
 @dataclass(frozen=True)
@@ -580,8 +518,8 @@ _KINDS = {
 SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
-def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint | LinkPoint], what: str) -> Chart:
-    """Messages under way as a share of the step, hidden and exposed, over `what`."""
+def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint]) -> Chart:
+    """Messages under way as a share of the step, hidden and exposed, over ranks."""
     shares = [
         {"place": name, "part": part, "order": order, **figure_row(share)}
         for name, row in rows.items()
@@ -595,7 +533,7 @@ def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint | LinkPoint]
         stacked(shares, x, Series("part", SHARES), tooltip, names=list(rows), limit=260),
         subject,
         name="share",
-        title=f"Messages under way over {what}",
+        title="Messages under way over ranks",
         alt=f"Hidden: during the backward pass, or behind computing. {words}.",
         table=[("At", "Messages", "Of the step"), *((one["place"], one["part"], one["shown"]) for one in shares)],
         size=(WIDE, max(90, 34 * len(rows))),
@@ -605,7 +543,7 @@ def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint | LinkPoint]
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
     """Shares of the step where several points have them; the timeline of the point with most ranks that has one."""
     shared = {place_of(point): point for point in points if point.exposed_share is not None}
-    charts = [_share_chart(group, shared, "ranks")] if len(shared) > 1 else []
+    charts = [_share_chart(group, shared)] if len(shared) > 1 else []
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
         return charts
@@ -686,11 +624,9 @@ class ExchangeView(GroupView):
 
     def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
-        # What messages take from the cores, of the point with most ranks that says so.
-        cores = [f"At {place_of(point)}, {point.cores}." for point in points if point.cores]
         return Section(
             headline=_headline(points[-1]),
-            notes=(*why, *cores[-1:]),
+            notes=tuple(why),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
@@ -714,37 +650,3 @@ def _headline(point: ExchangePoint) -> str:
     if point.is_in_passes and point.exposed is not None:
         return f"Collectives take {took} per step at {place_of(point)}, {value_text(point.exposed)} of it waited for"
     return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"
-
-
-class LinkRatesView(ReportView):
-    """The same exchange on links of several rates."""
-
-    id = "link-rates"
-    title = "Exchange over link rates"
-    key = "link_rates"
-
-    def numbers(self, source: ReportSource) -> tuple[tuple[LinkPoint, ...], ...]:
-        return link_rates(source.results, source.table)
-
-    def shown(self, report: Report, found: tuple[tuple[LinkPoint, ...], ...]) -> Section:
-        picks = ("gb_per_s", "throughput", "hidden_share", "exposed_share")
-        columns = columns_of(LinkPoint, "group", *place_columns(), *picks)
-        timed = [(one.exposed_share, one.gb_per_s) for one in at_last_place(found[0])]
-        shares = [f"{value_text(share)} of a step at {8 * rate:g} Gbit/s" for share, rate in timed if share]
-        ends = shares[:1] + shares[1:][-1:]
-        return Section(
-            headline=f"{place_of(found[0][-1])}: exposed {', then '.join(ends) or 'not known'}",
-            charts=lambda: [
-                _share_chart(
-                    ReportSubject(f"links-{number}", points[0].label),
-                    {f"{8 * point.gb_per_s:g} Gbit/s, {place_of(point)}": point for point in points},
-                    "link rates",
-                )
-                for number, points in enumerate(found, 1)
-            ],
-            sheets=tuple(
-                Sheet(name="link-rates", title=points[0].label, columns=columns, rows=points) for points in found
-            ),
-            caption="Links as the systems declare them (network.across.gb_per_s). Hidden, exposed: messages of "
-            "the median step, over the mean step.",
-        )

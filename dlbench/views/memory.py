@@ -14,9 +14,6 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.record import HeldMemory, RankResult
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, stacked
-from dlbench.report.charts.style import MEASURED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import runs_text
@@ -334,7 +331,6 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
         columns=drop_empty_columns(columns, found.points),
         rows=found.points,
         caption=f"In the measured steps. {allocator if on_gpu else ''}".rstrip(),
-        is_drawn=True,
     )
 
 
@@ -347,7 +343,6 @@ def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
         rows=found.kinds,
         caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them. "
         "Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part of one copy.",
-        is_drawn=len(found.kinds) > 1,
     )
 
 
@@ -359,77 +354,7 @@ def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
         columns=columns_of(BatchMemory),
         rows=batches,
         caption=BATCHES_CAPTION,
-        is_drawn=sum(bool(batch.peak_bytes) for batch in batches) > 1,
     )
-
-
-_KINDS = ("weights", "gradients", "optimizer", "redundant copies", "buffers", "activations")
-
-
-def _kinds_charts(group: Group, found: Memory) -> list[Chart]:
-    """A bar of kinds for each of several rank counts; redundant copies apart from what they are copies of."""
-    rows, words = [], []
-    for point in found.kinds:
-        copies = point.copies or {}
-        copied = sum(copies.values())
-        said = "copies not known" if point.copies is None else f"{format_bytes(copied)} of it redundant copies"
-        words.append(f"{place_of(point)}: {format_bytes(point.peak)}, {said}")
-        for order, kind in enumerate(kind for kind in _KINDS if kind != "redundant copies" or point.copies is not None):
-            size = copied if kind == "redundant copies" else getattr(point, kind) - copies.get(kind, 0)
-            bar = {"place": place_of(point), "kind": kind, "order": order}
-            rows.append({**bar, "value": size / 2**30, "shown": format_bytes(size)})
-    by = Series("kind", dict(zip(_KINDS, RANK_COLOURS, strict=True)), columns=3)
-    return [
-        finish(
-            stacked(rows, Axis("GiB of tensors in a rank"), by, {"place": "at", "kind": "kind", "shown": "bytes"}),
-            group,
-            name="memory-kinds",
-            title="Memory of a rank by kind",
-            alt=f"What the rank with most held at the peak of a step, by kind. {'; '.join(words)}.",
-            table=kinds_sheet(found),
-            size=(WIDE, max(60, 30 * len(found.kinds))),
-        )
-    ] * (len(found.kinds) > 1)
-
-
-def memory_charts(group: Group, found: Memory) -> list[Chart]:
-    """Peak memory by batch and precision where several ran; by rank count, in kinds where they are known of several."""
-    by_kind = _kinds_charts(group, found)
-    batches = [(batch, batch.peak_bytes) for batch in found.batches if batch.peak_bytes]
-    if len(batches) > 1:
-        what, title, table = "batch and precision", "Peak memory by batch", batches_sheet(found.batches).to_display()
-        rows: Rows = [
-            {
-                "at": f"batch {batch.batch}, {batch.precision}" + (f", {batch.parts} parts" if batch.parts > 1 else ""),
-                "value": peak / 2**30,
-                "shown": format_bytes(peak),
-            }
-            for batch, peak in batches
-        ]
-    elif by_kind:
-        return by_kind
-    else:
-        what, title, table = "rank count", "Peak memory of a rank", points_sheet(found).to_display(brief=True)
-        rows = [
-            {**figure_row(point.peak, 1 / 2**30), "at": place_of(point), "shown": figure_value(point.peak)}
-            for point in found.points
-        ]
-    if not any(row["value"] for row in rows):
-        return by_kind
-    held = "allocated on a GPU" if found.on_gpu else "resident in a rank"
-    words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
-    return [
-        finish(
-            intervals(rows, Axis(f"GiB {held}"), MEASURED, {"at": "at", "shown": "peak"}, limit=220),
-            group,
-            name="memory",
-            title=title,
-            alt=f"Peak memory of the rank that held most, {held}, by {what}. {words}.",
-            table=table,
-            size=(WIDE - 60, max(60, 30 * len(rows))),
-        ),
-        *by_kind,
-    ]
 
 
 class MemoryView(GroupView):
@@ -447,7 +372,6 @@ class MemoryView(GroupView):
         return Section(
             headline=_headline(found),
             notes=(found.limit, *found.notes),
-            charts=lambda: memory_charts(group, found),
             sheets=(points_sheet(found), *((kinds_sheet(found),) if found.kinds else ()), *by_batch),
         )
 

@@ -61,16 +61,14 @@ _METHODS = {
     "are at dlbench's defaults (the first swept value for the engine and for keys of the workload or system); where "
     "the sweep lacks it, its first setting. Intervals are per comparison. A setting is faster or slower if its "
     "interval leaves 1 out and Student's paired t test on log ratios stays below 0.05 after Holm's procedure over all "
-    "settings, values of keys and combinations of all rank counts and sweeps of the report; equal if the interval lies "
+    "settings and values of keys of all rank counts and sweeps of the report; equal if the interval lies "
     "within 2 % of 1; otherwise undecided. The gain of the best is corrected for the choice: low end simultaneous over "
     "the settings (Bonferroni, pooled scatter), high end that of one, value in the middle; what was measured stands "
     f"next to it. Fewer than {MIN_RUNS} repeats decide nothing.",
     "Which axes matter": "An axis' effect is the ratio of throughput between two of its values, as the geometric mean "
     "over all combinations of the other keys that ran with both, taken in each repeat; repeats are the sample. "
-    "Combinations in which a key cannot act take no part. Verdicts as for settings, in the same family. Additivity: "
-    "the largest deviation of a combination from the sum of the axes' effects on the logarithm is named if it stands "
-    "after Holm and exceeds 2 %. Break-even of Horovod's autotuner: what its search cost over what a step gains "
-    "against the baseline.",
+    "Combinations in which a key cannot act take no part. Verdicts as for settings, in the same family. "
+    "Break-even of Horovod's autotuner: what its search cost over what a step gains against the baseline.",
     "Training to a quality": "Time to quality runs from the start of training to the end of the first evaluation that "
     "met the target: with evaluations, checkpoints and warm-up steps. The true moment lies up to one evaluation "
     "interval before it. A run that did not meet the target, or whose sanity checks failed, is counted and never left "

@@ -24,9 +24,6 @@ from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import Kind
 from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals
-from dlbench.report.charts.style import WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import (
@@ -289,43 +286,6 @@ def _quality(row: PrecisionRow) -> str:
     return optional_figure(row.quality) + reached
 
 
-MAX_CHARTS = 4
-
-PRECISION_COLOURS = {"fp32": "#8a8f98", "tf32": "#009e73", "bf16": "#0072b2", "fp16": "#d55e00"}
-
-
-def _chart(found: PrecisionComparison, place: int) -> Chart:
-    over = f"throughput over {found.reference}"
-    rows: Rows = [
-        {
-            "at": f"{place_of(row)}, {row.precision}",
-            "precision": row.precision,
-            **figure_row(row.ratio),
-            "shown": times_text(row.ratio),
-        }
-        for row in found.rows
-        if row.ratio is not None
-    ]
-    words = "; ".join(f"{row['at']}: {row['shown']}" for row in rows)
-    drawn = intervals(
-        rows,
-        Axis(over, scale={"domainMin": 0}, axis={"tickCount": 6}),
-        Series("precision", PRECISION_COLOURS, columns=3),
-        {"at": "at", "shown": over, "basis": "interval"},
-        band=0.6,
-        reference=1.0,
-    )
-    return finish(
-        drawn,
-        ReportSubject(id=f"report-{place}", label=found.label),
-        name="precision",
-        title=f"Throughput over {found.reference}",
-        alt=f"Throughput of each precision over that of {found.reference}, which is the dashed line. {words}.",
-        table=precision_sheet(found),
-        size=(WIDE - 40, max(60, 26 * len(rows))),
-    )
-
-
 class PrecisionView(ReportView):
     """What a lower precision gains, and what it costs."""
 
@@ -340,7 +300,6 @@ class PrecisionView(ReportView):
         return Section(
             headline=_headline(found[0]),
             words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
-            charts=lambda: [_chart(one, place) for place, one in enumerate(found[:MAX_CHARTS])],
             sheets=tuple(map(precision_sheet, found)),
         )
 

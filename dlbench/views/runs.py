@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -12,9 +11,9 @@ from dlbench.analysis.environments import compare, order_of
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
-from dlbench.report.table import Column, Pivot, Sheet, columns_of, drop_empty_columns, text_sheet
-from dlbench.report.wording import DASH, runs_text
-from dlbench.views.model import Group, Report, RunRow
+from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns, text_sheet
+from dlbench.report.wording import runs_text
+from dlbench.views.model import Report, RunRow
 from dlbench.views.view import ReportSource, ReportView
 
 CAPTION = "Scatter: standard deviation of step times over their mean."
@@ -251,7 +250,6 @@ def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[
             yield key, sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
 
 
-MAX_GROUPS = 10  # Groups that have a column; programs get all.
 MAX_SHOWN = 60  # Keys that people see; programs get all.
 
 
@@ -267,14 +265,13 @@ class DifferencesView(ReportView):
         return run_differences([run for group in source.results for run in group.runs])[:MAX_DIFFERENCES]
 
     def shown(self, report: Report, found: tuple[RunDifference, ...]) -> Section:
-        matrix = (_matrix_sheet(found, report.groups),) if len(report.groups) > 1 else ()
         # In what runs of one group differ though they should not.
         within = [item.key for item in found if not item.expected and not item.keeps_apart and item.is_within_a_group]
         headline, words = "runs of one group differ in nothing but hosts, jobs and rank counts", ""
         if within:
             headline = f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
             words = f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter."
-        return Section(headline=headline, words=(words,), sheets=(_differences_sheet(found), *matrix))
+        return Section(headline=headline, words=(words,), sheets=(_differences_sheet(found),))
 
     def remedy(self, report: Report) -> str:
         return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
@@ -338,33 +335,6 @@ def _differences_sheet(found: Sequence[RunDifference]) -> Sheet[_Row]:
         caption=f"{hidden} more keys stand in the CSV alone." if hidden else "",
         is_folded=True,
     )
-
-
-def _matrix_sheet(found: Sequence[RunDifference], groups: Sequence[Group]) -> Sheet[tuple[RunDifference, Group]]:
-    hidden = len(groups) - MAX_GROUPS
-    keys = Counter(item.key for item in found)
-    return Sheet(
-        name="differences-matrix",
-        title="Which group has what",
-        columns=(),
-        rows=[(item, group) for item in found[:MAX_SHOWN] for group in groups[:MAX_GROUPS]],
-        pivot=Pivot(
-            corner="Key",
-            # A tag may be called like a setting.
-            down=lambda row: row[0].key if keys[row[0].key] == 1 else f"{row[0].key} ({row[0].kind})",
-            across=lambda row: row[1].label,
-            cell=lambda row: _of_group(row[0], row[1].id),
-        ),
-        caption=f"{hidden} more groups have no column." if hidden > 0 else "",
-        is_folded=True,
-    )
-
-
-def _of_group(item: RunDifference, group: str) -> str:
-    values = [value.value or "empty" for value in item.values if group in value.groups]
-    if len(values) > 3:
-        return f"{len(values)} values"
-    return "; ".join(values) if values else DASH
 
 
 # The environment

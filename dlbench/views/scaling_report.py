@@ -36,10 +36,9 @@ from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.causes.view import CausesView, account_sheet
 from dlbench.views.data_path import DataPathView, epoch_samples
 from dlbench.views.energy import EnergyView
-from dlbench.views.exchange import ExchangeView, LinkRatesView
+from dlbench.views.exchange import ExchangeView
 from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
-from dlbench.views.layers import LayersView
 from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.model import Group, Report, controls, is_control
@@ -91,7 +90,6 @@ SCALING = Views(
         CampaignCostView(),
         SlowNodesView(),
         StallsView(),
-        LinkRatesView(),
         BreakEvenView(),
         ShufflingView(),
         PrecisionView(),
@@ -100,7 +98,6 @@ SCALING = Views(
         DifferencesView(),
         SystemsView(),
         HistoryView(),
-        LayersView(),
         RunsView(),
         WithoutFiguresView(),
         EnvironmentView(),

@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dlbench.analysis import scaling
 from dlbench.analysis.comparability import averaged_id_without
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.side_by_side import Side, at_last_place, best_at_last, compare, compared
 from dlbench.analysis.table import RunTable
-from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
+from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, scatter
-from dlbench.report.charts.style import HEIGHT, RANK_COLOURS, WIDE
+from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Mark, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns, times_cell
-from dlbench.report.wording import figure_text, number_text, percent, runs_text, times_value
+from dlbench.report.wording import number_text, percent, runs_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
-from dlbench.views.quality.numbers import METRIC_TITLES
 from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
-MAX_EPOCHS = 50  # Epochs of a table, of each rank count.
 MAX_ERRORS = 20  # Errors that are listed.
-MAX_CURVES = 8  # Runs of one setting that are drawn.
 
 
 def _three(value: float) -> Cell:
     return Cell(f"{value:.3f}", number=value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AuditRow:
-    """One epoch of the run in the middle of a rank count."""
-
-    ranks: int
-    nodes: int
-    run_id: str
-    audit: ShuffleEpoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +59,6 @@ class Audit:
     shuffle: str
     partition: str | None
     points: tuple[AuditPoint, ...]
-    epochs: tuple[AuditRow, ...]
     errors: tuple[str, ...]  # Samples read twice or never, by name, with the run; at most `MAX_ERRORS`.
     num_errors: int
 
@@ -90,11 +74,6 @@ def audit(group: scaling.Group, table: RunTable) -> Audit | None:
         shuffle=first.shuffle,
         partition=first.partition,
         points=tuple(_point(point, audited, table) for point, audited in found),
-        epochs=tuple(
-            AuditRow(ranks=point.ranks, nodes=point.nodes, run_id=audited[0][0].plan.run_id, audit=one)
-            for point, audited in found
-            for one in audited[0][1].epochs[:MAX_EPOCHS]
-        ),
         errors=tuple(errors[:MAX_ERRORS]),
         num_errors=len(errors),
     )
@@ -143,15 +122,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
-    """The metric of one run after each evaluation."""
-
-    run_id: str
-    epochs: tuple[float, ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ShuffleRow:
     """One way of shuffling at one rank count."""
 
@@ -173,7 +143,6 @@ class ShuffleRow:
     label_distance: float | None = field(metadata=column("Label distance", text=_three))
     metric: str  # Of runs to a quality; empty otherwise.
     final: Estimate | None = field(metadata=column("Last value", "final_value"))
-    curves: tuple[Learning, ...]
 
     @property
     def way(self) -> str:
@@ -238,7 +207,7 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
-    curves = [curve for run in runs if (curve := _curve(run)) is not None]
+    finals = {table.keys[run.plan.run_id]: value for run in runs if (value := _last_value(run)) is not None}
     quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
     return ShuffleRow(
         group=group.id,
@@ -255,33 +224,23 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
         novelty=found.novelty if found else None,
         label_distance=found.label_distance if found else None,
         metric=quality.metric if quality is not None else "",
-        final=median_estimate(
-            {table.keys[curve.run_id]: curve.values[-1] for curve in curves},
-            "error" if quality.metric == "mae" else "fraction",
-        )
-        if curves and quality is not None
+        final=median_estimate(finals, "error" if quality.metric == "mae" else "fraction")
+        if finals and quality is not None
         else None,
-        curves=tuple(curves[:MAX_CURVES]),
     )
 
 
-def _curve(run: Run) -> Learning | None:
+def _last_value(run: Run) -> float | None:
+    """The metric of a run after its last evaluation that has one; None where it has none."""
     quality = None if run.record is None else run.record.quality
-    known = [] if quality is None else [(one.epoch, one.value) for one in quality.evaluations if one.value is not None]
-    if not known:
-        return None
-    return Learning(
-        run_id=run.plan.run_id,
-        epochs=tuple(epoch for epoch, _ in known),
-        values=tuple(float(value) for _, value in known),
-    )
+    known = [] if quality is None else [one.value for one in quality.evaluations if one.value is not None]
+    return float(known[-1]) if known else None
 
 
 POINTS_CAPTION = (
     "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
     "distance: total variation between the classes of a rank and of all; 0: the same mix."
 )
-EPOCHS_CAPTION = "One run of each rank count. Left out: because they fill no batch on every rank."
 COMPARED_CAPTION = "Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling."
 
 
@@ -306,36 +265,6 @@ def points_sheet(found: Audit) -> Sheet[AuditPoint]:
         rows=points,
         caption=POINTS_CAPTION if mixed else "",
         is_shown=lambda point: is_telling,
-    )
-
-
-def epochs_sheet(rows: Sequence[AuditRow]) -> Sheet[AuditRow]:
-    """Epoch by epoch."""
-
-    def epoch(row: AuditRow) -> Cell:
-        return Cell(f"{row.audit.epoch}{'' if row.audit.is_whole else ' (a part)'}", number=row.audit.epoch)
-
-    columns: tuple[Column[AuditRow], ...] = (
-        *place_columns(),
-        Column("run_id", "", lambda row: row.run_id),
-        Column("epoch", "Epoch", lambda row: row.audit.epoch, epoch),
-        Column("is_whole", "", lambda row: row.audit.is_whole),
-        Column("visits", "Read", lambda row: row.audit.visits),
-        Column("left_out", "Left out", lambda row: row.audit.left_out),
-        Column("twice", "Twice", lambda row: row.audit.twice),
-        Column("never", "Never", lambda row: row.audit.never),
-        Column("sent", "Sent", lambda row: row.audit.sent),
-        Column("received", "Received", lambda row: row.audit.received),
-        Column("sent_bytes", "Bytes sent", lambda row: row.audit.sent_bytes, unit="bytes"),
-        *columns_of(ShuffleRow, "novelty", "label_distance", of=lambda row: row.audit),
-    )
-    return Sheet(
-        name="shuffle-epochs",
-        title="Who read what, epoch by epoch",
-        columns=drop_empty_columns(columns, rows, keep=("epoch",)),
-        rows=rows,
-        caption=EPOCHS_CAPTION,
-        is_folded=True,
     )
 
 
@@ -371,51 +300,13 @@ MAX_CHARTS = 4
 
 
 def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
-    """The metric over epochs at the largest rank count with curves, where runs trained to a quality; and epochs of each
-    way of shuffling and each tier, over nodes.
-    """
+    """Epochs of each way of shuffling and each tier, over nodes."""
     for comparison in found[:MAX_CHARTS]:
-        with_curves = [row for row in comparison.rows if row.curves]
-        if with_curves:
-            yield _chart(comparison, at_last_place(with_curves))
         epochs = [
             (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way, row, row.epoch_s)
             for row in comparison.rows
         ]
         yield from times_over("nodes", comparison, "Epoch", epochs, compared_sheet(comparison))
-
-
-def _chart(found: ShuffleComparison, rows: Sequence[ShuffleRow]) -> Chart:
-    values: Rows = [
-        {"way": row.way, "run": curve.run_id, "epoch": epoch, "value": value}
-        for row in rows
-        for curve in row.curves
-        for epoch, value in zip(curve.epochs, curve.values, strict=True)
-    ]
-    ways = dict.fromkeys(row.way for row in rows)
-    colours = {way: RANK_COLOURS[number % len(RANK_COLOURS)] for number, way in enumerate(ways)}
-    title = METRIC_TITLES[rows[0].metric]
-    drawn = scatter(
-        values,
-        Axis("epoch", "epoch", format="", axis={"tickCount": 6}),
-        Axis(title, format="~g" if rows[0].metric == "mae" else ".0%", axis={"tickCount": 6}),
-        Series("way", colours),
-        {"way": "shuffling", "epoch:Q": "epoch", "value:Q:.4~g": title, "run": "run"},
-        detail="run",
-        line=1.5,
-        size=30,
-        opacity=0.7,
-    )
-    last = "; ".join(f"{row.way}: {figure_text(row.final)}" for row in rows if row.final is not None)
-    return finish(
-        drawn,
-        replace(found, label=f"{found.label}, {place_of(rows[0])}"),
-        name="learning",
-        title=f"{title[:1].upper()}{title[1:]} by way of shuffling",
-        alt=f"{title} over epochs, a line for each run, a colour for each way of shuffling. Last values: {last}.",
-        table=compared_sheet(found).to_display(),
-        size=(WIDE, HEIGHT),
-    )
 
 
 WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
@@ -438,7 +329,7 @@ class ShuffleAuditView(GroupView):
             headline=_headline(found),
             marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(f"The audit costs {percent(cost)} of the steps.",) if cost >= WORTH_SAYING else (),
-            sheets=(points_sheet(found), *((epochs_sheet(found.epochs),) if found.epochs else ())),
+            sheets=(points_sheet(found),),
         )
 
 

@@ -7,17 +7,16 @@ smallest; where the smallest is no gain there is no upper end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dlbench.analysis import scaling
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import averaged_id_without
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import Side, alike, compare, compared
+from dlbench.analysis.side_by_side import Side, compare, compared
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import StagingResult
-from dlbench.report.charts.chart import Chart, ReportSubject
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
@@ -26,7 +25,6 @@ from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
-from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
 
@@ -281,18 +279,7 @@ class BreakEvenView(ReportView):
         return tuple(rows)
 
     def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
-        return Section(
-            headline=_pays_briefly(found[-1]), charts=lambda: list(_epochs(found)), sheets=(_pairs_sheet(found),)
-        )
-
-
-def _epochs(found: tuple[BreakEven, ...]) -> Iterator[Chart]:
-    """Epochs in place and of each way of staging, over nodes."""
-    for number, rows in enumerate(alike(found, lambda row: row.unstaged_group).values(), 1):
-        epochs = [("in place", row, row.unstaged_epoch) for row in rows]
-        epochs += [(f"{row.strategy} to {row.tier}", row, row.staged_epoch) for row in rows]
-        subject = ReportSubject(f"break-even-{number}", rows[0].label)
-        yield from times_over("nodes", subject, "Epoch", epochs, _pairs_sheet(rows))
+        return Section(headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),))
 
 
 def break_even_text(row: BreakEven) -> str:

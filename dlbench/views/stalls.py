@@ -11,12 +11,9 @@ from typing import Any, Literal
 import dlbench
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import RunMeasures
-from dlbench.analysis.side_by_side import Twins, alike, twins
+from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
-from dlbench.report.charts.style import PART_COLOURS, WIDE
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, repeat_text, value_text
@@ -274,47 +271,6 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
     )
 
 
-MAX_CHARTS = 4
-
-COLOURS = {"ingestion": PART_COLOURS["other"], "preparation": PART_COLOURS["input"], "fetch": "#a35200"}
-"""Both stalls are of the colour of input wait, light and dark."""
-
-
-def _charts(found: Sequence[Stalls]) -> list[Chart]:
-    """A chart for each of the first series; a stall below zero is none and is not drawn."""
-    measured = [point for point in found if any(part.seconds is not None for part in point.parts)]
-    series = alike(measured, lambda point: point.series)
-    return [_chart(number, points) for number, points in enumerate(list(series.values())[:MAX_CHARTS], 1)]
-
-
-def _chart(number: int, points: Sequence[Stalls]) -> Chart:
-    rows: Rows = [
-        {"place": place_of(point), "part": PART_TITLES[part.name], "order": order, **figure_row(part.seconds)}
-        for point in points
-        for order, part in enumerate(point.parts)
-        if part.seconds is not None and part.seconds.value > 0
-    ]
-    drawn = stacked(
-        rows,
-        Axis("mean time per step", unit="s"),
-        Series("part", {PART_TITLES[name]: COLOURS[name] for name in COLOURS}, columns=1, legend={"labelLimit": 300}),
-        {"place": "at", "part": "part", "shown": "mean per step"},
-        names=list(map(place_of, points)),
-    )
-    words = "; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows)
-    first = points[0]
-    label = f"{first.workload}, {first.preset} preset, {first.exchanged_by}, series {first.series}"
-    return finish(
-        drawn,
-        ReportSubject(id=f"stalls-{number}", label=label),
-        name="stalls",
-        title="What a step waits for",
-        alt=f"Parts of the mean step by rank count, found by difference. {words}.",
-        table=_parts_sheet(points).to_display(brief=True),
-        size=(WIDE - 60, max(60, 34 * len(points))),
-    )
-
-
 NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
 _NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
@@ -353,7 +309,6 @@ def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
             headline=f"{place_of(point)}: {', '.join(parts)} of the step",
             words=words,
             brief=(*words, *notes),
-            charts=lambda: _charts(found),
             sheets=(_parts_sheet(found), _runs_sheet(found)),
             notes=notes,
         ),

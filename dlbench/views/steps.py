@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import itertools
-import math
 import operator
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,133 +16,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlbench.analysis import scaling
-from dlbench.analysis.digest import QUANTILES, OutlierStep, RankStepMap, StepDigest
+from dlbench.analysis.digest import QUANTILES, OutlierStep, StepDigest
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.lazy import alt, np
+from dlbench.lazy import alt
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, short, tooltips
-from dlbench.report.charts.shapes import Axis, Series, scatter
-from dlbench.report.charts.style import PART_COLOURS, RANK_COLOURS, WIDE, si_label
+from dlbench.report.charts.style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, PART_TITLES, figure_text, percent, shown, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
-from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_of
-
-MIN_EXCESS = 0.05  # Smallest mean excess of a slow period (fraction).
-MIN_SHARE = 0.05  # Smallest share of the map's columns that a slow period covers.
-MIN_COLUMNS = 3  # Fewest columns that a slow period covers.
-SIGMAS = 8.0
-"""Smallest mean excess in standard errors. There are up to 64 x 5,000 spans to choose from, excess is skewed, and the
-error is estimated from few cells where a run is short."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowPeriod:
-    """A row of ranks that took longer than the others."""
-
-    row: int
-    first_rank: int
-    last_rank: int
-    hosts: str
-    first_step: int
-    last_step: int  # Warm-up steps counted, like the first.
-    ratio: float  # The row over the median of the other rows, mean over the period's columns.
-    from_start: bool  # Whether it begins with the first step of the map.
-    to_end: bool
-
-
-def min_columns(columns: int) -> int:
-    """Fewest columns of a slow period in a map of `columns` columns."""
-    return max(MIN_COLUMNS, math.ceil(MIN_SHARE * columns))
-
-
-def find_slow_period(found: RankStepMap) -> SlowPeriod | None:
-    """The slow period of a map; None where nothing stands out, or where there is one row only."""
-    if len(found.cells) < 2:
-        return None
-    excess = _excess(found.cells)
-    best = max((_heaviest(row), -number) for number, row in enumerate(excess))
-    (weight, start, end), row = best[0], -best[1]
-    columns = len(found.step_starts)
-    if weight <= 0 or end - start < min_columns(columns):
-        return None
-    # Standard deviation of a cell, from the median difference of neighbours, which jumps and peaks hardly change.
-    jumps = [abs(after - before) for cells in excess for before, after in itertools.pairwise(cells)]
-    noise = 1.4826 * statistics.median(jumps) / math.sqrt(2) if jumps else 0.0
-    mean = statistics.fmean(excess[row][start:end])
-    # One very long step would carry a whole span: half of its columns have to stand out by themselves.
-    is_few = statistics.median(excess[row][start:end]) < MIN_EXCESS
-    if is_few or mean < SIGMAS * noise / math.sqrt(end - start):
-        return None
-    ends = (*found.rank_starts[1:], found.num_ranks)
-    return SlowPeriod(
-        row=row,
-        first_rank=found.rank_starts[row],
-        last_rank=ends[row] - 1,
-        hosts=found.row_hosts[row],
-        first_step=found.step_starts[start],
-        last_step=found.step_starts[end] - 1 if end < columns else found.last_step,
-        ratio=1 + mean,
-        from_start=start == 0,
-        to_end=end == columns,
-    )
-
-
-def _excess(cells: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Excess of every cell, by row and column; 0 where the other rows took no time."""
-    values = np.asarray(cells, dtype=float)
-    found = np.zeros_like(values)
-    for row in range(len(values)):
-        others = np.median(np.delete(values, row, axis=0), axis=0)
-        np.divide(values[row], others, out=found[row], where=others > 0)
-        found[row][others > 0] -= 1
-    rows: list[list[float]] = found.tolist()
-    return rows
-
-
-def _heaviest(row: Sequence[float]) -> tuple[float, int, int]:
-    """Sum of (excess - `MIN_EXCESS`) over the heaviest span, and where it begins and ends; of equal ones the first."""
-    best = (0.0, 0, 0)
-    total, start = 0.0, 0
-    for place, value in enumerate(row):
-        if total <= 0:
-            total, start = 0.0, place
-        total += value - MIN_EXCESS
-        if total > best[0]:
-            best = (total, start, place + 1)
-    return best
-
-
-def map_finding(found: RankStepMap) -> str:
-    """Which ranks were slow, by how much and when; or what was searched for and not found."""
-    columns = len(found.step_starts)
-    if len(found.cells) < 2:
-        return "One rank: there is no other rank to compare it with."
-    slow = find_slow_period(found)
-    if slow is None and columns < MIN_COLUMNS:
-        return "Too few steps to look for slow ranks."
-    if slow is None:
-        edges = (*found.step_starts, found.last_step + 1)
-        steps = max(end - start for start, end in zip(edges, edges[min_columns(columns) :], strict=False))
-        rows = "rank" if len(found.cells) == found.num_ranks else "row of ranks"
-        longer = f"takes {percent(MIN_EXCESS, 0)} longer than the others"
-        return f"No {rows} {longer} for {steps} steps or more, beyond noise."
-    who = f"The slowest of ranks {slow.first_rank} to {slow.last_rank}"
-    if slow.first_rank == slow.last_rank:
-        who = f"Rank {slow.first_rank}"
-    when = f"from step {slow.first_step} to {slow.last_step} of {found.last_step}"
-    if slow.from_start and slow.to_end:
-        when = f"in all measured steps ({slow.first_step} to {slow.last_step})"
-    elif slow.to_end:
-        when = f"from step {slow.first_step} on (to the last, {slow.last_step})"
-    elif slow.from_start:
-        when = f"from the first measured step ({slow.first_step}) to step {slow.last_step} of {found.last_step}"
-    return f"{who} on {slow.hosts} took {slow.ratio:.2f}x the time of the others {when}."
 
 
 def ratio_cell(value: float, decimals: int) -> Cell:
@@ -218,7 +103,6 @@ class RankMap:
     step_starts: tuple[int, ...]  # First step of each column, warm-up steps counted.
     last_step: int
     rows: tuple[MapRow, ...]
-    finding: str  # Which ranks stand out and when, in a sentence.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,7 +201,6 @@ def _map(point: Point, table: RunTable) -> RankMap:
         step_starts=found.step_starts,
         last_step=found.last_step,
         rows=tuple(rows),
-        finding=map_finding(found),
     )
 
 
@@ -342,6 +225,11 @@ def map_text(found: RankMap) -> str:
     )
 
 
+def _slowest_text(found: RankMap) -> str:
+    slowest = max(found.rows, key=lambda row: row.mean)
+    return f"{row_title(slowest)} on {slowest.hosts or DASH} slowest on the whole: {slowest.mean:.3f}x the median"
+
+
 def row_title(row: MapRow) -> str:
     """``rank 5``, ``ranks 16 to 31``."""
     return f"rank{'s' * (row.first_rank != row.last_rank)} {_span(row.first_rank, row.last_rank)}"
@@ -352,8 +240,6 @@ DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80,
 
 LISTED = (0, 5, 25, 50, 75, 95, 100)
 """Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
-
-FEW_OUTLIERS = 3  # With fewer outliers there is no chart.
 
 MAX_OUTLIERS = 20  # Steps in a table for people; the ones with the largest ratio.
 
@@ -472,8 +358,6 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-MAX_MARKS = 60  # Outlier steps in a chart; the ones with the largest ratio.
-
 MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
 
 EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
@@ -537,46 +421,6 @@ def _distribution(group: Subject, found: StepTimes) -> Chart:
     )
 
 
-def _outliers(group: Subject, point: StepPoint) -> Chart:
-    rows: Rows = [
-        {
-            "step": one.step,
-            "ratio": short(one.ratio),
-            "phase": PART_TITLES[one.phase],
-            "who": f"rank {one.rank} on {one.host}",
-            "shown": format_seconds(one.seconds),
-            "run": one.run_id,
-        }
-        for one in point.outliers[:MAX_MARKS]
-    ]
-    by = Series("phase", {title: PART_COLOURS[name] for name, title in PART_TITLES.items()}, title="grew most")
-    tooltip = {
-        "step:Q": "step",
-        "shown": "took",
-        "ratio:Q": "over the median",
-        "who": "longest own work",
-        "phase": "grew most",
-        "run": "run",
-    }
-    x = Axis("step, warm-up steps counted", "step", format="d", axis={"tickCount": 6, "tickMinStep": 1})
-    y = Axis("over the run's median step", "ratio", scale={"zero": False})
-    words = "; ".join(
-        f"step {row['step']}: {row['shown']}, {row['ratio']:g} times the median, {row['who']}, {row['phase']}"
-        for row in rows[:5]
-    )
-    more = f" (the {len(rows)} longest are drawn)" if len(rows) < point.num_outliers else ""
-    return finish(
-        scatter(rows, x, y, by, tooltip, opacity=0.85),
-        group,
-        name="outlier-steps",
-        title=f"Outlier steps at {place_of(point)}",
-        alt=f"{point.num_outliers} of {point.num_steps} steps ({percent(point.pooled_outlier_share, 2)}) at "
-        f"{place_of(point)} are far longer than the others{more}. {words}.",
-        table=outlier_sheet((point,), MAX_MARKS),
-        size=(WIDE, 180),
-    )
-
-
 def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
     """The map of the largest rank count; columns are joined until there are few enough rectangles."""
     joined = 1
@@ -609,14 +453,12 @@ def rank_charts(group: Subject, found: RankMap) -> list[Chart]:
         cells = alt.Chart(inline(rows)).mark_rect(strokeWidth=0)
         layers.append(cells.encode(**ends, color=colour, tooltip=tooltip))
     note = f" {joined} neighbouring columns are drawn as one, with the larger value." if joined > 1 else ""
-    slowest = max(found.rows, key=lambda row: row.mean)
     drawn = finish(
         alt.layer(*layers),
         group,
         name="ranks",
         title=f"Own work by rank and step at {place_of(found)}",
-        alt=f"{found.finding} {row_title(slowest).capitalize()} is slowest on the whole: {slowest.mean:.3f} times the "
-        f"median.{note}",
+        alt=f"{_slowest_text(found).capitalize()}.{note}",
         table=rank_sheet(found, len(found.rows)),
         size=(WIDE, min(320, max(70, 22 * len(found.rows)))),
     )
@@ -685,10 +527,7 @@ class StepsView(GroupView):
         return Section(
             headline=f"{place_of(last)}: median step {value_text(last.p50)}, {tail}; {count}",
             notes=(note,) if correlated else (),
-            charts=lambda: [
-                _distribution(group, found),
-                *([_outliers(group, last)] if len(last.outliers) >= FEW_OUTLIERS else []),
-            ],
+            charts=lambda: [_distribution(group, found)],
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
         )
 
@@ -709,7 +548,7 @@ class RanksView(GroupView):
         return Section(
             id=self.id,
             title=self.title,
-            headline=f"{found.map.finding[:1].lower()}{found.map.finding[1:].rstrip('.')}",
+            headline=_slowest_text(found.map),
             notes=(map_text(found.map),),
             charts=lambda: rank_charts(group, found.map),
             sheets=(rank_sheet(found.map),),

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,17 +15,20 @@ from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.node_samples import node_watch, nodes_of
 from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.scan import Run
+from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.model import Group
 from dlbench.views.next_step import rerun
-from dlbench.views.timeline import MIN_SAMPLES, Timeline, is_series, timeline, timeline_chart, worst_throttled
 from dlbench.views.view import GroupSource, GroupView, place_of
 
 MAX_UNAVAILABLE = 40
 MAX_HOST = 64  # Characters of a host name.
+MIN_SAMPLES = 3  # Samples in the measured window below which nothing is said of a node's use.
+
+_THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
 
 
 def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
@@ -78,7 +80,7 @@ class NodeMeans:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How often, and how late, samples were taken, over all nodes of the run that is drawn."""
+    """How often, and how late, samples were taken, over all nodes of the run in the middle of the largest point."""
 
     period_s: float  # Longest period of any node.
     late_median_s: float  # Of the node with the largest.
@@ -101,8 +103,6 @@ class Telemetry:
 
     nodes: tuple[NodeMeans, ...]  # Of the runs that were read, by rank count, run and node.
     middle_run_ids: tuple[str, ...]  # Of each rank count the run whose throughput is in the middle, which people see.
-    timeline: Timeline | None
-    """Of the run in the middle of the point with most ranks; None where none of its nodes was sampled."""
     sampling: Sampling | None
     unavailable: tuple[Unavailable, ...]
     num_runs: int  # Runs of the group.
@@ -137,12 +137,10 @@ def _by_rank_count(group: RunGroup) -> list[Run]:
 
 
 def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
-    found = [
-        (run, reading) for run in _by_rank_count(group) if (reading := readings.by_run.get(run.plan.run_id)) is not None
-    ]
+    runs = _by_rank_count(group)
+    found = [(run, readings.by_run[run.plan.run_id]) for run in runs if run.plan.run_id in readings.by_run]
     largest = group.points[-1]
     middle = readings.middle[group.id, largest.ranks, largest.nodes]
-    drawn = readings.by_run.get(middle.plan.run_id)
     notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
     notes += [
         f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
@@ -152,7 +150,6 @@ def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     return Telemetry(
         nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
         middle_run_ids=tuple(readings.middle[group.id, point.ranks, point.nodes].plan.run_id for point in group.points),
-        timeline=timeline(middle, drawn, notes) if drawn is not None and drawn.nodes else None,
         sampling=_sampling(middle),
         unavailable=_unavailable([reading for _, reading in found]),
         num_runs=len(group.runs),
@@ -208,6 +205,18 @@ def _means(run: Run, reading: MachineReading, node: NodeTelemetry) -> NodeMeans:
         num_gaps=node.num_gaps,
         missing=node.missing,
     )
+
+
+def worst_throttled(node: NodeTelemetry, gpus: Iterable[int]) -> tuple[float, int, str] | None:
+    """Share of the time (1), number of the GPU and reason that held a clock down most; None where none is known."""
+    known = [
+        (share, gpu, reason)
+        for gpu in gpus
+        if f"gpu.{gpu}" in node.clock_reasons
+        for reason, share in ({"": 0.0} | node.clock_reasons[f"gpu.{gpu}"]).items()
+        if not reason or reason in _THROTTLING
+    ]
+    return max(known, key=lambda one: one[0], default=None)
 
 
 def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
@@ -321,37 +330,6 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     return shown, left_out
 
 
-def fields_sheet(runs: Sequence[RunTelemetry]) -> Sheet[tuple[RunTelemetry, NodeTelemetry, FieldSummary]]:
-    """Every field of every node of every run, in the unit of its name, counters as rates; for programs only."""
-    columns = (
-        *columns_of(RunTelemetry, "run_id", of=operator.itemgetter(0)),
-        *columns_of(
-            NodeTelemetry,
-            "node=node_rank",
-            Column("host", "", lambda node: node.host, limit=MAX_HOST),
-            of=operator.itemgetter(1),
-        ),
-        *columns_of(
-            FieldSummary,
-            "field=name",
-            "is_rate",
-            "mean",
-            "median",
-            "lowest",
-            "highest",
-            "samples=num_samples",
-            of=operator.itemgetter(2),
-        ),
-    )
-    return Sheet(
-        name="telemetry-fields",
-        title="Fields of each node",
-        columns=columns,
-        rows=[(run, node, field) for run in runs for node in run.nodes for field in node.fields.values()],
-        is_shown=lambda row: False,
-    )
-
-
 class TelemetryView(GroupView):
     """Power, clocks, utilisation, memory and traffic of the nodes."""
 
@@ -363,7 +341,6 @@ class TelemetryView(GroupView):
         return telemetry(source.group, source.table)
 
     def shown(self, group: Group, found: Telemetry) -> Section:
-        drawn = found.timeline
         sheets: list[Sheet[Any]] = [
             means_sheet(found),
             Sheet(
@@ -374,12 +351,9 @@ class TelemetryView(GroupView):
                 is_folded=True,
             ),
         ]
-        if isinstance(found, DetailedTelemetry):
-            sheets.append(fields_sheet(found.runs))
         return Section(
             headline=_headline(found, on_gpu=group.on_gpu),
             words=tuple(_words(found)),
-            charts=lambda: [timeline_chart(group, drawn)] if drawn is not None and is_series(drawn) else [],
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 

@@ -30,7 +30,6 @@ from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
 from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.status import read_statuses, write_status
-from dlbench.records.watch import WatchOverhead, write_watch_cost
 from dlbench.specs.plan import RunPlan
 from tests.support import run_factory
 from tests.support.paths import DATA
@@ -603,7 +602,6 @@ def write_watched_run(out: Path) -> RunFolder:
     missing = {"host.energy": "the kernel offers no RAPL counters"}
     write_samples(folder, 0, columns, SAVED_ROWS, unavailable=missing, failures=failed, end={"num_samples": 20})
     write_json(folder.clock, {"format": "dlbench.clock", "version": 1, "address": "127.0.0.1", "port": 5, "token": "t"})
-    write_watch_cost(folder, plan.run_id, WatchOverhead.model_validate({**watch["overhead"], "num_pairs": 5}))
     return folder
 
 
@@ -652,9 +650,8 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
         assert samples.columns == ["gpu.0.power_w", "gpu.0.energy_j", "host.cpu.0.busy"]
         assert [note["reason"] for note in samples.failures] == ["GPU is lost"]
         assert samples.end == {"num_samples": 20}
-        for path, name in ((folder.clock, "dlbench.clock"), (folder.watch_cost, "dlbench.watch-cost")):
-            content = json.loads(path.read_bytes())
-            assert (content["format"], content["version"]) == (name, 1)
+        content = json.loads(folder.clock.read_bytes())
+        assert (content["format"], content["version"]) == ("dlbench.clock", 1)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"format": "other"}])

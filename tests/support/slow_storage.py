@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlbench.errors import RunError
-from dlbench.jobs.box import config, host
-from dlbench.jobs.box.host import why_no_storage
+from tests.slurm_box import config, host
+from tests.slurm_box.host import why_no_storage
 
 __all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_no_storage"]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box import host
-from dlbench.jobs.box.box import Box, check_requirements
-from dlbench.jobs.box.config import Equipment
+from tests.slurm_box import host
+from tests.slurm_box.box import Box, check_requirements
+from tests.slurm_box.config import Equipment
 
 WHOLE = Equipment(
     gres=("gpu:a100:4",),
@@ -60,7 +60,7 @@ def whole_box(slurm_can_run: None) -> Iterator[Box]:
         pytest.skip("; ".join(lacks))
     folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
     folder.chmod(0o755)
-    has = replace(WHOLE, switches=2, pfs="10MB/s" if host.why_no_storage() is None else "")
+    has = replace(WHOLE, switches=2, pfs_bytes_per_s=10_000_000 if host.why_no_storage() is None else 0)
     with Box.start(folder / "box", has=has) as box:
         yield box
     shutil.rmtree(folder)

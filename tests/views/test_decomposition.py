@@ -155,7 +155,6 @@ def test_what_a_series_cannot_go_without_is_left_out() -> None:
     ("request_", "words"),
     [
         ({"data": "synthetic", "points": (1,)}, "nothing can be taken away"),
-        ({"watch_cost": True}, "exclude each other"),
         ({"to_accuracy": True}, "leave out --to-accuracy"),
         ({"sweep": {"train.batch_per_rank": (2, 4)}}, "does not go with --sweep"),
         ({"overrides": {"checkpoint.every_steps": 3}}, "does not go with checkpoints"),

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.shaped_cluster import SYSTEM
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
-from dlbench.report import wording
 from dlbench.report.document import Document
 from dlbench.report.formats import html, markdown, terminal
-from dlbench.report.formats import json as json_tables
 from dlbench.report.table import Sheet
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
@@ -26,7 +23,6 @@ from dlbench.views import model
 from dlbench.views.exchange import (
     MAX_MESSAGES,
     ExchangePoint,
-    ExchangeView,
     exchange_charts,
     exchange_points,
     fitted_line,
@@ -35,7 +31,6 @@ from dlbench.views.exchange import (
     what_ran,
 )
 from dlbench.views.scaling_report import assemble, document_of
-from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,
     autotune_result,
@@ -155,39 +150,6 @@ def test_shares_of_the_step_are_means_of_the_runs_shares(tmp_path: Path) -> None
     assert chart.title == "Messages under way over ranks"
     assert "4 ranks: exposed 10.9 % [" in chart.alt
     assert {row["place"] for row in drawn_rows(chart.spec)} == {"2 ranks", "4 ranks"}
-
-
-def test_the_same_exchange_on_links_of_several_rates(tmp_path: Path) -> None:
-    """Alike but for the name of the system and its links; other settings are compared with neither."""
-    rates = {"slow": 0.0125, "fast": 0.025, "unlike": 0.05}
-    for name, rate in rates.items():
-        across = f"alpha_s: 1.0e-4\n    gb_per_s: {rate}\n    source: limited by tc"
-        system = f"{SYSTEM.replace('name: shaped-box', f'name: {name}')}network:\n  across:\n    {across}\n"
-        (tmp_path / f"{name}.yaml").write_text(system)
-        write_exchange(
-            tmp_path / "runs",
-            lambda plan, rate=rate: {"exposed_s": 0.001 / rate},
-            points=(2, 4),
-            ranks_per_node=2,
-            system=str(tmp_path / f"{name}.yaml"),
-            series=name,
-            overrides={"train.batch_per_rank": 8} if name == "unlike" else {},
-        )
-    report = assemble(scan(tmp_path / "runs"))
-    (found,) = report.views["link_rates"]
-    # Links between nodes act on two nodes or more.
-    assert [(one.gb_per_s, one.ranks, one.nodes) for one in found] == [(0.0125, 4, 2), (0.025, 4, 2)]
-    assert [one.exposed_share.value for one in found] == pytest.approx([0.08 / 0.11, 0.04 / 0.11])
-    (section,) = [one for one in document_of(report).sections if one.id == "link-rates"]
-    assert section.headline == (
-        "4 ranks on 2 nodes: exposed 72.7 % of a step at 0.1 Gbit/s, then 36.4 % of a step at 0.2 Gbit/s"
-    )
-    (chart,) = section.charts()
-    assert chart.title == "Messages under way over link rates"
-    assert "messages of the median step, over the mean step" in json.dumps(chart.spec)
-    assert "messages of the median step, over the mean step" in section.sheets[-1].caption + section.caption
-    assert "0.2 Gbit/s, 4 ranks on 2 nodes: exposed 36.4 %" in chart.alt
-    assert [row["link_gb_per_s"] for row in csv_rows(document_of(report), "link-rates")] == ["0.0125", "0.025"]
 
 
 def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:
@@ -331,13 +293,6 @@ def test_the_efficiency_of_the_model_has_the_noise_of_the_baseline(tmp_path: Pat
     assert apart.high - apart.low > 3 * (paired.high - paired.low)
 
 
-def test_what_communication_takes_of_the_cores_is_said(runs: Path, page: str) -> None:
-    assert (
-        "while the backward pass ran; dlbench's thread of exchange then shares a rank's cores" in point_of(runs).cores
-    )
-    assert "which the model does not include" in page
-
-
 # What is not known
 
 
@@ -377,35 +332,6 @@ def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
 
 
 # The report
-
-
-def test_figures_stand_in_every_format(made: model.Report, page: str) -> None:
-    (group,) = made.groups
-    (point,) = points_of(group)
-    figures = (point.communication, point.exposed, point.hidden, point.prediction.best_exposed)
-    texts = [wording.value_text(figure) for figure in figures if figure is not None]
-    assert len(texts) == 4
-    written = markdown.to_markdown(document_of(made))
-    plain = " ".join(terminal.to_text(document_of(made), full=True).split())
-    for text in texts:
-        assert text in page
-        assert text in written
-    assert texts[0] in plain
-    assert texts[3] in plain
-    content = json.loads(json_tables.to_json(document_of(made)))["groups"][0]["exchange"][0]
-    assert content["exposed"]["value"] == point.exposed.value if point.exposed else False
-    assert len(content["timeline"]) == len(GRADIENTS)
-
-
-def test_the_verdict_names_the_account_s_figure_and_the_view_the_messages(made: model.Report) -> None:
-    (group,) = made.groups
-    (point,) = points_of(group)
-    assert group.verdict.endswith("Main cause: exchange on the wire, 18.2 points of 18.2 points lost.")
-    section = ExchangeView().section(group)
-    assert section.headline == (
-        f"Messages take {wording.value_text(point.communication)} per step at 2 ranks, "
-        f"{wording.value_text(point.hidden)} of it during backward"
-    )
 
 
 def test_timeline_holds_every_message(made: model.Report) -> None:
@@ -464,25 +390,6 @@ def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None
     assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
     assert row["Density of sums"].startswith("2.0 %")
     assert "Density of sums" in html.to_html(report)
-
-
-def test_foreign_text_of_an_exchange_stays_text(tmp_path: Path) -> None:
-    bad = "<img src=x onerror=alert(1)>\x1b[2J"
-    write_exchange(tmp_path, lambda plan: {"carrier": bad, "evidence": bad, "fusion": bad, "inert": (bad,)}, repeats=1)
-    report, _ = report_of(tmp_path)
-    assert "<img src=x" not in html.to_html(report)
-    assert "\x1b" not in terminal.to_text(report)
-    assert max(map(len, terminal.to_text(report).splitlines())) <= 80
-
-
-def test_table_for_programs_holds_every_point(made: model.Report) -> None:
-    rows = csv_rows(document_of(made), "exchange")
-    points = [(group.id, point) for group in made.groups for point in points_of(group)]
-    assert [(row["group"], int(row["ranks"])) for row in rows] == [(group, point.ranks) for group, point in points]
-    for row, (_, point) in zip(rows, points, strict=True):
-        assert float(row["after_backward_s"]) == point.exposed.value
-        assert float(row["least_efficiency_high"]) == point.prediction.efficiency.high
-        assert row["fusion"] == point.ways[0].fusion
 
 
 @pytest.mark.parametrize(

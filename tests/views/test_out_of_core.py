@@ -10,7 +10,6 @@ import pytest
 
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
-from dlbench.perfmodels.memory.blocks import Kind, Lane, Operation
 from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.records.memory import MemoryResult
 from dlbench.records.record import HeldMemory
@@ -19,7 +18,6 @@ from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
-from dlbench.views.out_of_core.plan import lanes
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage_charts
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
@@ -139,15 +137,13 @@ def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(foun
 def test_a_pass_is_drawn_measured_and_predicted(found: OutOfCore) -> None:
     first = found.passages[0]
     assert first.is_planned
-    (throughput, memory) = method_charts(found, 1)
+    (throughput,) = method_charts(found, 1)
     assert "in core up to 13" in json.dumps(throughput.spec)
-    assert "capacity" in memory.title
-    chart, held = passage_charts(first, found.label, 1)
+    (chart,) = passage_charts(first, found.label, 1)
     (rows,) = chart.spec["datasets"].values()
     assert {row["lane"] for row in rows} == {
         f"{lane}, {side}" for lane in ("compute", "out", "in") for side in ("measured", "predicted")
     }
-    assert "dashed: the capacity, 20 MiB" in held.alt
 
 
 def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
@@ -203,17 +199,6 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     assert section.words[0].endswith("would not fit.")
 
 
-@pytest.mark.parametrize("in_core", [False, True])
-def test_freed_memory_that_was_treated_otherwise_in_core_is_told(tmp_path: Path, in_core: bool) -> None:
-    words = "tensors from 1 MiB on are mapped one by one"
-    said = {"key": "memory.allocator", "requested": None, "effective": words, "evidence": "mallopt"}
-    for plan in method_plans([("none", "none")] * in_core + [("blocks", "none")], batches=(8,), repeats=1):
-        write_memory_run(tmp_path, plan, settings=[] if plan.workload.train.is_in_core else [said])
-    (section,) = OutOfCoreView().sections(assemble(scan(tmp_path)))
-    notes = [text for text in section.notes if text.startswith("Freed memory on CPUs is not treated alike: ")]
-    assert [words in text for text in notes] == [True] * in_core
-
-
 def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=2)
     report = assemble(scan(tmp_path))
@@ -255,24 +240,3 @@ def test_a_sweep_over_methods_compares_equal_arithmetic(tmp_path: Path) -> None:
     assert cell.baseline == "the default (none, none)"
     # Bit by bit the same numbers: nothing to warn of.
     assert {setting.changes for setting in cell.settings} == {()}
-
-
-def test_lanes_show_what_took_most_of_each_part() -> None:
-    def span(lane: Lane, kind: Kind, block: int | None, start: float, end: float) -> Operation:
-        return Operation(lane=lane, kind=kind, block=block, start_s=start, end_s=end)
-
-    spans = [
-        span("compute", "forward", 0, 0.0, 2.0),
-        span("compute", "outside", None, 2.0, 3.0),
-        span("compute", "wait", 0, 3.0, 5.0),
-        span("compute", "recompute", 0, 5.0, 7.0),
-        span("compute", "backward", 0, 7.0, 10.0),
-        span("out", "swap out", 13, 2.0, 4.4),
-    ]
-    assert lanes(spans, width=10) == [
-        ("compute", "FF=..RRBBB"),
-        ("block", "00...00000"),
-        ("out", "..333....."),
-        ("in", ".........."),
-    ]
-    assert lanes([], width=10) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import statistics
@@ -15,13 +14,12 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
-from dlbench.report.formats import html
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.precision import PrecisionComparison, PrecisionView
 from dlbench.views.runs import DifferencesView, RunDifference, run_differences
-from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.scaling_report import assemble
 from dlbench.views.systems import SystemDescription, SystemsView
 from dlbench.views.view import ReportView
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
@@ -86,8 +84,6 @@ def test_precisions_beside_each_other(tmp_path: Path) -> None:
     assert "bf16 is faster than fp32" in found.verdict
     rows = {(row["ranks"], row["precision"]): row for row in sheet(report, "precision").records()}
     assert rows[2, "bf16"]["throughput_ratio"] == found.rows[3].ratio.value
-    (chart,) = section(PrecisionView(), report).charts()
-    assert "bf16" in chart.alt
 
 
 def test_runs_apart_are_not_called_interleaved(tmp_path: Path) -> None:
@@ -150,10 +146,6 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     # A value stands for exactly the runs that have it.
     for item in report.all_of(RunDifference):
         assert sum(value.num_runs for value in item.values) == 5
-    matrix = sheet(report, "differences-matrix").to_display()
-    engines = {line[0]: line[1:] for line in texts(matrix)}["engine"]
-    assert sorted(engines) == ["ddp", "horovod"]
-    assert len(matrix.header) == len(report.groups) + 1
     assert section(DifferencesView(), report).headline == "runs of one group differ in package.torch"
 
 
@@ -284,32 +276,3 @@ def test_the_start_up_of_runs_that_compiled_is_told_from_that_of_runs_that_loade
     assert "; compiling took 41 s of it in 1 of 4 runs" in fields["Start-up"]
     assert "; loading what was compiled before took 4 s of it in 2 of 4 runs" in fields["Start-up"]
     assert "; compiling (whether from a cache is not known) took 50 s of it in 1 of 4 runs" in fields["Start-up"]
-
-
-def test_cpu_runs_have_no_accelerator(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=1)
-    fields = dict(assemble(scan(tmp_path)).all_of(SystemDescription)[0].fields)
-    assert fields["GPU"] == "none: ranks computed on the CPU"
-    assert "GPU memory" not in fields
-
-
-def test_hostile_tags_and_environments_stay_text(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=2):
-        tagged = plan.model_copy(update={"tags": {"note": f"{PAYLOAD}{plan.series.repeat}"}})
-        environment = {"host": PAYLOAD, "os": PAYLOAD, f"variable.NCCL_{PAYLOAD}": f"{PAYLOAD}{plan.series.repeat}"}
-        write_run(tmp_path, tagged, constant([1] * 6), Story(environment=environment, host=lambda rank: PAYLOAD))
-    for plan in plans(points=(1,), repeats=2, series="s2", overrides={"train.precision": "bf16"}):
-        write_run(tmp_path, plan, constant([1] * 6), Story(record={"precision": PAYLOAD}))
-    report = assemble(scan(tmp_path))
-    assert report.all_of(PrecisionComparison)
-    mine = tuple(section for view in VIEWS for section in view.sections(report))
-    page = html.to_html(dataclasses.replace(document_of(report), sections=mine))
-    assert "<script>window.pwned" not in page
-    assert "<img src=x" not in page
-    assert "\x1b" not in page
-    for one in mine:
-        assert f'id="{one.id}"' in page
-        for found in one.sheets:
-            table = found.to_display()
-            assert {len(row.cells) for row in table.rows} == {len(table.header)}
-            assert all(set(row) == set(found.names) for row in found.records())

@@ -13,7 +13,7 @@ import pytest
 from dlbench.records.scan import scan
 from dlbench.report.wording import basis_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.decomposition import decompositions, watch_costs
+from dlbench.views.decomposition import decompositions
 from dlbench.views.model import Report
 from dlbench.views.scaling_report import assemble
 from tests.support.data_path_factory import REAL, reading_result, shuffle_result, staging_result
@@ -51,7 +51,6 @@ def write_session(out: Path, runs: int, of_session: int) -> None:
         *plans(**both, points=(1, 2), sweep={"sync.fusion": ("auto", "own:single")}, series="fusion"),
         *plans(**both, points=(2,), data="/data/others", tiers=True, series="tiers"),
         *plans(**both, points=(2,), data="/data/apart", decompose=True, series="apart"),
-        *plans(**both, points=(2,), data="/data/watched", watch_cost=True, series="watched"),
         *quality_plans(points=(2,), repeats=runs, overrides={"measure.noise_scale": True}, series="learning"),
     ]
     for plan in series:
@@ -117,9 +116,3 @@ def test_every_interval_over_runs_counts_sessions(made: tuple[int, Path, Report]
     assert wrong == {}
     assert {one.is_confident for _, one in over_runs} == {count >= 5}
     assert all("sessions" in basis_text(one) for _, one in over_runs)
-
-
-def test_the_cost_of_watching_counts_sessions(made: tuple[int, Path, Report]) -> None:
-    count, out, _ = made
-    (cost,) = watch_costs(scan(out).runs)
-    assert f"{count} sessions" in cost.overhead.evidence

@@ -123,7 +123,7 @@ def test_two_sessions_of_a_sweep_decide_nothing(tmp_path: Path) -> None:
         wobble = 1 + 0.002 * (plan.series.repeat % 3)
         return wobble * (1.2 if plan.sync.fusion == "own:single" else 1.0)
 
-    axes = {"sync.fusion": ("own:none", "own:single"), "sync.inside": ("backend", "shared-memory"), "sync.wire": WIRES}
+    axes = {"sync.fusion": ("own:none", "own:single"), "sync.wire": WIRES}
 
     def story(plan: RunPlan) -> Story:
         return Story(job=job(plan), last_loss=1.9 + 0.01 * plan.series.repeat)

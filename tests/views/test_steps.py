@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dlbench.analysis.digest import RankStepMap
 from dlbench.analysis.measures import load_steps
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
@@ -30,19 +29,17 @@ from dlbench.views.steps import (
     MAX_OUTLIERS,
     MAX_RECTANGLES,
     MAX_ROWS,
-    MIN_EXCESS,
     MapRow,
     RankMap,
     RanksView,
     StepsView,
     StepTimes,
     bin_title,
-    find_slow_period,
     step_times,
 )
 from tests.analysis.test_causes import simulate
-from tests.support.run_factory import MS, Story, plans, write_run, write_scaling
 from tests.support.run_factory import StepTimes as Times
+from tests.support.run_factory import Story, plans, write_run, write_scaling
 
 VIEWS = (StepsView(), RanksView())
 
@@ -135,7 +132,7 @@ def test_quantiles_are_geometric_means_over_runs_of_the_runs_own(folder: Path, g
 
 def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     found = sheets(group, "steps")
-    (chart, _) = charts(group, "steps")
+    (chart,) = charts(group, "steps")
     for point in steps_of(group).points:
         for index in LISTED:
             text = wording.figure_text(point.quantiles[index].seconds)
@@ -151,18 +148,6 @@ def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
         (180, 15, 3),
         (180, 15, 3),
     ]
-
-
-def test_the_headline_holds_median_tail_and_outliers(group: model.Group) -> None:
-    found = section(group, "steps")
-    last = steps_of(group).points[-1]
-    assert found.headline == (
-        f"4 ranks: median step {wording.value_text(last.p50)}, 95 % within {wording.value_text(last.p95)}; "
-        f"{last.num_outliers} outliers in 180 steps"
-    )
-    (sheet,) = (one for one in found.sheets if one.name == "outlier-steps")
-    assert "waiting for input" in cells(sheet.to_display())
-    assert found.notes == ()
 
 
 @pytest.mark.parametrize(("steps", "told"), [(12, {"0 %", "25 %", "50 %", "75 %", "100 %"}), (100, None)])
@@ -222,11 +207,6 @@ def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> No
     assert len(table.rows) == min(MAX_OUTLIERS, len(listed))
     for one in listed:
         assert f"{one.ratio:.2f}x" in cells(table)
-    (_, chart) = charts(group, "steps")
-    drawn = next(iter(chart.spec["datasets"].values())) if "datasets" in chart.spec else chart.spec["data"]["values"]
-    largest = steps_of(group).points[-1]
-    assert [(row["step"], row["run"]) for row in drawn] == [(one.step, one.run_id) for one in largest.outliers]
-    assert chart.alt.startswith(f"{largest.num_outliers} of 180 steps ")
 
 
 def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
@@ -261,33 +241,6 @@ def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model
         assert row.largest_first_step == row.largest_last_step == WARMUP + int(relative[rank].argmax())
 
 
-def test_the_slow_rank_is_named_with_its_steps(group: model.Group) -> None:
-    finding = section(group, "ranks").headline
-    assert finding.startswith("rank 3 on n1 took 1.3")
-    assert finding.endswith("x the time of the others from step 35 on (to the last, 64)")
-    (chart,) = charts(group, "ranks")
-    assert chart.alt.startswith(steps_of(group).map.finding)
-    (sheet,) = section(group, "ranks").sheets
-    assert tuple(map(str, sheet.to_display().rows[0].cells[:2])) == ("rank 3", "n1")
-    assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        (2, "Too few steps to look for slow ranks."),
-        (3, "No rank takes 5 % longer than the others for 3 steps or more, beyond noise."),
-        # Two steps a column: 5 % of 75 columns are 4 of them.
-        (150, "No rank takes 5 % longer than the others for 8 steps or more, beyond noise."),
-    ],
-)
-def test_equal_ranks_do_not_stand_out(tmp_path: Path, steps: int, told: str) -> None:
-    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
-    (found,) = assemble(scan(tmp_path)).groups
-    assert steps_of(found).map.finding == told
-    assert RanksView().section(found) is not None
-
-
 def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
     write_scaling(tmp_path, points=(1,), repeats=1)
     (found,) = assemble(scan(tmp_path)).groups
@@ -304,6 +257,13 @@ def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> No
     for view in VIEWS:
         assert view.section(bare) is None
         assert view.remedy(bare)
+
+
+def test_the_slowest_row_is_named_first(group: model.Group) -> None:
+    assert section(group, "ranks").headline.startswith("rank 3 on n1 slowest on the whole: 1.1")
+    (sheet,) = section(group, "ranks").sheets
+    assert tuple(map(str, sheet.to_display().rows[0].cells[:2])) == ("rank 3", "n1")
+    assert [row["mean_ratio"] for row in sheet.records()] == [row.mean for row in steps_of(group).map.rows]
 
 
 def a_map(values: Any, width: int) -> RankMap:
@@ -328,7 +288,6 @@ def a_map(values: Any, width: int) -> RankMap:
             )
             for row in range(rows)
         ),
-        finding="",
     )
 
 
@@ -396,84 +355,3 @@ def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: mod
     assert "1 rank:" in chart.alt
     assert "256 ranks:" in chart.alt
     assert len(chart.table.header) == 10
-
-
-def test_times_in_nanoseconds_are_whole(folder: Path) -> None:
-    """The factory writes what `noisy` says: the slow rank's steps are really longer."""
-    steps = load_steps(next(iter(runs_at(folder, 4).values())))
-    forward = steps.phase_ns["forward"]
-    assert forward[3, 40] > 1.3 * forward[0, 40]
-    assert steps.phase_ns["input"][1, LONG[0] - WARMUP] == 305 * MS
-
-
-def rank_map(cells: np.ndarray, *, width: int = 1, first: int = 10) -> RankStepMap:
-    rows, columns = cells.shape
-    return RankStepMap(
-        rank_starts=tuple(range(rows)),
-        num_ranks=rows,
-        step_starts=tuple(first + width * column for column in range(columns)),
-        last_step=first + width * columns - 1,
-        cells=tuple(tuple(row) for row in cells.tolist()),
-        row_hosts=tuple(f"n{row // 2}" for row in range(rows)),
-    )
-
-
-def noise(rows: int, columns: int, sigma: float, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).lognormal(0, sigma, (rows, columns))
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "from_start", "to_end"), [(0, 100, True, True), (40, 100, False, True), (30, 60, False, False)]
-)
-def test_a_slow_rank_is_found_with_its_steps(start: int, end: int, from_start: bool, to_end: bool) -> None:
-    cells = noise(8, 100, 0.01, seed=1)
-    cells[5, start:end] *= 1.4
-    found = find_slow_period(rank_map(cells, width=3))
-    assert (found.row, found.first_rank, found.last_rank, found.hosts) == (5, 5, 5, "n2")
-    assert (found.first_step, found.last_step) == (10 + 3 * start, 10 + 3 * end - 1)
-    assert (found.from_start, found.to_end) == (from_start, to_end)
-    assert found.ratio == pytest.approx(1.4, abs=0.02)
-
-
-def test_what_slows_all_ranks_alike_is_no_slow_period() -> None:
-    cells = noise(8, 100, 0.01, seed=2)
-    cells[:, 20:60] *= 3
-    assert find_slow_period(rank_map(cells)) is None
-
-
-@pytest.mark.parametrize("sigma", [0.01, 0.05, 0.2])
-@pytest.mark.parametrize(("rows", "columns"), [(2, 12), (4, 12), (8, 100), (64, 100)])
-def test_noise_is_no_slow_period(sigma: float, rows: int, columns: int) -> None:
-    found = [find_slow_period(rank_map(noise(rows, columns, sigma, seed))) for seed in range(25)]
-    assert [one for one in found if one is not None] == []
-
-
-def test_one_long_step_is_no_slow_period() -> None:
-    cells = noise(4, 100, 0.01, seed=3)
-    cells[2, 50] = 5.0
-    assert find_slow_period(rank_map(cells)) is None
-
-
-def test_one_row_has_nothing_to_be_compared_with() -> None:
-    assert find_slow_period(rank_map(np.full((1, 50), 2.0))) is None
-
-
-def test_of_two_ranks_the_slower_one_is_told() -> None:
-    cells = noise(2, 50, 0.01, seed=4)
-    cells[1] *= 1.2
-    found = find_slow_period(rank_map(cells))
-    assert (found.row, round(found.ratio, 1)) == (1, 1.2)
-
-
-def test_the_heaviest_span_of_all_is_taken() -> None:
-    """Against all spans of all rows, one by one."""
-    rng = random.Random(5)
-    cells = np.array([[rng.choice([1.0, 1.0, 1.3]) for _ in range(20)] for _ in range(5)])
-    cells[3, 4:15] += 2.0
-    excess = [
-        [cells[r, c] / float(np.median(np.delete(cells[:, c], r))) - 1 - MIN_EXCESS for c in range(20)]
-        for r in range(5)
-    ]
-    best = max((sum(excess[r][a:b]), r, a, b) for r in range(5) for a in range(20) for b in range(a + 1, 21))
-    found = find_slow_period(rank_map(cells))
-    assert (found.row, found.first_step - 10, found.last_step - 10 + 1) == best[1:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,13 +18,12 @@ from hypothesis import strategies as st
 from dlbench.analysis import scaling
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.analysis.telemetry import readings as machine_readings
-from dlbench.analysis.telemetry.integral import counter_curve, joined, rate_curve
+from dlbench.analysis.telemetry.integral import counter_curve, rate_curve
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
-from dlbench.report.formats import html
 from dlbench.report.formats.json import as_plain
 from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
@@ -35,11 +33,9 @@ from dlbench.views.data_path import DataPath, DataPathView, data_path
 from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
-from dlbench.views.scaling_report import assemble, document_of
-from dlbench.views.telemetry import Telemetry, TelemetryView, telemetry
-from dlbench.views.timeline import MAX_POINTS, MAX_STRETCHES, series, thinned, throttled_stretches
+from dlbench.views.scaling_report import assemble
+from dlbench.views.telemetry import Telemetry, TelemetryView
 from dlbench.views.view import GroupView, Views
-from tests.support.printed import assert_well_formed
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
 from tests.support.watch_factory import node_watch, watch_result, write_samples
 
@@ -121,93 +117,6 @@ def sheet(group: Group, name: str) -> Sheet[Any]:
 # Fewer points, and gaps
 
 
-@st.composite
-def lines(draw: st.DrawFn) -> tuple[Any, Any, Any]:
-    count = draw(st.integers(1, 900))
-    seed = draw(st.integers(0, 2**31))
-    share = draw(st.sampled_from([0.0, 0.01, 0.1, 0.5]))
-    rng = np.random.default_rng(seed)
-    gap = rng.random(max(0, count - 1)) < share
-    steps = np.where(gap, rng.integers(10 * S, 100 * S, gap.size), rng.integers(S // 2, 2 * S, gap.size))
-    return np.concatenate([[0], np.cumsum(steps)]).astype(np.int64), rng.normal(size=count), gap
-
-
-@given(lines(), st.integers(50, 300))
-def test_thinning_keeps_extremes_and_its_size(line: tuple[Any, Any, Any], most: int) -> None:
-    times, found, gap = line
-    chosen = thinned(times, found, gap, most)
-    assert chosen == sorted(set(chosen))
-    assert chosen[0] == 0
-    assert chosen[-1] == len(times) - 1
-    assert found[chosen].min() == found.min()
-    assert found[chosen].max() == found.max()
-    holes = sum(gap[a:b].any() for a, b in itertools.pairwise(chosen))
-    assert len(chosen) + holes <= most
-    if len(times) + gap.sum() <= most:
-        assert len(chosen) == len(times)
-
-
-def node(time_s: Sequence[float], period_s: float = 1.0, **columns: Sequence[float]) -> NodeSamples:
-    return NodeSamples(
-        node_rank=0,
-        host="n0",
-        period_s=period_s,
-        time_ns=np.array([round(t * S) for t in time_s], dtype=np.int64),
-        columns={name.replace("__", "."): np.array(found, dtype=np.float64) for name, found in columns.items()},
-        names=tuple(columns),
-        unavailable={},
-        facts={},
-        failures=(),
-    )
-
-
-@pytest.mark.parametrize("field", ["gpu__0__power_w", "host__net__eth0__received_bytes"])
-@given(kept=st.lists(st.booleans(), min_size=30, max_size=900))
-def test_no_line_crosses_a_gap(field: str, kept: list[bool]) -> None:
-    """By brute force: between neighbouring points with values no two samples are further apart than five periods."""
-    # Long stretches of kept and of left-out samples.
-    times = [t for t in range(len(kept) * 8) if kept[t // 8]]
-    samples = node(times, **{field: [float(t) for t in times]})
-    drawn = series(samples, [field.replace("__", ".")], (0, 10 * S))
-    assert len(drawn) <= MAX_POINTS
-    near = joined(samples.time_ns, 1.0)
-    apart = [(times[i], times[i + 1]) for i in range(len(times) - 1) if not near[i]]
-    for (t, v), (after, w) in itertools.pairwise(drawn):
-        if v is not None and w is not None:
-            assert not [gap for gap in apart if gap[0] >= t and gap[1] <= after]
-        assert t <= after
-    told = [v for _, v in drawn if v is not None]
-    if field.endswith("power_w") and times:
-        assert (min(told), max(told)) == (times[0], times[-1])
-    elif told:
-        assert told == pytest.approx([1.0] * len(told))
-
-
-def test_cores_are_averaged_and_the_clock_starts_with_the_window() -> None:
-    samples = node([0, 1, 2], host__cpu__0__busy=[0.0, 0.2, math.nan], host__cpu__1__busy=[1.0, 0.4, 0.5])
-    drawn = series(samples, ["host.cpu.0.busy", "host.cpu.1.busy"], (1 * S, 2 * S))
-    assert drawn == ((-1.0, 0.5), (0.0, pytest.approx(0.3)))
-
-
-def test_throttled_times_stand_for_half_the_way_to_their_neighbours() -> None:
-    samples = node([0, 1, 2, 3, 4, 60, 61], gpu__0__clock_reasons=[0, THERMAL, THERMAL, 4, 1, 0x20, 0])
-    bars = throttled_stretches("", samples, 0, (0, 100 * S))
-    assert [(bar.begin_s, bar.end_s, bar.name) for bar in bars] == [
-        (0.5, 2.5, "sw_thermal_slowdown"),
-        (2.5, 3.5, "sw_power_cap"),
-        # Behind a gap it stands for nothing before it.
-        (60.0, 60.5, "sw_thermal_slowdown"),
-    ]
-
-
-def test_many_bars_become_few_that_say_so() -> None:
-    reasons = [THERMAL if number % 2 else 0 for number in range(400)]
-    bars = throttled_stretches("", node(range(400), gpu__0__clock_reasons=reasons), 0, (0, 400 * S))
-    assert len(bars) == MAX_STRETCHES
-    assert any(bar.name.endswith("(at times)") for bar in bars)
-    assert (bars[0].begin_s, bars[-1].end_s) == (0.5, 399.0)
-
-
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=60),
     st.integers(0, 2**31),
@@ -263,47 +172,6 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
     assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
     assert cells["Received"] == "2 MiB/s"
-    (chart,) = section(group, "telemetry").charts()
-    words = chart.alt
-    assert "receives 2.00 MiB/s" in words
-    if telling == 2:
-        assert "a GPU's power 250 W at GPU 0 of n0 to 350 W at GPU 1 of n0" in words.replace("A GPU's", "a GPU's")
-
-
-def test_a_gap_in_the_samples_is_a_gap_in_the_lines(tmp_path: Path) -> None:
-    one_run(tmp_path, rows=rows(keep=lambda t: not 6 < t < 12))
-    group = group_of(tmp_path)
-    timeline = group.of(Telemetry).timeline
-    assert (timeline.window_s, timeline.lanes) == (pytest.approx(12), ("GPU 0 of n0", "n0"))
-    panels = {panel.name: panel for panel in timeline.panels}
-    assert {"power_w", "sm_clock_hz", "host.cpu.busy", "host.net.eth0.received_bytes"} <= panels.keys()
-    for panel in timeline.panels:
-        for line in panel.lines:
-            holes = [t for t, value in line.points if value is None]
-            assert holes == [pytest.approx(5.0)], panel.name
-    (chart,) = section(group, "telemetry").charts()
-    assert '"v": null' in json.dumps(chart.spec)
-    assert "gaps in the lines" in chart.alt.lower()
-    # One y axis each: no panel has two scales.
-    for unit in chart.spec["vconcat"]:
-        titles = {
-            layer["encoding"]["y"].get("axis", {}).get("orient")
-            for layer in unit.get("layer", [])
-            if "y" in layer["encoding"]
-        }
-        assert titles <= {None}
-
-
-def test_lines_of_long_runs_stay_short(tmp_path: Path) -> None:
-    step = [part * 100 for part in STEP_MS]
-    folder = write_run(tmp_path, plans(points=(1,), repeats=1)[0], constant(step), Story(device="cuda:0 (NVIDIA A100)"))
-    rng = np.random.default_rng(1)
-    power = rng.uniform(100, 400, 1600)
-    write_samples(folder, 0, ["gpu.0.power_w"], [((n + 1) * S, watts) for n, watts in enumerate(power)])
-    (line,) = numbers(tmp_path, telemetry).timeline.panels[0].lines
-    assert len(line.points) <= MAX_POINTS
-    told = [value for _, value in line.points if value is not None]
-    assert (min(told), max(told)) == (pytest.approx(power.min(), rel=1e-3), pytest.approx(power.max(), rel=1e-3))
 
 
 def test_without_samples_the_remedy_is_told(tmp_path: Path) -> None:
@@ -332,17 +200,6 @@ def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
     assert "dlbench doctor" in view("energy").remedy(group)
 
 
-def test_damaged_samples_take_nothing_else_with_them(tmp_path: Path) -> None:
-    out = tmp_path / "runs"
-    folders = [one_run(out, plan) for plan in plans(points=(1,), repeats=2)]
-    path = folders[0].samples(0)
-    path.write_bytes(path.read_bytes()[:40] + b"\0" * 40)
-    group = group_of(out)
-    assert any(note.startswith("damaged") for note in group.of(Telemetry).notes)
-    assert any(note.startswith("damaged") for note in group.of(Energy).notes)
-    assert group.of(Energy).points[0].kinds[0].whole.n == 1
-
-
 # Energy
 
 
@@ -366,7 +223,6 @@ def test_energy_of_a_sample_against_the_baseline(tmp_path: Path) -> None:
     assert gpu.methods == ("energy counter",)
     rows_ = {(row["ranks"], row["kind"]): row for row in sheet(group, "energy").records()}
     assert rows_[2, "GPUs"]["energy_efficiency"] == gpu.efficiency.value
-    assert rows_[2, "GPUs"]["samples_per_joule"] == pytest.approx(batch / 500)
     # Stages sum to the whole of a run that repeats without scatter.
     for point in group.of(Energy).points:
         for kind in point.kinds:
@@ -457,16 +313,10 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     assert point.stalled == pytest.approx(slow / (2 * count))
     assert (point.stall_steps, point.longest_wait_s) == (2 * count, pytest.approx(0.5))
     assert point.disk_bytes_per_s == pytest.approx(5e6)
-    facts = dict(group.of(DataPath).facts)
-    seen = (first + count) * plan.global_batch
-    assert facts["Coverage"].startswith(f"{seen:,} samples of a set of 1,000")
-    assert facts["Readers"] == "3 reader processes per rank (data.loader_workers 3); decoder simplejpeg"
-    assert facts["Staging"] == "none asked for (data.staging none): ranks read the data source where it lies"
     assert group.of(DataPath).verdict == (
         f"mean input wait {percent(point.wait_share.value)} of the step (2 ranks); "
         f"{percent(slow / (2 * count))} of the steps stall"
     )
-    assert "one permutation of the whole data set per epoch" in facts["Order"]
     row = sheet(group, "data-path").records()[0]
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
@@ -476,13 +326,6 @@ def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
         write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
     found = numbers(tmp_path, data_path)
     assert found.verdict.endswith("mean input wait 18.2 % of the step (2 ranks, the largest)")
-
-
-def test_synthetic_data_says_that_nothing_is_read(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=1)
-    found = numbers(tmp_path, data_path)
-    assert "synthetic" in found.verdict
-    assert dict(found.facts)["Staging"] == "no file is read"
 
 
 # Memory
@@ -505,7 +348,6 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
         (b.batch, b.peak_bytes and b.peak_bytes / 2**20, b.num_without_memory) for b in group.of(Memory).batches
     ] == [(4, 501, 0), (8, 901, 0), (16, None, 1)]
     assert "16 samples ran out of memory" in group.of(Memory).limit
-    assert len(section(group, "memory").charts()) == 1
     assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]
 
 
@@ -636,35 +478,3 @@ def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
 
 
 # The page
-
-
-def test_hostile_hosts_and_fields_stay_text(tmp_path: Path) -> None:
-    hostile = [name.replace("eth0", "<b>x") for name in COLUMNS]
-    one_run(
-        tmp_path,
-        columns=hostile,
-        host=PAYLOAD,
-        unavailable={PAYLOAD: PAYLOAD},
-        facts={"gpu.0.name": PAYLOAD},
-        story=Story(device="cuda:0 (NVIDIA A100)", host=lambda rank: PAYLOAD),
-    )
-    page = html.to_html(document_of(assemble(scan(tmp_path), views=VIEWS), VIEWS))
-    assert "<script>window.pwned" not in page
-    assert "<img src=x" not in page
-    assert "<b>x" not in page
-    assert "\x1b" not in page
-    assert_well_formed(page)
-
-
-def test_all_views_of_a_sampled_run_are_in_the_page(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=2):
-        one_run(tmp_path, plan)
-    report = assemble(scan(tmp_path), views=VIEWS)
-    (group,) = report.groups
-    page = html.to_html(document_of(report, VIEWS))
-    for one in VIEWS.group:
-        assert f'id="{one.id}-{group.id}"' in page
-        for chart in section(group, one.id).charts():
-            assert f'id="{chart.id}"' in page
-    (chart,) = section(group, "telemetry").charts()
-    assert len(json.dumps(chart.spec)) < 100_000

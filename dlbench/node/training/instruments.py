@@ -35,11 +35,7 @@ _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting
 
 
 class RankWatch:
-    """Stages, the window, and on the first rank of a node the sampler.
-
-    `sampler`: of this rank's node, started already; None on other ranks, and where the plan has none. `started`:
-    monotonic time at which the process began, seconds.
-    """
+    """Stages, the window, and on the first rank of a node the sampler."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float
@@ -63,12 +59,7 @@ class RankWatch:
         computes: Callable[[nn.Module], bool] | None = None,
         transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
-        """What the window will look at.
-
-        `beat`: called before what takes long, for the watchdog. `computes`: whether a call of a module, now, computes
-        it; None: always. `transfers`: each with its step; None where nothing is swapped or recomputed. Raises
-        EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
-        """
+        """What the window will look at."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
         watch, spans = self._plan.watch, self._spans
@@ -264,7 +255,7 @@ def accounted_overhead(
         return None
     if not watch.sampler:
         evidence = "no sampler ran, and measured steps carry no hook: the window lies in the warm-up"
-        return WatchOverhead(value=0.0, low=0.0, high=0.0, num_pairs=0, method="accounted", evidence=evidence)
+        return WatchOverhead(value=0.0, low=0.0, high=0.0, evidence=evidence)
     shares: dict[int, float] = {}
     for node in nodes:
         measured_s = min((rank.measured_s for rank in ranks if rank.node_rank == node.node_rank), default=0.0)
@@ -277,6 +268,4 @@ def accounted_overhead(
         f"CPU time of the samplers' processes within the measured steps; of {len({r.node_rank for r in ranks})} nodes "
         f"{len(shares)} gave theirs, node {worst} has the largest share"
     )
-    return WatchOverhead(
-        value=shares[worst], low=0.0, high=shares[worst], num_pairs=0, method="accounted", evidence=evidence
-    )
+    return WatchOverhead(value=shares[worst], low=0.0, high=shares[worst], evidence=evidence)

@@ -28,7 +28,6 @@ from dlbench.perfmodels.memory.planner import PREFETCH
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.projection.gathering import without_strategy
 from dlbench.records.memory import MemoryResult, TransferSpan
-from dlbench.records.record import Record
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
@@ -104,7 +103,6 @@ class Passage:
     capacity_bytes: int | None
     blocks: tuple[PlannedPart, ...]
     simulated: tuple[Operation, ...]  # With the chain and the rates that were measured before training.
-    held: tuple[tuple[float, int], ...]  # What the simulator says is held from each of these times (seconds) on, bytes.
     measured: tuple[TransferSpan, ...]  # A watched pass of rank 0; empty where none was watched.
 
 
@@ -118,7 +116,6 @@ def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
         capacity_bytes=result.plan.capacity_bytes,
         blocks=blocks_of(result.chain, result.plan, result.swap),
         simulated=schedule.operations,
-        held=schedule.held,
         measured=result.timeline,
     )
 
@@ -287,7 +284,6 @@ class OutOfCore:
     gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
     median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
-    allocators: tuple[str, ...]  # How ranks on CPUs treated freed memory, of all runs.
     passages: tuple[Passage, ...]  # A pass of one run of each method, with its largest batch at the largest rank count.
 
 
@@ -345,8 +341,6 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
     )
     step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
-    records = [table.runs[run_id].record for one in ordered for run_id in one.run_ids]
-    allocators = {_allocator(one) for one in records if one is not None and one.ranks[0].device == "cpu"}
     return OutOfCore(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
@@ -360,15 +354,8 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        allocators=tuple(sorted(allocators)),
         passages=tuple(_passages(ordered, table)),
     )
-
-
-def _allocator(record: Record) -> str:
-    # Earlier versions have it among the settings of runs out of core.
-    said = [str(one.effective) for one in record.settings if one.key == "memory.allocator"]
-    return record.environment.get("memory.allocator") or next(iter(said), "as the C library does (an earlier version)")
 
 
 def _capacity(train: TrainSpec) -> str:

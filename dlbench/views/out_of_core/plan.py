@@ -1,4 +1,4 @@
-"""What `dlbench memory plan` computes and prints: a plan for a capacity, its pass as a picture, and other methods.
+"""What `dlbench memory plan` computes and prints: a plan for a capacity, its pass, and other methods.
 
 All of it is predicted by the simulator from one measured chain; nothing here is measured. Other batches have the same
 chain, times and activations taken as proportional to their samples.
@@ -25,16 +25,14 @@ from dlbench.perfmodels.memory.planner import (
     saves_nothing,
 )
 from dlbench.perfmodels.memory.search import smallest_capacity
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
-from dlbench.report.charts.shapes import Axis, Series, lines, scatter
-from dlbench.report.charts.style import FORECAST, HEIGHT, INK, WIDE
+from dlbench.report.charts.chart import ReportSubject
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
 from dlbench.specs.memory import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.numbers import COLOURS, IN_CORE, TITLES, PassSpan, PlannedPart, blocks_of, schedule_of
-from dlbench.views.out_of_core.view import blocks_sheet, byte_unit, held_chart, in_core_mark, lanes_chart
+from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, blocks_of, schedule_of
+from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart
 
 CAPACITIES = 6  # Of the curve of memory against time, from the smallest to that of training in core.
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
@@ -89,7 +87,6 @@ class MemoryPlan:
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
-    held: tuple[tuple[float, int], ...]  # What is held from each of these times (seconds) on, bytes.
     methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
     by_capacity: tuple[Forecast, ...]  # Of the plan at this batch, from the least capacity to that of training in core.
     by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
@@ -137,7 +134,6 @@ def memory_plan(
         plan=plan,
         blocks=blocks_of(chain, plan, "planned"),
         operations=schedule.operations,
-        held=schedule.held,
         methods=tuple(_forecast(as_it_is(method)) for method in methods),
         by_capacity=tuple(map(_forecast, by_capacity)),
         by_batch=tuple(_forecast(one) for row in zip(*by_batch, strict=True) for one in row),
@@ -172,17 +168,14 @@ BATCH_CAPTION = (
 )
 
 
-def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Document:
-    """The plan for every format; its data is `found`. `for_pages`: whether charts are drawn, which take the place of
-    the picture in characters.
-    """
+def memory_plan_document(found: MemoryPlan) -> Document:
+    """The plan for every format; its data is `found`."""
     measured = found.measured
     what = (
         f"{measured.workload} ({measured.preset}), batch {found.chain.batch}, in {format_bytes(found.capacity_bytes)}"
     )
     subject = ReportSubject(id="memory-plan", label=what)
     words = tuple(_words(found))
-    pictures = () if for_pages else (_picture_sheet(found),)
     sections = (
         Section(
             id="plan",
@@ -194,19 +187,14 @@ def memory_plan_document(found: MemoryPlan, *, for_pages: bool = False) -> Docum
         Section(
             id="pass",
             title="A pass, predicted",
-            words=() if for_pages else (LEGEND,),
-            charts=lambda: [
-                lanes_chart([("predicted", found.operations)], found.blocks, subject),
-                held_chart(found.held, found.capacity_bytes, found.blocks, subject),
-            ],
+            brief=(),
+            charts=lambda: [lanes_chart([("predicted", found.operations)], found.blocks, subject)],
             charts_per_row=1,
-            sheets=pictures,
         ),
         Section(
             id="trade-off",
             title="Memory against time",
             words=tuple(_trade_words(found)),
-            charts=lambda: [_capacity_chart(found, subject), _batch_chart(found, subject)],
             sheets=(_methods_sheet(found), _capacity_sheet(found), _batch_sheet(found)),
         ),
     )
@@ -266,25 +254,6 @@ def _rates(found: MemoryPlan) -> str:
     )
 
 
-def _picture_sheet(found: MemoryPlan) -> Sheet[tuple[str, str]]:
-    rows = lanes(found.operations)
-    # The scale stands above the lanes, and is as long as they are.
-    end = format_seconds(found.plan.predicted.pass_s)
-    scale = f"0 s {'-' * max(0, (len(rows[0][1]) if rows else 0) - len(end) - 5)} {end}"
-    columns: tuple[Column[tuple[str, str]], ...] = (
-        Column("", "Lane", lambda row: row[0], is_brief=True),
-        Column("", scale, lambda row: row[1], is_brief=True),
-    )
-    return Sheet(
-        name="memory-plan-picture",
-        title="A pass, predicted",
-        columns=columns,
-        rows=rows,
-        caption=LEGEND,
-        in_terminal=True,
-    )
-
-
 def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
     in_core = found.in_core_bytes
 
@@ -341,7 +310,6 @@ def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
         ),
         caption=BATCH_CAPTION,
         in_terminal=True,
-        is_drawn=True,
     )
 
 
@@ -383,135 +351,4 @@ def _trade_words(found: MemoryPlan) -> Iterator[str]:
 # Charts
 
 
-def _capacity_chart(found: MemoryPlan, subject: Subject) -> Chart:
-    """Time over memory: the plan's curve, and the other methods as points."""
-    import altair as alt
-
-    size, unit = byte_unit(max(one.peak_bytes or 0 for one in found.methods))
-    curve, others = (
-        [
-            {
-                "method": one.method,
-                "bytes": one.peak_bytes / size,
-                "value": one.pass_s,
-                "shown": format_seconds(one.pass_s),
-            }
-            for one in forecasts
-            if one.peak_bytes is not None and one.pass_s is not None
-        ]
-        for forecasts in (found.by_capacity, found.methods)
-    )
-    x = Axis(f"{unit} held at most", "bytes", scale={"zero": False})
-    y = Axis("predicted pass", unit="s", scale={"zero": False})
-    tooltip = {"method:N": "activations", "shown:N": "predicted pass"}
-    drawn = scatter(others, x, y, Series("method", COLOURS), tooltip, size=70, has_shapes=False)
-    line = alt.Chart(alt.InlineData(values=curve)).mark_line(color=FORECAST, strokeDash=[2, 3], strokeWidth=2)
-    limit = alt.Chart(alt.InlineData(values=[{"bytes": found.capacity_bytes / size}]))
-    words = "; ".join(f"{row['method']}: {row['shown']}, {row['bytes']:.3g} {unit}" for row in others)
-    return finish(
-        alt.layer(
-            *drawn.layer,
-            line.encode(x=alt.X("bytes:Q"), y=alt.Y("value:Q")),
-            limit.mark_rule(color=INK, strokeDash=[5, 4], strokeWidth=1.5).encode(x=alt.X("bytes:Q")),
-        ),
-        subject,
-        name="capacity",
-        title="Time against memory (dotted: plans for other capacities)",
-        alt=f"Predicted pass over what is held at most; dashed: the capacity. {words}.",
-        table=_methods_sheet(found),
-        size=(WIDE - 30, HEIGHT + 30),
-    )
-
-
-def _batch_chart(found: MemoryPlan, subject: Subject) -> Chart:
-    """Predicted samples per second over the batch, of what fits."""
-    import altair as alt
-
-    rows: Rows = [
-        {
-            "method": one.method,
-            "batch": one.batch,
-            "value": one.samples_per_s,
-            "shown": format_number(one.samples_per_s, 3),
-        }
-        for one in found.by_batch
-        if one.fits and one.samples_per_s is not None
-    ]
-    unit = f"predicted {found.measured.sample_unit}/s"
-    drawn = lines(
-        rows,
-        Axis(unit, format=",.4~r"),
-        Series("method", COLOURS),
-        {"method:N": "activations", "batch:Q": "batch", "shown:N": unit},
-        x="batch",
-        title="samples of a pass",
-        room=1.1,
-        reach=[one.batch for one in found.by_batch],
-        is_forecast=True,
-    )
-    mark = in_core_mark(found.in_core_batch) if found.in_core_batch else []
-    words = "; ".join(f"{row['method']}, {row['batch']}: {row['shown']}" for row in rows)
-    return finish(
-        alt.layer(*drawn.layer, *mark),
-        subject,
-        name="batches",
-        title="Throughput by batch, of what fits (predicted)",
-        alt=f"Predicted throughput of passes over the batch, of methods that hold no more than the capacity. {words}.",
-        table=_batch_sheet(found),
-        size=(WIDE - 30, HEIGHT + 30),
-    )
-
-
 # For a terminal
-
-LANES = ("compute", "out", "in")
-
-KIND_SIGNS = {"forward": "F", "recompute": "R", "backward": "B", "wait": "."}
-"""What stands in the line of the computation; anything else that is computed is `=`."""
-IDLE = "."
-WIDTH = 68  # Characters of a lane: with its title it fits 80 columns.
-
-LEGEND = (
-    "F forward, R recomputed, B backward, = outside of the chain, . waiting or idle; digits: the last digit of the "
-    "number of the block."
-)
-
-
-def lanes(spans: Sequence[PassSpan], width: int = WIDTH) -> list[tuple[str, str]]:
-    """Title and characters of each lane; the computation has two lines: what is done, and of which block.
-
-    Each of the `width` characters of a lane stands for an equal part of the pass, and shows what took most of it; a
-    transfer is shown however short it is.
-    """
-    end = max((span.end_s for span in spans), default=0.0)
-    if end <= 0:
-        return []
-    chosen = {
-        lane: _chosen([span for span in spans if span.lane == lane], end, width, has_gaps=lane == "compute")
-        for lane in LANES
-    }
-    found = [
-        ("compute", "".join((IDLE if span is None else KIND_SIGNS.get(span.kind, "=")) for span in chosen["compute"]))
-    ]
-    found.append(("block", "".join(_digit(span) for span in chosen["compute"])))
-    found += [(lane, "".join(_digit(span) for span in chosen[lane])) for lane in LANES[1:]]
-    return found
-
-
-def _digit(span: PassSpan | None) -> str:
-    if span is None or (span.lane == "compute" and span.kind not in ("forward", "recompute", "backward")):
-        return IDLE
-    return IDLE if span.block is None else str(span.block % 10)
-
-
-def _chosen(spans: Sequence[PassSpan], end: float, width: int, *, has_gaps: bool) -> list[PassSpan | None]:
-    """What took most of each of `width` equal parts; None where nothing did, and with `has_gaps` where a gap did."""
-    found: list[PassSpan | None] = []
-    for place in range(width):
-        begin, until = end * place / width, end * (place + 1) / width
-        taken = {id(span): min(span.end_s, until) - max(span.start_s, begin) for span in spans}
-        longest = max(spans, key=lambda span: taken[id(span)], default=None)
-        idle = (until - begin) - sum(max(0.0, seconds) for seconds in taken.values()) if has_gaps else 0.0
-        is_idle = longest is None or taken[id(longest)] <= 0 or taken[id(longest)] < idle
-        found.append(None if is_idle else longest)
-    return found

@@ -9,8 +9,8 @@ from typing import Any
 from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.memory.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
-from dlbench.report.charts.shapes import Axis, Series, figure_row, intervals, lines
-from dlbench.report.charts.style import FORECAST, HEIGHT, IDEAL, INK, MEASURED, MUTED, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
+from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
@@ -153,21 +153,11 @@ _FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the t
 
 
 def method_charts(found: OutOfCore, number: int) -> list[Chart]:
-    """Throughput over the batch and peak memory, at the largest rank count."""
+    """Throughput over the batch, at the largest rank count."""
     place = found.points[-1].ranks, found.points[-1].nodes
     points = [one for one in found.points if (one.ranks, one.nodes) == place]
     subject = ReportSubject(id=f"out-of-core-{number}", label=f"{found.label}, {place_text(*place)}")
-    charts = []
-    if any(one.throughput is not None for one in points):
-        charts.append(_throughput_chart(found, points, subject))
-    if any(one.device_peak is not None for one in points):
-        charts.append(_memory_chart(found, points, subject))
-    return charts
-
-
-def byte_unit(most: float) -> tuple[int, str]:
-    """The unit in which an axis up to this size has short numbers: its bytes, and its name."""
-    return next(((size, name) for size, name in ((2**30, "GiB"), (2**20, "MiB")) if most >= size), (2**10, "KiB"))
+    return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
 
 
 def in_core_mark(batch: int) -> list[Any]:
@@ -227,53 +217,11 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
     )
 
 
-def _memory_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
-    import altair as alt
-
-    size, unit = byte_unit(max(one.device_peak.value for one in points if one.device_peak is not None))
-
-    def foreseen(count: int | None) -> float | None:
-        return None if count is None else count / size
-
-    rows: Rows = [
-        {
-            "at": f"{one.label}, {one.batch}",
-            **figure_row(one.device_peak, 1 / size),
-            "predicted": foreseen(one.predicted_peak_bytes),
-            "capacity": foreseen(one.capacity_bytes),
-            "foreseen": "" if one.predicted_peak_bytes is None else format_bytes(one.predicted_peak_bytes),
-            "allowed": "no limit" if one.capacity_bytes is None else format_bytes(one.capacity_bytes),
-        }
-        for one in points
-        if one.device_peak is not None
-    ]
-    titles = {"at:N": "activations, batch", "shown:N": "measured", "foreseen:N": "predicted", "allowed:N": "capacity"}
-    axis = Axis(f"{unit} at most", scale={"domainMin": 0})
-    drawn = intervals(rows, axis, MEASURED, titles, band=0.6, limit=230)
-    base = alt.Chart(alt.InlineData(values=rows)).encode(y=alt.Y("at:N", title=None, sort=[row["at"] for row in rows]))
-    ticks = [base.mark_tick(color=FORECAST, thickness=3, size=18).encode(x=alt.X("predicted:Q"))]
-    if any(row["capacity"] is not None for row in rows):
-        ticks.append(base.mark_tick(color=INK, thickness=2, size=22).encode(x=alt.X("capacity:Q")))
-    words = "; ".join(f"{row['at']}: {row['shown']}, predicted {row['foreseen']}" for row in rows)
-    return finish(
-        alt.layer(*drawn.layer, *ticks),
-        subject,
-        name="memory",
-        title="Peak memory: bar measured, red predicted, black capacity",
-        alt=f"Peak memory of the rank that held most, measured and predicted, with the capacity. {words}.",
-        table=methods_sheet(found),
-        size=(WIDE - 120, max(60, 28 * len(rows))),
-    )
-
-
 def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
-    """The lanes of a pass, measured above predicted, and what is held meanwhile."""
+    """The lanes of a pass, measured above predicted."""
     about = ReportSubject(id=f"pass-{number}", label=f"{label}: {found.label}")
     sides: list[tuple[str, Sequence[PassSpan]]] = [("measured", found.measured), ("predicted", found.simulated)]
-    charts = [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
-    if len(found.held) > 1:
-        charts.append(held_chart(found.held, found.capacity_bytes, found.blocks, about))
-    return charts
+    return [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
 
 
 def lanes_chart(
@@ -323,42 +271,6 @@ def lanes_chart(
         alt=f"What is computed, what leaves the device and what comes back over one pass. {'; '.join(words)}.",
         table=blocks_sheet(blocks, "Blocks of the plan"),
         size=(WIDE + 140, 34 * len(names)),
-    )
-
-
-def held_chart(
-    held: Sequence[tuple[float, int]], capacity: int | None, blocks: Sequence[PlannedPart], subject: Subject
-) -> Chart:
-    """What is held over a pass, by the simulator, under the capacity."""
-    import altair as alt
-
-    most = max(num for _, num in held)
-    size, unit = byte_unit(most)
-    rows: Rows = [{"at": at, "bytes": num / size, "shown": format_bytes(num)} for at, num in held]
-    x = alt.X("at:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
-    area = alt.Chart(alt.InlineData(values=rows)).mark_area(
-        interpolate="step-after", color=MEASURED, opacity=0.35, line={"color": MEASURED}
-    )
-    layers = [
-        area.encode(
-            x=x.axis(labelExpr=si_label("s"), tickCount=6),
-            y=alt.Y("bytes:Q", title=f"{unit} held").scale(domainMin=0).axis(tickCount=5, format=".4~g"),
-            tooltip=tooltips({"shown:N": "held"}),
-        )
-    ]
-    limit = ""
-    if capacity is not None:
-        line = alt.Chart(alt.InlineData(values=[{"bytes": capacity / size}]))
-        layers.append(line.mark_rule(color=INK, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("bytes:Q")))
-        limit = f"; dashed: the capacity, {format_bytes(capacity)}"
-    return finish(
-        alt.layer(*layers),
-        subject,
-        name="held",
-        title="Held over the pass, predicted",
-        alt=f"Bytes held over one pass by the simulator, at most {format_bytes(most)}{limit}.",
-        table=blocks_sheet(blocks, "Blocks of the plan"),
-        size=(WIDE + 140, 120),
     )
 
 
@@ -505,11 +417,6 @@ def _upper(text: str) -> str:
 def _notes(found: OutOfCore) -> Iterator[str]:
     if not any(one.is_in_core and one.num_runs for one in found.points):
         yield "No run of this set trained in core: what a method costs against that is not measured."
-    if len(found.allocators) > 1:
-        yield (
-            f"Freed memory on CPUs is not treated alike: {'; '.join(found.allocators)}. Ratios between such runs hold "
-            "that difference, and peaks of earlier versions may be of what became resident."
-        )
     tiers = sorted({one.tier for one in found.points if one.tier})
     if tiers:
         yield f"Swapped to: {'; '.join(tiers)}."

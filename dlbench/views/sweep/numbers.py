@@ -64,8 +64,6 @@ from dlbench.views.sweep.settings import (
     changed_arithmetic,
     contrasts,
     costs,
-    deviations,
-    interaction,
     is_default,
     is_within_margin,
     label,
@@ -104,7 +102,6 @@ class SweepCell:
     settings: tuple[Setting, ...]
     axes: tuple[Axis, ...]
     updates: tuple[Update, ...]  # By setting, where optimizers or their sharding are swept.
-    interaction: str  # The check of additivity in a sentence; empty where it could not be made.
     best: str
     """Label of the fastest of those that are faster than the baseline for certain and are what their name says; empty
     where there is none."""
@@ -157,7 +154,6 @@ class Draft:
     first: Sequence[tuple[Run, Rates]]  # Of a ladder: the steps at the smallest rank count.
     levels: Mapping[str, list[AxisValue]]
     contrasts: Mapping[Pair, dict[RunKey, float]]
-    deviations: Mapping[tuple[AxisValue, ...], dict[RunKey, float]]
 
     @property
     def judged(self) -> tuple[dict[RunKey, float], ...]:
@@ -166,10 +162,10 @@ class Draft:
 
     @property
     def comparisons(self) -> list[dict[RunKey, float]]:
-        """Log ratios of all that is compared here: settings but the baseline, pairs of values, combinations."""
+        """Log ratios of all that is compared here: settings but the baseline, and pairs of values."""
         judged = (self.gains,) if self.gains else (self.logs, self.rate_logs)
         settings = [found[i] for found in judged for i in range(len(found)) if i != self.base]
-        return [*settings, *self.contrasts.values(), *self.deviations.values()]
+        return [*settings, *self.contrasts.values()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +350,6 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rate
         first=first or [(group[0], found) for group, found in zip(groups, rates, strict=True)],
         levels=levels,
         contrasts=contrasts(measured, levels),
-        deviations=deviations(measured, levels),
     )
 
 
@@ -368,8 +363,6 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     """The comparison of all settings of one rank count, some of whose runs must have figures."""
     choice = _Choice(draft, _settings(draft, family, table), family)
     effects = axes(draft.levels, draft.contrasts, [family.of(logs) for logs in draft.contrasts.values()])
-    p_values = [family.of(logs) for logs in draft.deviations.values()]
-    additivity = interaction(list(draft.levels), draft.deviations, p_values)
     runs = [run for group in draft.runs for run in group]
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
@@ -387,7 +380,6 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         settings=choice.settings,
         axes=effects,
         updates=updates_of(draft.runs, table),
-        interaction=additivity.words if additivity else "",
         best=choice.best.label if choice.best else "",
         best_ratio=choice.gain_of(choice.best),
         verdict=step_words(plan, choice.settings)

@@ -418,28 +418,6 @@ class Axis:
     words: str  # The verdict in a sentence, with the two values that are furthest apart.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interaction:
-    """The largest deviation from what the axes' effects alone would give."""
-
-    values: Mapping[str, AxisValue]
-    deviation: Estimate  # Its throughput over that of the additive model on the logarithm (ratio).
-    is_claimed: bool  # Whether it stands after counting all combinations and leaves the margin.
-
-    @property
-    def words(self) -> str:
-        """The check of additivity in a sentence."""
-        if not self.is_claimed:
-            return (
-                "The axes add up: no combination deviates for certain from what their effects alone would give "
-                f"(largest: {label(self.values)}, {figure_text(self.deviation)})."
-            )
-        return (
-            f"The axes interact: {label(self.values)} has {figure_text(self.deviation)} times the throughput that "
-            "their effects alone would give, so look at settings, not at axes."
-        )
-
-
 def is_within_margin(ratio: Estimate) -> bool:
     """Whether a ratio lies, interval and all, so near to 1 that it does not matter."""
     return placed(ratio, 1 - MARGIN, 1 + MARGIN) == "within"
@@ -543,55 +521,6 @@ def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: Ax
 def ratio_of(logs: Mapping[RunKey, float]) -> Estimate:
     """The ratio of which these are the logarithms, over repeats."""
     return mean_estimate(logs).mapped(math.exp, "ratio")
-
-
-def deviations(
-    settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]
-) -> dict[tuple[AxisValue, ...], dict[RunKey, float]]:
-    """What the axes' effects leave of the logarithm of each combination's throughput, one for each repeat.
-
-    Empty where it cannot be computed. It can where two axes or more act in every combination of their values, and all
-    of these ran in at least one common repeat. `levels`: as `levels_of` gives them.
-    """
-    import numpy as np
-
-    keys = list(levels)
-    grid = list(itertools.product(*levels.values()))
-    by_values = {tuple(repr(s.values[key]) for key in keys): s for s in settings}
-    cells = [by_values.get(tuple(map(repr, values))) for values in grid]
-    whole = [cell for cell in cells if cell is not None and cell.acting >= set(keys)]
-    if len(keys) < 2 or len(whole) < len(grid) or len(by_values) < len(settings):
-        return {}
-    repeats = [key for key in whole[0].throughput if all(key in cell.throughput for cell in whole)]
-    if not repeats:
-        return {}
-    logs = np.log([[cell.throughput[repeat] for repeat in repeats] for cell in whole])
-    cube = logs.reshape(*map(len, levels.values()), len(repeats))
-    places = tuple(range(len(keys)))
-    mean = cube.mean(axis=places, keepdims=True)
-    fitted = mean + sum(
-        cube.mean(axis=tuple(other for other in places if other != place), keepdims=True) - mean for place in places
-    )
-    rest = (cube - fitted).reshape(len(grid), len(repeats))
-    return {values: dict(zip(repeats, row.tolist(), strict=True)) for values, row in zip(grid, rest, strict=True)}
-
-
-def interaction(
-    keys: Sequence[str], found: Mapping[tuple[AxisValue, ...], Mapping[RunKey, float]], adjusted: Sequence[float]
-) -> Interaction | None:
-    """The largest deviation from additivity; None where there is none to look at. `found`: as `deviations` gives them;
-    `adjusted`: the p value of each after Holm over the whole family.
-    """
-    if not found:
-        return None
-    estimates = [ratio_of(logs) for logs in found.values()]
-    worst = max(range(len(found)), key=lambda i: abs(math.log(estimates[i].value)))
-    ratio = estimates[worst]
-    return Interaction(
-        values=dict(zip(keys, list(found)[worst], strict=True)),
-        deviation=ratio,
-        is_claimed=adjusted[worst] < LEVEL and is_other_than(ratio, 1) and not is_within_margin(ratio),
-    )
 
 
 def same(one: AxisValue, other: AxisValue) -> bool:

@@ -385,7 +385,7 @@ def _headline(sweep: Sweep) -> str:
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
     found = (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell), updates_sheet(cell.updates))
-    said, follows = (cell.verdict, cell.interaction), f"Next: {cell.advice}"
+    follows = f"Next: {cell.advice}"
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",
         title=place_text(cell.ranks, cell.nodes),
@@ -396,10 +396,10 @@ def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
         charts=lambda: [*settings_charts(sweep, cell), *overlap_charts(sweep, cell, report)],
         charts_per_row=1,
         sheets=tuple(sheet for sheet in found if sheet.rows),
-        notes=() if cell.steps else (cell.interaction, MARKS),
+        notes=() if cell.steps else (MARKS,),
         brief=(
             *[f"Baseline: {cell.baseline}."] * (not cell.steps),
-            *said,
+            cell.verdict,
             *goal_lines(cell),
             *remark_lines(cell),
             follows,
