@@ -38,7 +38,6 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
     ("submit", "--every"): _RESUME_AGAIN,
     ("submit", "--follow"): _RESUME_AGAIN,
-    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
