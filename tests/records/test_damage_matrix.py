@@ -22,7 +22,6 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.streams import ending_of
-from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.errors import DlbenchError, ExitCode
@@ -30,6 +29,8 @@ from dlbench.history.store import Acknowledgement, acknowledge
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.records.rows.spans import STAGE
 from tests.support.collectives_factory import network
+from tests.support.datasets import write_manifest
+from tests.support.datasets import write_samples as write_bert_samples
 from tests.support.history_factory import write_history
 from tests.support.paths import DATA, ROOT
 from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
@@ -134,21 +135,21 @@ def write_sets(root: Path) -> None:
     requests = {
         "tree": ("images", DatasetRequest(samples=10, validation=10, size="32")),
         "tar": ("images", DatasetRequest(samples=10, validation=10, size="32", container="tar")),
-        "records": ("images", DatasetRequest(samples=10, validation=10, size="32", container="tfrecord")),
         "hdf5": ("density", DatasetRequest(samples=2, validation=2, size="8")),
         "tfrecord": ("density", DatasetRequest(samples=2, validation=2, size="8", container="tfrecord")),
     }
     for name, (kind, request) in requests.items():
         produce(plan_build(kind, request).recipe, root / name)
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", root / "text")
     for split in ("train", "validation"):
+        (root / "samples" / split).mkdir(parents=True)
+        for name in ("a.h5", "b.h5"):
+            write_bert_samples(root / "samples" / split / name, 20)
+        (root / "text" / split).mkdir(parents=True)
         lines = [f"A sentence of {split}, number {number}.\n" + "\n" * (number % 3 == 2) for number in range(60)]
-        (root / "text" / split / "more.txt").write_text("".join(lines), encoding="utf-8")
-    (root / "text" / "manifest.json").unlink()
-    build = catalogue.pretraining(
-        root / "text", vocabulary="english-4096", sequence_length=32, max_predictions=None, duplicates=1, seed=0
-    )
-    produce(build.recipe, root / "samples")
+        for name in ("a.txt", "b.txt"):
+            (root / "text" / split / name).write_text("".join(lines), encoding="utf-8")
+    for name in ("samples", "text"):
+        write_manifest(root / name, kind="test", made_with={"seed": 1}, counts={"train": 20, "validation": 20})
 
 
 TREES: dict[str, Callable[[Path], None]] = {
@@ -215,11 +216,10 @@ FORMATS = {
     "image": Format("sets", "tree/train/*/*.jpg", f"{VERIFY}tree", is_named=True),
     "tar shard": Format("sets", "tar/train/*.tar", f"{VERIFY}tar", is_named=True),
     "index of shards": Format("sets", "tar/train/index.npz", f"{VERIFY}tar", is_named=True),
-    "image records": Format("sets", "records/train/*", f"{VERIFY}records", is_named=True),
     "hdf5": Format("sets", "hdf5/train/*", f"{VERIFY}hdf5", is_named=True),
     "tfrecord": Format("sets", "tfrecord/train/*", f"{VERIFY}tfrecord", is_named=True),
     "samples of text": Format("sets", "samples/train/*", f"{VERIFY}samples", is_named=True),
-    "vocabulary": Format("sets", "samples/vocabulary.txt", f"{VERIFY}samples", is_named=True),
+    "text": Format("sets", "text/train/*", f"{VERIFY}text", is_named=True),
 }
 
 
