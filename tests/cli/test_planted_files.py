@@ -115,7 +115,7 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         *(("report", "RUNS", "-o", f"FULL/report{suffix}") for suffix in (".txt", ".md", ".csv", ".json")),
         ("diagnose", "RUNS", "-o", "FULL/x.json"),
         ("baseline", "RUNS", "--allow-few", "-o", "FULL/base.json"),
-        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--json", "FULL/check.json"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "-o", "FULL/check.json"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--junit", "FULL/check.xml"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--summary", "FULL/filler"),
         ("trace", "RUN", "-o", "FULL/trace.json"),
