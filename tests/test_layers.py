@@ -137,28 +137,6 @@ def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
     assert rooms <= set(MAY_IMPORT)
 
 
-# Who speaks to Slurm itself and not to `dlbench.jobs.scheduler`, each with why it may.
-SPEAKS_SLURM = {
-    "jobs.campaign.series_file": "names it",
-    "jobs.preflight": "looks at Slurm's own configuration",
-    "cli.report": "sacct's accounts and energy",
-    "cli.estimate": "sacct's accounts",
-    "cli.status": "sacct's accounts",
-}
-
-
-def test_campaigns_speak_to_any_scheduler(graph: grimp.ImportGraph) -> None:
-    """Slurm is what there is; what campaigns ask of it is `dlbench.jobs.scheduler`, so that tests have their own."""
-    found = set()
-    for module in graph.modules:
-        slurm = "dlbench.jobs.slurm"
-        imported = graph.find_modules_directly_imported_by(module)
-        if not module.startswith(slurm) and any(name.startswith(slurm) for name in imported):
-            name = module.removeprefix("dlbench.")
-            found.add("jobs.preflight" if name.startswith("jobs.preflight.") else name)
-    assert found == set(SPEAKS_SLURM)
-
-
 def test_no_circles(graph: grimp.ImportGraph) -> None:
     circles = []
     for module in sorted(graph.modules):

@@ -25,21 +25,12 @@ from tests.slurm_box.host import Process
 
 _PLAIN = Equipment()
 _STARTER = "box start"  # The role of the process that starts a box, while it does.
-_PFS_BYTES = 8 * 2**30  # Room of a throttled file system; its image is as large on disk as what is written to it.
 _BOOKS = {"slurmdbd": "slurmdbd", "sacctmgr": "slurm-client", "mariadbd": "mariadb-server-core"}
 
 
 def check_requirements(has: Equipment = _PLAIN) -> list[str]:
     """What this machine lacks for a box, one line with its remedy for each thing; empty if a box can run."""
-    return _lacks(has) or host.network_lacks(host.free_token())
-
-
-def _lacks(has: Equipment) -> list[str]:
-    lacks = host.requirements(_BOOKS if has.accounting else {})
-    reason = host.why_no_storage()
-    if has.pfs_bytes_per_s and reason:
-        lacks.append(reason)
-    return lacks
+    return host.requirements(_BOOKS if has.accounting else {}) or host.network_lacks(host.free_token())
 
 
 @final
@@ -69,7 +60,7 @@ class Box:
             raise UserError(f"a box has 1 to {config.MAX_NODES} nodes, not {nodes}")
         folder = config.absolute_folder(folder)
         host.check_owner(folder)
-        _refuse_lacks(_lacks(has))
+        _refuse_lacks(host.requirements(_BOOKS if has.accounting else {}))
         if host.is_present(folder):
             earlier = cls.attach(folder)
             # What an interrupted start left is no box.
@@ -195,8 +186,6 @@ class Box:
             host.end(host.processes_with(self.plan.mark), grace_s=0)
         host.reap(self.processes)
         failures = host.remove_links(self.plan.kernel_prefix)
-        if self.plan.equipment.pfs_bytes_per_s:
-            failures += host.withdraw_storage(*self.plan.storage)
         failures += [f"{left.role} (pid {left.pid}) does not end" for left in self._left()]
         if failures:
             raise RunError(f"the box in {self.plan.folder} is not wholly gone: {'; '.join(failures)}")
@@ -216,8 +205,6 @@ class Box:
         for part in plan.folders():
             part.mkdir(mode=0o755, exist_ok=True)
         self._write_configuration()
-        if plan.equipment.pfs_bytes_per_s:
-            host.provide_storage(*plan.storage, plan.equipment.pfs_bytes_per_s, _PFS_BYTES, plan.mark)
         for command in config.network_up(plan):
             host.call(command, environment=plan.mark)
         self._spawn("munged", config.munged_argv(plan))

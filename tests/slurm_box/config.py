@@ -22,7 +22,6 @@ import jinja2
 
 from dlbench.errors import UserError
 
-CONTROLLER = Path("/sys/fs/cgroup/blkio")
 MAX_NODES = 8
 CONTROLLER_HOST = "boxctl"
 NODE_INTERFACE = "eth0"  # The name of the one interface, besides `lo`, that every node has.
@@ -68,7 +67,6 @@ class Equipment:
         qos: with accounting, a name and words of sacctmgr each, such as ``high Priority=100 Preempt=normal``; every
             user may use each, and `normal` is always there.
         users: of this machine, who may use the box besides root.
-        pfs_bytes_per_s: rate of a throttled file system that all nodes share in the box's folder; 0: there is none.
     """
 
     gres: tuple[str, ...] = ()
@@ -81,7 +79,6 @@ class Equipment:
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
-    pfs_bytes_per_s: int = 0
 
     @property
     def devices(self) -> tuple[Gres, ...]:
@@ -192,11 +189,6 @@ class BoxPlan:
     def kernel_prefix(self) -> str:
         """How the names of everything begin that the box has in the kernel."""
         return f"dlb{self.token}"
-
-    @property
-    def storage(self) -> tuple[Path, Path, Path]:
-        """Of the throttled file system: image, mount point, and the cgroup of the processes that it is slow for."""
-        return self.folder / "pfs.img", self.folder / "pfs", CONTROLLER / self.kernel_prefix
 
     @property
     def devices(self) -> Path:
@@ -420,9 +412,6 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         f"mount --bind {sysfs}/devices/virtual/net /sys/devices/virtual/net",
         f"umount {sysfs}",
     )
-    if plan.equipment.pfs_bytes_per_s:
-        # All that a node starts shares the throttle with all that the others start.
-        mounts += (f"echo 0 > {shlex.quote(str(plan.storage[2] / 'cgroup.procs'))}",)
     command = ["slurmd", "-D", "-f", str(plan.conf)]
     return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]
 

@@ -1,11 +1,8 @@
-"""What a box needs of the machine below it: programs, processes, free ports and networks, folders, throttled storage.
+"""What a box needs of the machine below it: programs, processes, free ports and networks, folders.
 
 Processes are known by pid and start time. What a box made is written into its folder before it is made, so that a later
 process can end exactly that: `box.json` holds the plan and every process; after the end it is called
 `box.stopped.json`, the mark of a folder that a new box may clear. Only what this user or root wrote there is believed.
-
-Throttled storage is ext4 on a loop device, which blkio (cgroup v1) throttles for the processes of one cgroup together.
-What the page cache has is not throttled, nor is writing back from it: cold reads and direct writes are.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from tests.slurm_box.config import CONTROLLER, BoxPlan, Equipment
+from tests.slurm_box.config import BoxPlan, Equipment
 
 # Daemons live in sbin, which is not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -313,95 +310,6 @@ def write_new(path: Path, content: str, mode: int = 0o644) -> None:
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(content)
-
-
-MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
-
-
-def why_no_storage() -> str | None:
-    """Why this machine cannot have throttled storage, in a line; None where it can."""
-    if os.geteuid():
-        return "a throttled file system needs root"
-    if not Path("/dev/loop-control").exists():
-        return "a throttled file system needs loop devices: no /dev/loop-control"
-    if not (CONTROLLER / "blkio.throttle.read_bps_device").exists():
-        return f"a throttled file system needs the blkio controller of cgroup v1: nothing of it in {CONTROLLER}"
-    return None
-
-
-def loop_device(backing: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> str:
-    """A new loop device on a file, whose path may name one of `pass_fds`.
-
-    Raises `RunError`: there is none to be had.
-    """
-    for attempt in range(5):
-        try:
-            command = ["losetup", "--find", "--show", backing]
-            return call(command, environment=environment, pass_fds=pass_fds).strip()
-        except RunError:
-            if attempt == 4:  # else another process took the free one that was found
-                raise
-    raise AssertionError
-
-
-def mount_device(device: str, path: Path, environment: Mapping[str, str] | None = None) -> None:
-    """Mounts a device without noting when files were read."""
-    call(["mount", "-o", "noatime,nodev,nosuid", device, str(path)], environment=environment)
-
-
-def provide_storage(
-    image: Path, path: Path, cgroup: Path, bytes_per_s: int, size_bytes: int, environment: Mapping[str, str]
-) -> None:
-    """Mounts a new file system of a sparse file on `path`, for all users, throttled for a new cgroup.
-
-    `environment` marks the programs that do it.
-
-    Raises `EnvironmentLacksError`: this machine cannot have one. `RunError`: a step failed; `withdraw` takes back what
-    was done.
-    """
-    if (reason := why_no_storage()) is not None:
-        raise EnvironmentLacksError(reason)
-    cgroup.mkdir()
-    image.touch(0o600, exist_ok=False)
-    os.truncate(image, size_bytes)
-    # On the file, not on its device: the image knows its size, and the writes need no loop.
-    call([*MKFS, str(image)], environment=environment)
-    path.mkdir()
-    device = loop_device(str(image), environment=environment)
-    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
-    for verb in ("read", "write"):
-        (cgroup / f"blkio.throttle.{verb}_bps_device").write_text(f"{number} {bytes_per_s}")
-    mount_device(device, path, environment)
-    path.chmod(0o1777)
-
-
-def withdraw_storage(image: Path, path: Path, cgroup: Path) -> list[str]:
-    """Takes away all that `provide` made, however far it came; what could not be is returned as sentences."""
-    failures = []
-    if os.path.ismount(path):
-        try:
-            call(["umount", str(path)])
-        except RunError:
-            # Somebody of this machine has a file open in it: it goes with the last of them.
-            call(["umount", "--lazy", str(path)])
-    if image.exists():
-        listed = call(["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)])
-        for device in listed.split():
-            with suppress(RunError):  # gone with the mount
-                call(["losetup", "--detach", device])
-        image.unlink()
-    if path.exists():
-        path.rmdir()
-    deadline = time.monotonic() + 2
-    while cgroup.exists():
-        try:
-            cgroup.rmdir()
-        except OSError as error:  # the kernel counts processes as there that have just ended
-            if time.monotonic() > deadline:
-                failures.append(f"the cgroup {cgroup} cannot be removed: {error.strerror}")
-                break
-            time.sleep(0.02)
-    return failures
 
 
 def _running(folder: Path) -> Path:

@@ -358,19 +358,6 @@ def test_an_uplink_is_slow_for_nodes_of_two_leaves(whole_box: Box) -> None:
 
 
 @pytest.mark.slurm
-def test_the_shared_file_system_is_slow_for_all_nodes_together(whole_box: Box) -> None:
-    if not whole_box.plan.equipment.pfs_bytes_per_s:
-        pytest.skip(str(box_host.why_no_storage()))
-    shared = whole_box.plan.folder / "pfs"
-    # 6 MB at 10 MB/s, direct so that no cache helps; a node's own disk writes them in milliseconds.
-    write = f"dd if=/dev/zero of={shared}/$SLURMD_NODENAME bs=1M count=3 oflag=direct 2>&1"
-    begin = time.monotonic()
-    run(whole_box, "srun", "-N2", "sh", "-c", write)
-    assert time.monotonic() - begin > 0.5
-    assert {path.name for path in shared.iterdir()} >= {"n1", "n2"}
-
-
-@pytest.mark.slurm
 def test_a_start_that_fails_names_the_log_and_leaves_nothing(
     slurm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm_box import host
 from tests.slurm_box.box import Box, check_requirements
 from tests.slurm_box.config import Equipment
 
@@ -26,7 +25,7 @@ WHOLE = Equipment(
     users=("nobody",),
     preempt="qos",
 )
-"""All that a box can have beside a throttled file system."""
+"""All that a box can have."""
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +59,7 @@ def whole_box(slurm_can_run: None) -> Iterator[Box]:
         pytest.skip("; ".join(lacks))
     folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
     folder.chmod(0o755)
-    has = replace(WHOLE, switches=2, pfs_bytes_per_s=10_000_000 if host.why_no_storage() is None else 0)
+    has = replace(WHOLE, switches=2)
     with Box.start(folder / "box", has=has) as box:
         yield box
     shutil.rmtree(folder)
