@@ -167,7 +167,7 @@ def write_history(out: Path) -> None:
             figures={metric: value * factor for metric, value in like.figures.items()},
         )
         rows[folder] = ((out / folder).stat().st_mtime_ns, entry)
-    Index(out / INDEX, MAKER.version).write(rows)
+    Index(out / INDEX, MAKER.version).write(rows, rows)
 
 
 def _measured(part: Part) -> Iterator[Figure]:

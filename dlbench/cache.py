@@ -11,7 +11,6 @@ from pathlib import Path
 from dlbench.opening import read_text
 
 _MAX_BYTES = 1 << 21
-_DIGEST = 64
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -33,19 +32,16 @@ def kept(kind: str, name: str, state: str, find: Callable[[], str | None]) -> st
         file = cache_folder() / kind / hashlib.sha256(os.fsencode(name)).hexdigest()
     except RuntimeError:
         return find()
+    head = f"{name!a} {state!a}\n"
     with suppress(OSError, ValueError):
         text = read_text(file, _MAX_BYTES)
-        if text[:_DIGEST] == _seal(name, state, text[_DIGEST:]):
-            return text[_DIGEST:]
+        if text.startswith(head):
+            return text.removeprefix(head)
     found = find()
     if found is not None:
         with suppress(OSError):  # a cache that cannot be written is none
             file.parent.mkdir(parents=True, exist_ok=True)
             part = file.with_name(f"{file.name}.{os.getpid()}")
-            part.write_text(_seal(name, state, found) + found, encoding="utf-8")
+            part.write_text(head + found, encoding="utf-8")
             part.replace(file)
     return found
-
-
-def _seal(name: str, state: str, found: str) -> str:
-    return hashlib.sha256(os.fsencode(f"{name}\n{state}\n{found}")).hexdigest()

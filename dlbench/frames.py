@@ -134,7 +134,7 @@ class Runs:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)
-            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches({}):
+            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches():
                 kept = spans.rows["lane"] == EXCHANGE
                 rows, start = spans.rows[kept], spans.start[kept]
                 names = [spans.names[number] for number in rows["name"]]

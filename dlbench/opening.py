@@ -4,13 +4,10 @@ Run folders, histories, baselines and data sets lie where colleagues write. A na
 reader for ever, a device has no end, and a link leads somewhere else. Hence:
 
 - A file is opened without waiting and read only if it is a regular one; what is read whole has a limit, which the
-  caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it, so that it becomes the same
-  line as any other file that cannot be read. Every function here raises these two, unless it says otherwise.
-- A link to a regular file is followed in data sets (`follow`): images are often links into a common store, and tools
-  that keep versions of data (git-annex, DVC) turn large files into links. In a run's folder no file is a link: a
-  colleague may have put it there, and what a run said is printed where others read it. Within a history no link is
-  followed, neither to a file nor to a folder: a history copies, moves and deletes on behalf of whoever runs
-  `dlbench history`.
+  caller states. What is wrong is an `UnfitFileError`, an OSError whose `strerror` says it. Every function here raises
+  these two, unless it says otherwise.
+- A link to a regular file is followed in data sets (`follow`): images are often links into a common store. In a run's
+  folder no file is a link, and within a history neither a file nor a folder is.
 - What a person names may also be a pipe, e.g. `--baseline <(git show main:baseline.json)`: `read_named`.
 
 Files of the kernel (`/proc`, `/sys`) and of the installation are opened as usual.
@@ -23,17 +20,13 @@ import hashlib
 import json
 import os
 import re
-import select
 import shutil
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import IO, Any
-
-PIPE_WAIT_S = 30.0  # How long a pipe that a person named may take to give all that it has.
 
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -72,32 +65,19 @@ def require_file(path: Path) -> None:
     os.close(descriptor(path))
 
 
-def read_bytes(path: Path | str, limit: int, *, follow: bool = True) -> bytes:
-    """The whole content of a regular file, of at most `limit` bytes."""
-    return _whole(path, limit, follow=follow)
-
-
-def _whole(path: Path | str, limit: int, *, follow: bool, pipes: bool = False) -> bytes:
+def read_bytes(path: Path | str, limit: int, *, follow: bool = True, pipes: bool = False) -> bytes:
+    """The whole content of a regular file, or where `pipes` says so of a pipe, of at most `limit` bytes."""
     opened, status = _opened(path, follow=follow, pipes=pipes)
-    parts: list[bytes] = []
-    left, deadline = limit + 1, time.monotonic() + PIPE_WAIT_S
+    is_file = stat.S_ISREG(status.st_mode)
+    at_once = min(limit, status.st_size) + 1 if is_file else _PIECE
+    content = b""
     try:
-        if stat.S_ISREG(status.st_mode) and status.st_size > limit:
-            left = 0
-        while left > 0:
-            try:
-                part = os.read(opened, min(left, max(status.st_size + 1, _PIECE if pipes else 0)))
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(opened, select.POLLIN)
-                if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                    continue
-                raise UnfitFileError(path, f"gave no end within {PIPE_WAIT_S:.0f} s") from None
-            # One more byte than there are was asked for: a regular file gives no more, and need not be asked again.
-            if not part or (not parts and len(part) == status.st_size):
-                return b"".join(parts) if parts else part
-            parts.append(part)
-            left -= len(part)
+        os.set_blocking(opened, True)
+        while not (is_file and status.st_size > limit) and len(content) <= limit:
+            part = os.read(opened, at_once)
+            if not part:
+                return content
+            content += part
     finally:
         os.close(opened)
     raise UnfitFileError(path, f"is larger than {limit} bytes, which no such file is")
@@ -171,11 +151,8 @@ _DECODER = json.JSONDecoder(parse_int=_bounded)  # `json.loads` makes one anew f
 
 
 def read_named(path: Path, limit: int) -> bytes:
-    """The whole content of a file that a person named, which may be a pipe.
-
-    A pipe is waited for, at most `PIPE_WAIT_S`; one that nobody writes to is empty.
-    """
-    return _whole(path, limit, follow=True, pipes=True)
+    """The whole content of a file that a person named, which may be a pipe; one that nobody writes to is empty."""
+    return read_bytes(path, limit, pipes=True)
 
 
 def _opened(

@@ -23,6 +23,8 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("data make", "--size-on-disk"): "give --samples; of text there are 1.5 MB",
     ("data pack", "--container"): "images are packed into tar shards",
     ("data verify", "--kind"): "the kind is recognised",
+    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
+    ("export metrics", "--format"): "`dlbench report --format csv --table runs` has a line for each run",
     ("check", "--json"): "-o FILE.json writes it",
     ("comm submit", "--every"): _RESUME_AGAIN,
     ("comm submit", "--follow"): _RESUME_AGAIN,
@@ -39,7 +41,6 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
     ("submit", "--every"): _RESUME_AGAIN,
     ("submit", "--follow"): _RESUME_AGAIN,
-    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 

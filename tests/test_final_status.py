@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.final_status import TIME, FinalStatus, offered
+from dlbench.final_status import TIME, FinalStatus
 
 # A program that notes how far it is, as a rank does, and then does what stands at the end.
 RANK = """
@@ -61,18 +61,6 @@ def test_a_link_in_place_of_the_folder_leads_nowhere(tmp_path: Path) -> None:
     assert end(tmp_path / "run", swap) == 5
     assert {path.name: path.read_text() for path in (tmp_path / "victim").iterdir()} == {"status.json": "another's"}
     assert json.loads((tmp_path / "run-moved" / "status.json").read_text())["step"] == 7
-
-
-def test_a_text_that_was_cut_off_is_not_written(tmp_path: Path) -> None:
-    final = FinalStatus.make()
-    final.say(b"/nowhere/status.json", b"x" * (1 << 16))
-    assert final.left() is None
-    assert FinalStatus.found({}) is None
-    assert FinalStatus.found({"DLBENCH_STATUS_FD": "0"}) is None
-    found = FinalStatus.found({**offered(final)})
-    assert found is not None
-    found.say(b"/x", b"text")
-    assert final.left() == (b"/x", b"text")
 
 
 def test_no_word_of_a_rank_is_older_than_its_last_though_the_clock_is_set(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench import opening
-from dlbench.cli import cli as entry
-from dlbench.errors import UserError
 from dlbench.opening import UnfitFileError, delete_below, folder_below, read_json
 
 
@@ -72,23 +69,6 @@ def test_what_is_no_file_is_named_at_once(
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_no_more_is_read_than_the_limit(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_bytes(b"0123456789")
-    assert opening.read_bytes(path, 10) == b"0123456789"
-    assert opening.read_end(path, 3) == b"789"
-    assert opening.read_end(path, 99) == b"0123456789"
-    for read in (opening.read_bytes, opening.read_named):
-        with pytest.raises(UnfitFileError, match="larger than 9 bytes"):
-            read(path, 9)
-    # A file that says nothing of its size, and one that does not end.
-    assert opening.read_bytes(Path("/proc/self/status"), 1 << 20)
-    with pytest.raises(UnfitFileError, match="larger than 9 bytes"):
-        opening.read_bytes(Path("/proc/self/status"), 9)
-    path.write_bytes(b"")
-    assert opening.read_bytes(path, 0) == b""
-
-
 def test_links_lead_to_files_unless_none_may_be(tmp_path: Path) -> None:
     (tmp_path / "there").write_bytes(b"data")
     (tmp_path / "x").symlink_to("there")
@@ -117,7 +97,7 @@ def test_a_file_of_a_run_is_reached_through_no_link(tmp_path: Path) -> None:
         opening.open_inside(tmp_path / "swapped" / "launch.log")
 
 
-@given(number=st.integers() | st.integers(-400, 400).map(lambda power: (1 if power > 0 else -1) * 10 ** abs(power)))
+@given(number=st.integers() | st.sampled_from([sign * 2**63 + off for sign in (-1, 1) for off in (-1, 0)]))
 def test_whole_numbers_have_64_bits(number: int) -> None:
     if -(2**63) <= number < 2**63:
         assert opening.parse_json(f"[{number}]") == [number]
@@ -126,15 +106,7 @@ def test_whole_numbers_have_64_bits(number: int) -> None:
             opening.parse_json(f'{{"a": [1, {number}]}}')
 
 
-@pytest.mark.parametrize("text", ["", "{", "[" * 200_000, "1" * 6000, "\ufeff{}"])
-def test_no_json_is_one_kind_of_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r".") as told:
-        opening.read_json(tmp_path / "x", 1 << 20)
-    assert "\n" not in opening.why_unreadable(told.value)
-
-
-def test_a_pipe_that_a_person_names_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_that_a_person_names_is_read(tmp_path: Path) -> None:
     read, write = os.pipe()
     writer = threading.Timer(0.2, lambda: (os.write(write, b"late"), os.close(write)))
     os.write(write, b"data, ")
@@ -144,25 +116,12 @@ def test_a_pipe_that_a_person_names_is_read(tmp_path: Path, monkeypatch: pytest.
     os.close(read)
     pipe(tmp_path / "nobody")
     assert opening.read_named(tmp_path / "nobody", 100) == b""
-    monkeypatch.setattr(opening, "PIPE_WAIT_S", 0.1)
     read, write = os.pipe()
-    with pytest.raises(UnfitFileError, match="gave no end within 0 s"):
-        opening.read_named(Path(f"/dev/fd/{read}"), 100)
     os.write(write, b"x" * 101)
     with pytest.raises(UnfitFileError, match="larger than 100 bytes"):
         opening.read_named(Path(f"/dev/fd/{read}"), 100)
     os.close(read)
     os.close(write)
-
-
-def test_a_substituted_workload_is_read() -> None:
-    read, write = os.pipe()
-    os.write(write, b"name: [")
-    os.close(write)
-    done = CliRunner().invoke(entry, ["run", f"/dev/fd/{read}", "--dry-run"])
-    os.close(read)
-    assert isinstance(done.exception, UserError)
-    assert f"/dev/fd/{read}:1: not valid YAML" in str(done.exception)
 
 
 def test_no_folder_is_reached_through_a_link(tmp_path: Path) -> None:
@@ -190,8 +149,3 @@ def test_a_file_with_half_a_character_is_no_json(tmp_path: Path, text: str) -> N
     (tmp_path / "x").write_text(text)
     with pytest.raises(ValueError, match="half a character"):
         read_json(tmp_path / "x", 100)
-
-
-def test_a_character_in_two_halves_is_read(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text(r'"\ud83d\ude00"')
-    assert read_json(tmp_path / "x", 100) == "\U0001f600"

@@ -313,9 +313,3 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(tmp_path: Path, monke
         assert list(tmp_path.iterdir()) == [], f"killed at call {calls}"
         calls += 1
     assert calls == 6  # the name, two files, three folders
-
-
-def test_a_long_path_is_no_place_for_sockets() -> None:
-    assert process_tree.temporary_places({"TMPDIR": "/scratch/job"}) == ["/scratch/job", "/tmp", "/var/tmp"]
-    assert process_tree.temporary_places({"TMPDIR": "/scratch/" + "x" * 60}) == ["/tmp", "/var/tmp"]
-    assert process_tree.temporary_places({"TMPDIR": "relative"}) == ["/tmp", "/var/tmp"]

@@ -6,27 +6,22 @@ import importlib.util
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
-from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, require_modules
+from dlbench.cli.report import check_writable, finish, require_modules
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, read_run
 
-MetricFormat = Literal["openmetrics", "jsonl"]
-
 
 @click.group()
 def export() -> None:
     """Write runs for other tools: metrics for monitoring, an MLPerf log, or a description of the machine."""
-
-
-METRIC_SUFFIXES: dict[str, MetricFormat] = {".prom": "openmetrics", ".jsonl": "jsonl"}
 
 
 @export.command()
@@ -39,28 +34,23 @@ METRIC_SUFFIXES: dict[str, MetricFormat] = {".prom": "openmetrics", ".jsonl": "j
     help="File to replace as a whole, e.g. in node_exporter's --collector.textfile.directory (default: standard "
     "output).",
 )
-@format_option(*get_args(MetricFormat), suffixes=" (.prom, .jsonl)", default="openmetrics")
-def metrics(
-    runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, format_name: MetricFormat | None
-) -> None:
+def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
     """Write the figures of RUNS (folders of runs, single runs, histories) for monitoring.
 
-    openmetrics: throughput, efficiency, time per step and energy of each point with the ends of their intervals, and
-    how many runs are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. jsonl:
-    one JSON line per run. Control runs and sides of pairs are in no point.
+    Throughput, efficiency, time per step and energy of each point with the ends of their intervals, and how many runs
+    are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. Control runs and
+    sides of pairs are in no point.
 
     Ends with 4 where data is damaged, and the rest is written; or where there is no run, and nothing is.
 
     \b
-    Examples:
+    Example:
       dlbench export metrics runs -o /var/lib/node_exporter/dlbench.prom
-      dlbench export metrics runs --where series=nightly --format jsonl >> dlbench.jsonl
     """
     check_writable(output)
-    chosen = format_by_suffix(output, format_name, METRIC_SUFFIXES, "openmetrics")
     require_modules("export metrics", "numpy")
     from dlbench.analysis.table import tabulate
-    from dlbench.exports.metrics import measured_points, to_json_lines, to_openmetrics
+    from dlbench.exports.metrics import measured_points, to_openmetrics
     from dlbench.views.scaling_report import run_rows
 
     found = read_runs(runs, where)
@@ -69,11 +59,10 @@ def metrics(
         reasons = "; ".join([*table.damaged[:3], "nothing is written"])
         raise IncompleteDataError(f"{named(runs)}: there is no run: {reasons}")
     rows = [
-        {**asdict(row), "system": run.plan.system.name, "commit": run.plan.tags.get("commit", "")}
+        {**asdict(row), "system": run.plan.system.name}
         for run, row in zip(found.runs, run_rows(found, table), strict=True)
     ]
-    text = (to_openmetrics if chosen == "openmetrics" else to_json_lines)(rows, measured_points(table))
-    write_output(text.encode("utf-8"), output)
+    write_output(to_openmetrics(rows, measured_points(table)).encode("utf-8"), output)
     finish(table.damaged)
 
 

@@ -1,4 +1,4 @@
-"""Runs as metrics for monitoring: a file for Prometheus' textfile collector, and one JSON line per run.
+"""Runs as metrics for monitoring: a file for Prometheus' textfile collector.
 
 The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
 reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
@@ -8,11 +8,10 @@ points, and nothing that grows with every run.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import dlbench
@@ -103,18 +102,3 @@ def _gauge(name: str, unit: str, about: str, values: Sequence[tuple[Mapping[str,
 def _quoted(text: str) -> str:
     shown = "".join(char if char.isprintable() else " " for char in text)
     return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def to_json_lines(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """One line per run, whatever became of it; arguments as of `to_openmetrics`, `rows` also with `commit`.
-
-    `point` holds the figures of the run's point with their intervals; null for a run that is in none.
-    """
-    at = {run_id: one for one in points for run_id in one.run_ids}
-    head = {"format": "dlbench.run-metrics", "version": 1, "dlbench_version": dlbench.__version__}
-    lines = []
-    for row in rows:
-        one = at.get(row["run_id"])
-        point = None if one is None else {name: asdict(figure) for name, figure in one.figures.items()}
-        lines.append(json.dumps({**head, **row, "point": point}, sort_keys=True, allow_nan=False) + "\n")
-    return "".join(lines)

@@ -2,8 +2,7 @@
 
     STORE/history.json               says that this is a history
     STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
-    STORE/partial/<who>/             what is being copied in; <who> is host, process namespace, process,
-                                     and a random word
+    STORE/partial/<who>/             what is being copied in; <who> is a process and a random word
     STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.store`
     STORE/index.jsonl                a cache, see `dlbench.history.store`
 
@@ -20,7 +19,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -114,7 +112,7 @@ def copy_run(source: Path, target: Path) -> None:
     Raises `StillRunningError`: it changed meanwhile. `IncompleteDataError`: it holds what a history does not keep, or
     what cannot be read. `RunError`: the copy cannot be written.
     """
-    before = files_of(source)
+    before = {name: (status.st_size, status.st_mtime_ns) for name, status in files_of(source).items()}
     try:
         target.mkdir(parents=True)
         for name in before:
@@ -123,14 +121,10 @@ def copy_run(source: Path, target: Path) -> None:
             sync_folder(folder)
     except OSError as error:
         raise refused(error, f"{target}: cannot be written: {error.strerror or error}") from None
-    after = files_of(source)
-    changed = [name for name in before.keys() | after.keys() if _mark(before.get(name)) != _mark(after.get(name))]
-    if changed:
-        raise StillRunningError(f"{source / min(changed)}: changed while it was copied: the run has not ended")
-
-
-def _mark(status: os.stat_result | None) -> tuple[int, int] | None:
-    return None if status is None else (status.st_size, status.st_mtime_ns)
+    after = {name: (status.st_size, status.st_mtime_ns) for name, status in files_of(source).items()}
+    if before != after:
+        name = min(name for name, _ in before.items() ^ after.items())
+        raise StillRunningError(f"{source / name}: changed while it was copied: the run has not ended")
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -155,7 +149,7 @@ _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 # As `dlbench.specs.base.RunName`.
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 # As `Store.room` makes them: nothing of any other name is swept away.
-_ROOM_NAME = re.compile(r"(?P<who>[A-Za-z0-9-]+\.\d+)\.(?P<pid>\d+)\.[0-9a-f]{8}")
+_ROOM_NAME = re.compile(r"\d+\.[0-9a-f]{8}")
 
 
 class HistoryMark(Spec):
@@ -274,11 +268,11 @@ class Store:
 
     @contextmanager
     def room(self) -> Iterator[Path]:
-        """A folder of this process in `partial`, gone afterwards; what dead processes left there is swept away first.
+        """A folder of this process in `partial`, gone afterwards; what was left there a day ago is swept away first.
 
         Raises `UserError`: the store cannot be written, or `partial` is a link or no folder.
         """
-        name = f"{_myself()}.{os.getpid()}.{secrets.token_hex(4)}"
+        name = f"{os.getpid()}.{secrets.token_hex(4)}"
         try:
             with folder_below(self.path, self.partial.name, create=True) as partial:
                 _sweep(partial)
@@ -319,30 +313,13 @@ def _instead_of_folder(path: Path) -> str:
 
 
 def _sweep(partial: int) -> None:
-    """Deletes what dead processes left; nothing that `Store.room` did not make."""
+    """Deletes rooms in which nothing has changed for a day: their process has ended."""
     with os.scandir(partial) as entries:
-        abandoned = [entry.name for entry in entries if _is_abandoned(entry)]
-    for name in abandoned:
-        shutil.rmtree(name, ignore_errors=True, dir_fd=partial)
-
-
-def _myself() -> str:
-    """Host and process namespace: within them a process id means one process."""
-    host = re.sub(r"[^A-Za-z0-9-]", "-", platform.node()) or "host"
-    return f"{host}.{Path('/proc/self/ns/pid').stat().st_ino}"
-
-
-def _is_abandoned(entry: os.DirEntry[str]) -> bool:
-    """Whether it is the room of a dead process or, where that cannot be known from here, of one silent for a day."""
-    found = _ROOM_NAME.fullmatch(entry.name)
-    if found is None or not entry.is_dir(follow_symlinks=False):
-        return False
-    if found["who"] == _myself():
-        return not Path(f"/proc/{found['pid']}").exists()
-    try:
-        return time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S
-    except OSError:
-        return False
+        rooms = [entry for entry in entries if _ROOM_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+    for entry in rooms:
+        with suppress(OSError):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S:
+                shutil.rmtree(entry.name, ignore_errors=True, dir_fd=partial)
 
 
 def is_there(path: Path) -> bool:

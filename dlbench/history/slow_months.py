@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
-from dlbench.history.change_points import ChangePoint, change_points_together
+from dlbench.history.change_points import change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
 from dlbench.stats.estimates import Estimate, mean_estimate
@@ -107,25 +107,49 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     known = list(entries)
     runs = dated(known)
     counted = [run for run in runs if any(host.work_ratio for host in run.hosts)]
-    shared: dict[str, list[_Night]] = {}
+    months = sorted({run.finished[:7] for run in counted})
+    nights: dict[str, list[_Night]] = {}
     for runs_of_night in by_night(counted):
         for host, night in _hosts(runs_of_night).items():
-            shared.setdefault(host, []).append(night)
-    changes = change_points_together([[night.work for night in nights] for nights in shared.values()])
-    courses = [
-        _course(host, nights, points, counted[-1].finished)
-        for (host, nights), points in zip(shared.items(), changes, strict=True)
+            nights.setdefault(host, []).append(night)
+    points = change_points_together([[night.work for night in own] for own in nights.values()])
+    changes = dict(zip(nights, points, strict=True))
+    oldest = _oldest(counted[-1].finished) if counted else ""
+    recent = {
+        host: [night for night in own[changes[host][-1].index if changes[host] else 0 :] if night.end >= oldest]
+        for host, own in nights.items()
+    }
+    by_month = {
+        month: _verdicts({host: [one for one in own if one.end.startswith(month)] for host, own in nights.items()})
+        for month in months
+    }
+    now = _verdicts(recent)
+    hosts = [
+        HostCourse(
+            host=host,
+            verdict=now.get(host, "not used lately"),
+            current=_ratio(recent[host]),
+            later=_later(recent[host]),
+            since=recent[host][0].end if recent[host] else "",
+            num_nights=len(own),
+            num_runs=sum(night.num_runs for night in own),
+            months=tuple(_month(host, month, own, by_month[month]) for month in months if host in by_month[month]),
+            changes=tuple(
+                HostChange(time=own[point.index].end, ratio=point.ratio, evidence=point.evidence)
+                for point in changes[host]
+            ),
+        )
+        for host, own in nights.items()
     ]
 
     def order(course: HostCourse) -> tuple[bool, float, str]:
         return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
 
-    hosts = sorted(_judged(courses, shared), key=order)
     slow = sorted((one for one in hosts if one.verdict in TO_EXCLUDE), key=lambda one: one.host)
     return SlowMonths(
         as_of=counted[-1].finished if counted else "",
-        hosts=tuple(hosts),
-        months=tuple(sorted({run.finished[:7] for run in counted})),
+        hosts=tuple(sorted(hosts, key=order)),
+        months=tuple(months),
         num_runs=len(counted),
         num_without=len(runs) - len(counted),
         exclude=tuple(one.host for one in slow if one.is_safe),
@@ -134,12 +158,17 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     )
 
 
+def _oldest(as_of: str) -> str:
+    """The end of the first night that still says something of now."""
+    return utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
+
+
 def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:
-    found: dict[str, list[tuple[str, HostEntry]]] = {}
+    shared: dict[str, list[tuple[str, HostEntry]]] = {}
     for run in night:
         for host in run.hosts:
             if host.work_ratio:
-                found.setdefault(host.host, []).append((run.finished, host))
+                shared.setdefault(host.host, []).append((run.finished, host))
     return {
         host: _Night(
             end=seen[-1][0],
@@ -148,7 +177,7 @@ def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:
             later=_median([one.later for _, one in seen]),
             at_least=_median([one.later_at_least for _, one in seen]),
         )
-        for host, seen in found.items()
+        for host, seen in shared.items()
     }
 
 
@@ -157,33 +186,15 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _course(host: str, nights: Sequence[_Night], points: Sequence[ChangePoint], as_of: str) -> HostCourse:
-    oldest = utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
-    recent = [night for night in nights[points[-1].index if points else 0 :] if night.end >= oldest]
-    months: dict[str, list[_Night]] = {}
-    for night in nights:
-        months.setdefault(night.end[:7], []).append(night)
-    return HostCourse(
-        host=host,
-        verdict="not used lately",
-        current=mean_ratio([night.work for night in recent]) if recent else None,
-        later=_later(recent),
-        since=recent[0].end if recent else "",
-        num_nights=len(nights),
-        num_runs=sum(night.num_runs for night in nights),
-        months=tuple(
-            HostMonth(
-                month=month,
-                ratio=mean_ratio([night.work for night in own]),
-                later=_later(own),
-                verdict="not shown to be slow",
-            )
-            for month, own in sorted(months.items())
-        ),
-        changes=tuple(
-            HostChange(time=nights[point.index].end, ratio=point.ratio, evidence=point.evidence) for point in points
-        ),
-    )
+def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, Verdict]) -> HostMonth:
+    own = [night for night in nights if night.end.startswith(month)]
+    ratio = _ratio(own)
+    assert ratio is not None
+    return HostMonth(month=month, ratio=ratio, later=_later(own), verdict=verdicts[host])
+
+
+def _ratio(nights: Sequence[_Night]) -> Estimate | None:
+    return mean_ratio([night.work for night in nights]) if nights else None
 
 
 def _later(nights: Sequence[_Night]) -> Estimate | None:
@@ -191,33 +202,15 @@ def _later(nights: Sequence[_Night]) -> Estimate | None:
     return mean_estimate(known, "fraction") if known else None
 
 
-def _judged(courses: Sequence[HostCourse], shared: Mapping[str, Sequence[_Night]]) -> list[HostCourse]:
-    """The courses with their verdicts: of now, and of each month, over all hosts together."""
-    now = verdicts_of(
+def _verdicts(nights: Mapping[str, Sequence[_Night]]) -> dict[str, Verdict]:
+    """Returns the verdicts of `dlbench.analysis.slow_nodes`, whose sessions are nights, on hosts that have any."""
+    return verdicts_of(
         {
-            course.host: _sessions([night for night in shared[course.host] if night.end >= course.since])
-            for course in courses
-            if course.current is not None
+            host: HostSessions(
+                work=[night.work for night in own],
+                at_least=[night.at_least for night in own if night.at_least is not None],
+            )
+            for host, own in nights.items()
+            if own
         }
-    )
-    of_month: dict[str, dict[str, HostSessions]] = {}
-    for course in courses:
-        for month in course.months:
-            own = [night for night in shared[course.host] if night.end.startswith(month.month)]
-            of_month.setdefault(month.month, {})[course.host] = _sessions(own)
-    by_month = {month: verdicts_of(hosts) for month, hosts in of_month.items()}
-    return [
-        replace(
-            course,
-            verdict=now.get(course.host, course.verdict),
-            months=tuple(replace(one, verdict=by_month[one.month][course.host]) for one in course.months),
-        )
-        for course in courses
-    ]
-
-
-def _sessions(nights: Sequence[_Night]) -> HostSessions:
-    return HostSessions(
-        work=[night.work for night in nights],
-        at_least=[night.at_least for night in nights if night.at_least is not None],
     )

@@ -91,21 +91,16 @@ def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
     source = SpanSource(run.folder.spans(rank), run.run_id, clock, notes) if run.has_spans_of(rank, notes) else None
-    watched = source.watched_steps if source is not None else set()
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
-    edges = {}
-    for local in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
-        rows = local.aligned(clock)
-        for n in (n for n, step in enumerate(rows.steps.tolist()) if step in watched) if watched else ():
-            edges[int(rows.steps[n])] = rows.edges[n]
-        chosen = rows.chosen(run.selection.steps)
+    for rows in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
+        chosen = rows.aligned(clock).chosen(run.selection.steps)
         if len(chosen.steps):
             text, count = events.text(chosen)
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    for spans in source.batches(edges) if source is not None else ():
+    for spans in source.batches() if source is not None else ():
         kept = spans.shown(run.selection.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)

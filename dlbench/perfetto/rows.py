@@ -325,45 +325,26 @@ class SpanRows:
 
 
 class SpanSource:
-    """The spans of one rank; read again each time, unless they fit into memory."""
+    """The spans of one rank, some at a time."""
 
     def __init__(self, path: Path, run_id: str, clock: NodeClock, notes: Notes) -> None:
         self._path, self._run_id, self._clock, self._notes = path, run_id, clock, notes
-        self._has_noted = False
-        batches = notes.guarded(self._read())
-        self._first = next(batches, None)
-        self._is_all = next(batches, None) is None
+
+    def batches(self) -> Iterator[SpanRows]:
+        """All spans up to where the file is damaged, which is noted."""
+        tracks = Tracks()
+        number = 0
+        for rows, names in self._notes.guarded(self._read()):
+            yield self._placed(rows, names, number, tracks)
+            number += len(rows)
 
     def _read(self) -> Iterator[tuple[Rows, list[str]]]:
         reader = SpanReader(path=self._path, run_id=self._run_id)
         for rows in merged(reader.blocks(), SPANS_AT_ONCE):
             yield rows, reader.names
-        # Read more than once where there are many: noted once.
-        if not self._has_noted:
-            self._notes.torn(reader.torn_bytes)
-            self._has_noted = True
+        self._notes.torn(reader.torn_bytes)
 
-    @property
-    def watched_steps(self) -> set[int]:
-        """Steps whose layers may lie within their phases; none where there are too many spans to look."""
-        if self._first is None or not self._is_all:
-            return set()
-        rows = self._first[0]
-        return {int(step) for step in set(rows["step"][rows["lane"] == COMPUTE].tolist()) if step >= 0}
-
-    def batches(self, edges: Mapping[int, Times]) -> Iterator[SpanRows]:
-        """All spans; `edges` are those of the watched steps, see `StepRows.edges`."""
-        if self._first is None:
-            return
-        tracks = Tracks()
-        number = 0
-        for rows, names in [self._first] if self._is_all else self._notes.guarded(self._read()):
-            yield self._placed(rows, names, number, tracks, edges)
-            number += len(rows)
-
-    def _placed(
-        self, rows: Rows, names: list[str], number: int, tracks: Tracks, edges: Mapping[int, Times]
-    ) -> SpanRows:
+    def _placed(self, rows: Rows, names: list[str], number: int, tracks: Tracks) -> SpanRows:
         local, took, queued = rows["start_ns"], rows["duration_ns"], rows["queued_ns"]
         times = np.stack([local, took, queued])
         good = (times >= 0).all(axis=0) & (times < LARGEST_NS).all(axis=0) & (queued <= local)
@@ -374,10 +355,6 @@ class SpanSource:
         )
         kinds = np.array([_THREAD_OF_LANE[lane] for lane in range(len(_THREAD_OF_LANE))])
         kind = kinds[np.where(good, rows["lane"], 0)]
-        if self._is_all:
-            layers = good & (rows["lane"] == COMPUTE) & (rows["step"] >= 0)
-            if _nests(start[layers], end[layers], rows["step"][layers], edges):
-                kind[layers] = COMPUTE_THREAD
         threads = (kind << 24) | (rows["track"].astype(np.int64) << 8)
         threads[~good] = -1
         sliced = np.flatnonzero(good & (kind != EXCHANGE_THREAD))
@@ -385,19 +362,6 @@ class SpanSource:
         threads[sliced] = np.where(subs >= 0, threads[sliced] | subs, -1)
         self._notes.count(f"spans overlap more than {DEEPEST} others and are left out", int((subs < 0).sum()))
         return SpanRows(rows=rows, number=number, start=start, end=end, ready=ready, threads=threads, names=names)
-
-
-def _nests(start: Times, end: Times, steps: npt.NDArray[np.int32], edges: Mapping[int, Times]) -> bool:
-    """Whether every span lies within one phase of its step, and all of them within each other or apart."""
-    for step in set(steps.tolist()):
-        if step not in edges:
-            return False
-        those = steps == step
-        at = edges[step]
-        part = np.searchsorted(at, start[those], side="right") - 1
-        if part.min() < 0 or part.max() >= len(at) - 1 or (end[those] > at[part + 1]).any():
-            return False
-    return bool((Tracks().place(np.zeros(len(start), dtype=np.int64), start, end) == 0).all())
 
 
 class Tracks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -14,13 +13,12 @@ import pytest
 
 from dlbench.errors import ExitCode
 from tests.support.forks import call_dlbench
-from tests.support.hostile import NOT_TRIED, Case, clear, leaves, leftovers, make_world, random_case, write_odd_files
+from tests.support.hostile import NOT_TRIED, Case, leaves, leftovers, make_world, random_case
 
 LIMIT_S = 60.0
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 
-SEEDS = range(int(os.environ.get("DLBENCH_FUZZ_FROM", "0")), int(os.environ.get("DLBENCH_FUZZ_TO", "6")))
 """A hundred commands each; the variables choose others, to look further or to see one again."""
 
 MAY_SAY_IMPOSSIBLE = "estimate"
@@ -53,7 +51,7 @@ def problem(case: Case, world: Path) -> str:
         told = f"raw characters on standard error: {done.stderr[-300:]!a}"
     elif max(map(len, done.stderr.split("\n"))) > 2100:
         told = f"an endless line: {done.stderr[:200]!a}"
-    elif done.returncode and not (done.stderr or 2 in (*case.surroundings.closed, *case.surroundings.full)):
+    elif done.returncode and not (done.stderr or 2 in case.surroundings.full):
         told = f"exit code {done.returncode} without a word" if not done.stdout else ""
     elif found := leftovers(world):
         told = f"half-written: {found}"
@@ -70,16 +68,3 @@ def test_every_command_ends_as_documented(world: Path, part: int) -> None:
 def _require_none(problems: Iterable[str]) -> None:
     found = list(filter(None, problems))
     assert not found, "\n\n".join(found)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_commands_end_as_documented(world: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    problems = []
-    for _ in range(100):
-        write_odd_files(world, rng)
-        problems.append(problem(random_case(rng), world))
-        clear(world)
-    _require_none(problems)

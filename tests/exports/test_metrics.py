@@ -23,7 +23,6 @@ from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from tests.support.paths import ROOT
 from tests.support.run_factory import Story, constant, plans, write_run, write_scaling, write_unfinished
-from tests.support.schemas import validator
 from tests.support.watch_factory import watch_result, write_samples, write_spans
 
 Parser = Callable[[str], Iterable[Metric]]
@@ -80,11 +79,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", ["m.prom", "m.jsonl"])
-def test_no_run_is_no_file(tmp_path: Path, name: str) -> None:
+def test_no_run_is_no_file(tmp_path: Path) -> None:
     """A nightly job that looks in the wrong folder must not wipe out what monitoring reads."""
     (tmp_path / "empty").mkdir()
-    file = tmp_path / name
+    file = tmp_path / "m.prom"
     file.write_text("before")
     done = CliRunner().invoke(cli, ["export", "metrics", str(tmp_path / "empty"), "-o", str(file)])
     assert isinstance(done.exception, IncompleteDataError)
@@ -145,28 +143,6 @@ def test_labels_hold_any_text_and_one_commit_or_none(tmp_path: Path) -> None:
         assert samples(text, parser) == samples(text)
 
 
-def test_one_json_line_a_run_holds_to_its_schema(runs: Path) -> None:
-    lines = [json.loads(line) for line in export(runs, "--format", "jsonl").splitlines()]
-    for line in lines:
-        added = {name: line.pop(name) for name in ("format", "version", "dlbench_version", "system", "commit", "point")}
-        validator("report", "RunRow").validate(line)
-        assert added["format"] == "dlbench.run-metrics"
-        for one in (added["point"] or {}).values():
-            validator("report", "Estimate").validate(one)
-        line |= added
-    assert [line["run_id"] for line in lines] == [run.plan.run_id for run in scan(runs).runs]
-    without = [line for line in lines if line["state"] != "valid"]
-    assert [(line["throughput"], line["point"]) for line in without] == [(None, None)]
-    assert without[0]["failure_reason"]
-    of_two = [line for line in lines if line["ranks"] == 2]
-    assert len({line["throughput"] for line in of_two}) > 1
-    (point,) = {json.dumps(line["point"]) for line in of_two}
-    figure = json.loads(point)["throughput"]
-    assert figure["unit"] == "images/s"
-    assert figure["low"] < figure["value"] < figure["high"]
-    assert min(line["throughput"] for line in of_two) <= figure["value"] <= max(line["throughput"] for line in of_two)
-
-
 def test_the_file_is_replaced_as_a_whole_and_readable_for_others(runs: Path, tmp_path: Path) -> None:
     target = tmp_path / "dlbench.prom"
     target.write_text("half a li", encoding="utf-8")
@@ -179,24 +155,11 @@ def test_the_file_is_replaced_as_a_whole_and_readable_for_others(runs: Path, tmp
     assert samples(target.read_text(encoding="utf-8")) == samples(export(runs))
 
 
-def test_damage_is_told_and_the_rest_is_written(tmp_path: Path) -> None:
-    (plan, other) = plans(points=(1,), repeats=2)
-    for one in (plan, other):
-        folder = write_run(tmp_path, one, constant([5, 0, 30, 45, 10, 10]))
-    folder.steps(0).write_bytes(b"")
-    done = CliRunner().invoke(cli, ["export", "metrics", str(tmp_path)])
-    assert done.exit_code == 4
-    assert "dlbench: damaged: " in done.stderr
-    assert values(done.stdout, "dlbench_point_runs") == [1]
-    assert values(done.stdout, "dlbench_runs", state="damaged") == [1]
-
-
 def test_no_run_with_figures_still_says_what_became_of_them(tmp_path: Path) -> None:
     write_unfinished(tmp_path, plans(points=(1,), repeats=1)[0])
     text = export(tmp_path)
     assert sum(values(text, "dlbench_runs")) == 1
     assert values(text, "dlbench_point_runs") == []
-    assert json.loads(export(tmp_path, "--format", "jsonl"))["throughput"] is None
 
 
 def test_the_dashboard_asks_only_for_what_is_written(runs: Path) -> None:

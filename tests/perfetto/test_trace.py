@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,24 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import dlbench.perfetto.export as export_module
 from dlbench.cli import cli
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, MachineError, UserError
-from dlbench.perfetto.events import LATE, PHASE_NAMES, counters_of
-from dlbench.perfetto.rows import Notes, Tracks, make_axis
-from dlbench.perfetto.run import Selection, read_trace_run
+from dlbench.errors import IncompleteDataError, UserError
+from dlbench.perfetto.events import LATE
+from dlbench.perfetto.rows import Tracks, make_axis
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP
-from dlbench.records.rows.steps import PHASES, StepWriter
-from dlbench.records.scan import read_run
+from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.support.paths import SUPPORT
 from tests.support.run_factory import MS, Story, constant, plans, write_run, write_unfinished
-from tests.support.trace_checker import Trace, checked, nanoseconds, problems
+from tests.support.trace_checker import Trace, checked, nanoseconds
 from tests.support.watch_factory import clock_line, large_run, node_watch, watch_result, write_samples, write_spans
 
 PHASE_MS = [5.0, 0.0, 30.0, 50.25, 10.0, 4.0]
@@ -200,22 +195,6 @@ def test_spans_stand_on_the_threads_of_their_lanes(tmp_path: Path) -> None:
     ]
     assert [s["args"] for s in found.slices("input 3")] == [{"step": 2, "bytes": 4096}]
     assert [s["end"] for s in found.slices("swap")] == [4 * MS]
-
-
-def test_layers_lie_within_their_phases_where_they_fit(tmp_path: Path) -> None:
-    forward = step_start(2) + 5 * MS
-    layers = [
-        span(COMPUTE, "block", forward, forward + 20 * MS, step=2),
-        span(COMPUTE, "block.conv", forward, forward + 10 * MS, step=2),
-        span(COMPUTE, "block.relu", forward + 10 * MS, forward + 20 * MS, step=2),
-    ]
-    found = exported(with_spans(tmp_path, *layers))
-    assert "layers" not in found.threads().values()
-    names = [s["name"] for s in found.slices("compute") if s["args"]["step"] == 2]
-    assert names == [
-        "step 2 (warm-up)",
-        *("input", "forward", "block", "block.conv", "block.relu", "backward", "exchange after backward", "optimizer"),
-    ]
 
 
 def test_layers_across_a_phase_have_a_thread_of_their_own(tmp_path: Path) -> None:
@@ -424,12 +403,6 @@ def test_what_was_not_read_is_a_gap_and_never_a_zero(tmp_path: Path) -> None:
     assert found.processes()[2] == "node n0"
 
 
-def test_the_load_average_is_called_so() -> None:
-    """Viewers put a counter's unit behind its name."""
-    (counter,) = counters_of(["host.load_1min"], cores=False)
-    assert f"{counter.name} {counter.unit}" == "load average (1 min)"
-
-
 def test_counters_of_bytes_become_rates(tmp_path: Path) -> None:
     # The counter starts anywhere, is not read once, and falls once, as after a reset of the card.
     values = [5e9, 5e9 + 1e6, NAN, 5e9 + 4e6, 2e6, 5e6]
@@ -439,18 +412,6 @@ def test_counters_of_bytes_become_rates(tmp_path: Path) -> None:
     # Each stands at the beginning of its interval.
     assert points_of(found, "net eth0 received") == [(0, 1), (1 * SECOND, 1.5), (4 * SECOND, 3)]
     assert found.of("C")[0]["args"].keys() == {"MB/s"}
-
-
-def test_cores_are_one_mean_unless_asked_for(tmp_path: Path) -> None:
-    columns = ["host.cpu.0.busy", "host.cpu.1.busy", "host.energy.package-0_j"]
-    rows = [(FIRST_NS, 0.5, 1.0, 7.0), (FIRST_NS + SECOND, 0.25, NAN, 9.0)]
-    found = sampled(tmp_path, columns, rows)
-    assert points_of(found, "CPU busy") == [(0, 75), (SECOND, 25)]
-    assert {e["name"] for e in found.of("C")} == {"CPU busy"}
-    folder = RunFolder(next(tmp_path.glob("*/plan.json")).parent)
-    each = exported(folder, "--cores")
-    assert points_of(each, "core 0 busy") == [(0, 50), (SECOND, 25)]
-    assert points_of(each, "core 1 busy") == [(0, 100)]
 
 
 def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
@@ -466,20 +427,6 @@ def test_clock_reasons_are_named_intervals(tmp_path: Path) -> None:
         ("bit_0x100000", 6, 6, {"mask": "0x100000", "samples": 1}),
     ]
     assert found.of("C") == []
-
-
-def test_series_go_on_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.perfetto.rows.ROWS_AT_ONCE", 2)
-    rows = [(FIRST_NS + n * SECOND, n * 1e6) for n in range(100)]
-    found = sampled(tmp_path, ["host.disk.sda.read_bytes"], rows)
-    assert points_of(found, "disk sda read") == [(n * SECOND, 1) for n in range(99)]
-
-
-def test_samples_at_impossible_times_are_left_out(tmp_path: Path) -> None:
-    times = [FIRST_NS, FIRST_NS + SECOND, -5, 2**62, FIRST_NS + 2 * SECOND]
-    found = sampled(tmp_path, ["gpu.0.power_w"], [(time, 10.0) for time in times])
-    assert points_of(found, "gpu 0 power") == [(0, 10), (SECOND, 10), (2 * SECOND, 10)]
-    assert found.about["notes"] == ["2 samples have a time that cannot be and are left out"]
 
 
 def test_spans_at_impossible_times_are_left_out(tmp_path: Path) -> None:
@@ -560,31 +507,6 @@ def test_a_choice_of_steps_is_a_part_of_the_whole(large: RunFolder) -> None:
     assert {s["name"] for s in part.slices("stages")} == {"warm-up", "measuring"}
 
 
-def test_several_processes_write_the_same_events(large: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = exported(large)
-    monkeypatch.setattr(export_module, "PARALLEL_BYTES", 0)
-    monkeypatch.setattr(export_module, "_RANKS_PER_PART", 3)
-    monkeypatch.setattr(export_module, "MOST_WORKERS", 2)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    together = exported(large)
-    assert together.events == alone.events
-    assert together.about == alone.about
-    assert multiprocessing.active_children() == []
-
-
-def test_a_defect_of_a_worker_is_shown_and_leaves_nothing(
-    large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made_run, facts = read_trace_run(read_run(large.path), Selection(ranks=(0, 1)), Notes())
-    monkeypatch.setattr(export_module, "_num_workers", lambda run, parts: 2)
-    broken = replace(made_run, selection=Selection(ranks=(99,)), clocks=made_run.clocks)
-    broken = replace(broken, node_of=(*made_run.node_of, *[0] * 91, 77))
-    with pytest.raises(RuntimeError, match=r"^the trace of (ranks 99|nodes 77) cannot be made:"):
-        export_module.write_perfetto(broken, facts, Notes(), tmp_path / "trace.json")
-    assert list(tmp_path.iterdir()) == []
-    assert multiprocessing.active_children() == []
-
-
 # Hostile content, missing and torn files
 
 HOSTILE = [
@@ -595,24 +517,6 @@ HOSTILE = [
     "ünïcödé 漢字",
     "",
 ]
-
-
-def test_names_from_outside_harm_nothing(tmp_path: Path) -> None:
-    folder = one_rank(tmp_path)
-    at = step_start(0)
-    spans = [span(STAGE, name, at + n * MS, at + (n + 1) * MS) for n, name in enumerate(HOSTILE)]
-    spans += [span(EXCHANGE, name, at + n, at + n + 5, step=0, track=n) for n, name in enumerate(HOSTILE)]
-    write_spans(folder, 0, spans)
-    columns = [f"gpu.0.{name}" for name in HOSTILE] + ["gpu..power_w", "x%d_w"]
-    write_samples(folder, 0, columns, [(FIRST_NS, *range(len(columns)))], host="</script>\x00\ud800")
-    found = exported(folder)
-    names = [s["name"] for s in found.slices("stages")]
-    assert names[:2] == HOSTILE[:2]
-    assert names[2:4] == ["control \ufffd \ufffd]0;title\ufffd \ufffd \ufffd", "half \ufffd of a character"]
-    assert names[4:] == HOSTILE[4:]
-    assert len(found.messages(pid=1)) == len(HOSTILE)
-    assert len(found.of("C")) == len(columns)
-    assert {"x%d_w", f"gpu 0 {HOSTILE[1]}"} <= {e["name"] for e in found.of("C")}
 
 
 def test_torn_files_are_read_up_to_where_they_end(tmp_path: Path) -> None:
@@ -684,12 +588,6 @@ def test_an_unfinished_run_shows_what_there_is(tmp_path: Path) -> None:
     assert found.processes() == {1: "rank 0 on n0", 2: "rank 1 on n0", 4: found.processes()[4]}
 
 
-def test_old_runs_without_watching_are_complete(tmp_path: Path) -> None:
-    plan = plans(points=(1,), repeats=1)[0].model_copy(update={"watch": None})
-    folder = write_run(tmp_path, plan, constant(PHASE_MS))
-    assert exported(folder).about["spans"] is None
-
-
 def test_a_file_of_torch_profiler_stays_beside_the_trace_and_is_named(tmp_path: Path) -> None:
     folder = with_spans(tmp_path)
     folder.profile(0).write_text('{"traceEvents": []}')
@@ -757,82 +655,7 @@ def test_wrong_options_are_one_line(large: RunFolder, tmp_path: Path, options: l
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("trace.txt", "the name must end in .json or .json.gz"),
-        ("trace.parquet", "dlbench.open(FOLDER).steps(RUN).to_parquet(FILE)"),
-        ("nowhere/trace.json", "there is no folder"),
-        (f"{'n' * 250}.json", "cannot be written: File name too long"),
-    ],
-)
-def test_outputs_that_cannot_be_written(large: RunFolder, tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
-        trace(large, tmp_path / name)
-    assert message in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_leaves_what_was_there(large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "trace.json"
-    output.write_text("from before")
-
-    def full(handle: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(MachineError, match="cannot be written: No space left on device"):
-        trace(large, output)
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
-    assert output.read_text() == "from before"
-
-
-def test_folders_that_are_no_run(large: RunFolder, tmp_path: Path) -> None:
-    output = tmp_path / "t.json"
-    with pytest.raises(UserError, match="no such folder of a run"):
-        trace(RunFolder(tmp_path / "nothing"), output)
-    with pytest.raises(UserError, match="holds 1 run; name one of them"):
-        trace(RunFolder(large.path.parent), output)
-    with pytest.raises(IncompleteDataError, match=r"no plan\.json"):
-        trace(RunFolder(tmp_path), output)
-
-
-def test_what_is_not_installed_is_named(large: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "numpy" else real(name))
-    with pytest.raises(EnvironmentLacksError, match=r"numpy is not installed .* 'dlbench\[analysis\]'"):
-        trace(large, tmp_path / "t.json")
-
-
 # The checker, and Perfetto itself
-
-
-@pytest.mark.parametrize(
-    ("events", "wrong"),
-    [
-        ([{"ph": "X", "pid": 1, "tid": 2, "name": "a", "ts": 1}], "lacks ['dur']"),
-        ([{"ph": "X", "pid": 1, "tid": 2, "name": "a", "ts": -1, "dur": 1}], "ts -1"),
-        ([{"ph": "C", "pid": 1, "name": "a", "ts": 1, "args": {"W": None}}], "args"),
-        ([{"ph": "i", "s": "t", "pid": 1, "tid": 9, "name": "a", "ts": 1}], "thread 9 of process 1 has no name"),
-        ([{"ph": "M", "pid": 7, "name": "other", "args": {}}], "process 7 has no name"),
-        (
-            [{"ph": "X", "pid": 1, "tid": 2, "name": n, "ts": t, "dur": 10} for n, t in (("a", 0), ("b", 5))],
-            "'b' begins within 'a' and ends behind it",
-        ),
-        ([{"ph": "b", "pid": 1, "tid": 2, "name": "a", "ts": 1, "cat": "x", "id2": {"local": "1"}}], "never ends"),
-        ([{"ph": "e", "pid": 1, "tid": 2, "name": "a", "ts": 1, "cat": "x", "id2": {"local": "1"}}], "has not begun"),
-        ([{"ph": "Q"}], "kind 'Q'"),
-    ],
-)
-def test_the_checker_finds_what_is_wrong(events: list[dict[str, Any]], wrong: str) -> None:
-    names = [
-        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "p"}},
-        {"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "t"}},
-    ]
-    assert problems(Trace(content={"traceEvents": names})) == []
-    found = problems(Trace(content={"traceEvents": [*names, *events]}))
-    assert len(found) == 1
-    assert wrong in found[0]
 
 
 def perfetto(output: Path, *queries: str) -> list[list[list[Any]]]:
@@ -898,15 +721,3 @@ def test_perfetto_reads_every_event(large: RunFolder, tmp_path: Path, monkeypatc
     assert sorted(map(tuple, counters), key=lambda p: p[:3]) == sorted(points, key=lambda p: p[:3])
     assert dict(processes) == found.processes()
     assert tracks == [["exchange"]]
-
-
-@settings(max_examples=5)
-@given(times=st.lists(st.tuples(st.integers(0, 10**13), st.integers(0, 10**10)), min_size=1, max_size=50))
-def test_times_are_written_to_the_nanosecond(times: list[tuple[int, int]]) -> None:
-    for start, took in times:
-        assert nanoseconds(f"{start / 1000:.3f}") == start
-        assert nanoseconds(f"{took / 1000:.3f}") == took
-
-
-def test_the_phases_drawn_are_those_of_the_step_file() -> None:
-    assert [name.split(" ")[0] for name in PHASE_NAMES] == list(PHASES)

@@ -22,7 +22,6 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.streams import ending_of
-from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.errors import DlbenchError, ExitCode
@@ -30,10 +29,12 @@ from dlbench.history.store import Acknowledgement, acknowledge
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.records.rows.spans import STAGE
 from tests.support.collectives_factory import network
+from tests.support.datasets import write_manifest
+from tests.support.datasets import write_samples as write_bert_samples
 from tests.support.history_factory import write_history
 from tests.support.paths import DATA, ROOT
 from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
-from tests.support.watch_factory import write_samples, write_spans
+from tests.support.watch_factory import gathered, write_samples, write_spans
 
 for package in ("h5py", "PIL", "pyarrow", "tokenizers", "google_crc32c"):
     pytest.importorskip(package)
@@ -93,10 +94,12 @@ def write_runs(root: Path) -> None:
         for rank in range(2):
             write_spans(folder, rank, [{"lane": STAGE, "name": "building", "start_ns": 0, "end_ns": 10**9}])
         write_samples(folder, 0, ["host.energy.package-0_j"], [(n * 10**7, 1.0 * n) for n in range(300)])
+    # Of the last one ranks share the files of their node.
+    gathered(folder, 2)
 
 
 def write_ended(root: Path) -> None:
-    for name in ("v1/failed-*", "v1/submitted-*", "watched/v1/*"):
+    for name in ("v1/failed-*", "v1/submitted-*"):
         (source,) = (DATA / "formats").glob(name)
         shutil.copytree(source, root / "runs" / source.name)
 
@@ -132,21 +135,21 @@ def write_sets(root: Path) -> None:
     requests = {
         "tree": ("images", DatasetRequest(samples=10, validation=10, size="32")),
         "tar": ("images", DatasetRequest(samples=10, validation=10, size="32", container="tar")),
-        "records": ("images", DatasetRequest(samples=10, validation=10, size="32", container="tfrecord")),
         "hdf5": ("density", DatasetRequest(samples=2, validation=2, size="8")),
         "tfrecord": ("density", DatasetRequest(samples=2, validation=2, size="8", container="tfrecord")),
     }
     for name, (kind, request) in requests.items():
         produce(plan_build(kind, request).recipe, root / name)
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", root / "text")
     for split in ("train", "validation"):
+        (root / "samples" / split).mkdir(parents=True)
+        for name in ("a.h5", "b.h5"):
+            write_bert_samples(root / "samples" / split / name, 20)
+        (root / "text" / split).mkdir(parents=True)
         lines = [f"A sentence of {split}, number {number}.\n" + "\n" * (number % 3 == 2) for number in range(60)]
-        (root / "text" / split / "more.txt").write_text("".join(lines), encoding="utf-8")
-    (root / "text" / "manifest.json").unlink()
-    build = catalogue.pretraining(
-        root / "text", vocabulary="english-4096", sequence_length=32, max_predictions=None, duplicates=1, seed=0
-    )
-    produce(build.recipe, root / "samples")
+        for name in ("a.txt", "b.txt"):
+            (root / "text" / split / name).write_text("".join(lines), encoding="utf-8")
+    for name in ("samples", "text"):
+        write_manifest(root / name, kind="test", made_with={"seed": 1}, counts={"train": 20, "validation": 20})
 
 
 TREES: dict[str, Callable[[Path], None]] = {
@@ -181,10 +184,11 @@ FORMATS = {
     "status": Format("runs", "runs/*/rank-0001.status.json", STATUS, is_json=True),
     "steps": Format("runs", "runs/*/rank-0001.steps", REPORT),
     "spans": Format("runs", "runs/*/rank-0001.spans", REPORT),
+    "steps of a node": Format("runs", "runs/*/node-0000.steps", REPORT),
+    "spans of a node": Format("runs", "runs/*/node-0000.spans", "history import ROOT/runs --store ROOT/new"),
     "samples": Format("runs", "runs/*/node-0000.samples", REPORT),
     "failure": Format("ended", "runs/*/failure.json", STATUS, is_json=True),
     "submission": Format("ended", "runs/*/submission.json", STATUS, is_json=True),
-    "watch cost": Format("ended", "runs/*/watch-cost.json", REPORT, is_json=True),
     "collectives": Format("comm", "runs/*/comm.json", "comm report ROOT/runs --format json", is_json=True),
     "network": Format("comm", "network.json", "comm predict ROOT/network.json --ranks 4", is_json=True, is_named=True),
     "osu": Format("comm", "osu.txt", "comm import ROOT/osu.txt --system s --ranks 2 -o ROOT/fit.json", is_named=True),
@@ -212,11 +216,10 @@ FORMATS = {
     "image": Format("sets", "tree/train/*/*.jpg", f"{VERIFY}tree", is_named=True),
     "tar shard": Format("sets", "tar/train/*.tar", f"{VERIFY}tar", is_named=True),
     "index of shards": Format("sets", "tar/train/index.npz", f"{VERIFY}tar", is_named=True),
-    "image records": Format("sets", "records/train/*", f"{VERIFY}records", is_named=True),
     "hdf5": Format("sets", "hdf5/train/*", f"{VERIFY}hdf5", is_named=True),
     "tfrecord": Format("sets", "tfrecord/train/*", f"{VERIFY}tfrecord", is_named=True),
     "samples of text": Format("sets", "samples/train/*", f"{VERIFY}samples", is_named=True),
-    "vocabulary": Format("sets", "samples/vocabulary.txt", f"{VERIFY}samples", is_named=True),
+    "text": Format("sets", "text/train/*", f"{VERIFY}text", is_named=True),
 }
 
 
@@ -281,6 +284,7 @@ HARMLESS = {
 }
 """What changes nothing that is read, by format and damage."""
 NO_DAMAGE = {
+    ("spans of a node", "cut"),
     ("samples", "cut"),  # A torn tail: the report counts fewer samples.
     ("archive", "a folder"),
     ("packed archive", "a folder"),

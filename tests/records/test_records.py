@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import shutil
 import stat
 import subprocess
@@ -23,7 +22,6 @@ from hypothesis import strategies as st
 from dlbench.analysis.comparability import group_id, planned_id
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.scheduler import read_submission
-from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe
@@ -34,7 +32,7 @@ from dlbench.records.scan import Run, read_run, scan
 from dlbench.records.status import read_statuses, write_status
 from dlbench.specs.plan import RunPlan
 from tests.support import run_factory
-from tests.support.paths import DATA, ROOT
+from tests.support.paths import DATA
 from tests.support.run_differences import differences
 from tests.support.run_factory import Story, constant, edit_json, status, write_run, write_unfinished
 from tests.support.watch_factory import clock_line, node_watch, watch_result, write_samples, write_spans
@@ -91,23 +89,6 @@ def test_a_full_disk_leaves_the_old_content(small_disk: Path) -> None:
     assert list(small_disk.iterdir()) == [path]
     write_atomic(path, "new")  # and what was half written takes no room
     assert path.read_text() == "new"
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_disk_that_refuses_late_leaves_the_old_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    """Network file systems tell of a full disk at the very end, when the file is synced."""
-    path = tmp_path / "record.json"
-    write_atomic(path, "old")
-
-    def refuse(descriptor: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    assert os.strerror(number) in refuse_to_write(path, "new")
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
@@ -218,24 +199,6 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in sorted(tmp_path.iterdir())] == sorted([plan.run_id, other.run_id])
 
 
-def test_a_plan_that_cannot_be_written_leaves_no_folder(small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(b"x" * 64 * 1024)
-    with pytest.raises(RunError, match="No space left"):
-        create(small_disk, plans(points=(1,), repeats=1)[0])
-    assert [p.name for p in small_disk.iterdir()] == ["filler"]
-
-
-@pytest.mark.parametrize("name", ["a b", "'q' \"q\"", "$(id)", "%j", "é", "-n", "*"])
-def test_an_output_folder_of_any_name(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    out = prepare_output(Path(name) / "deep")
-    assert out == tmp_path / name / "deep"
-    assert list(out.iterdir()) == []
-    (plan,) = plans(points=(1,), repeats=1)
-    write_run(out, plan, TIMES)
-    assert [run.state for run in scan(out).runs] == ["valid"]
-
-
 @pytest.mark.parametrize("place", ["file", "file/below", "/proc/dlbench-test", "/dev/null"])
 def test_an_output_folder_that_cannot_be(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("old")
@@ -304,18 +267,6 @@ def test_a_torn_tail_costs_only_the_torn_block(
         assert rows(path) == records
 
 
-@pytest.mark.parametrize("count", [4095, 4096, 4097, 9000])
-def test_long_files_are_read_in_parts(tmp_path: Path, count: int) -> None:
-    records = [step_record(number) for number in range(count)]
-    path = tmp_path / "rank-0000.steps"
-    with StepWriter(path, {"rank": 0}) as writer:
-        for record in records:
-            writer.append(record)
-    assert rows(path) == records
-    # One block from one standstill to the next.
-    assert max(len(block) for block in StepReader(path).blocks()) == 128 > COLLECT_EVERY
-
-
 def noisy_steps(count: int, seed: int) -> list[tuple[float, ...]]:
     """Steps of 100 ms whose phases vary by 2 %, as measured ones do."""
     rng = np.random.default_rng(seed)
@@ -351,41 +302,6 @@ def test_a_loss_that_diverged_is_kept(tmp_path: Path, loss: float) -> None:
         wanted = np.array([0.5, loss, 0.5]).astype("f4")
     assert np.array_equal(read_steps(path).steps["loss"], wanted, equal_nan=True)
     assert list(read_steps(path).steps["step"]) == [0, 1, 2]
-
-
-def test_every_cut_through_the_header_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "rank-0000.steps"
-    with StepWriter(path, {"rank": 0}) as writer:
-        writer.append(step_record(0))
-    content = path.read_bytes()
-    for cut in range(content.index(b"\n") + 1):
-        path.write_bytes(content[:cut])
-        with pytest.raises(IncompleteDataError, match="not a file of step times"):
-            read_steps(path)
-
-
-def test_steps_are_seen_while_the_rank_runs(tmp_path: Path) -> None:
-    path = tmp_path / "x.steps"
-    writer = StepWriter(path, {"rank": 0}, capacity=2)
-    assert len(read_steps(path).steps) == 0
-    for number in range(5):
-        writer.append(step_record(number, warmup=number < 1))
-        assert len(read_steps(path).steps) == (number + 1) // 2 * 2
-    writer.flush()
-    found = read_steps(path)
-    assert list(found.steps["step"]) == [0, 1, 2, 3, 4]
-    assert list(found.measured["step"]) == [1, 2, 3, 4]
-    assert np.array_equal(found.steps["loss"], np.array([0, 0.5, 1, 1.5, 2], dtype="f4"))
-    writer.close()
-    writer.close()
-    assert list(read_steps(path).steps["step"]) == [0, 1, 2, 3, 4]
-
-
-def test_a_steps_file_is_not_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "x.steps"
-    StepWriter(path, {"rank": 0}).close()
-    with pytest.raises(RunError, match=r"x\.steps: cannot be written: holds rows of rank 0 already"):
-        StepWriter(path, {"rank": 0})
 
 
 def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -427,56 +343,6 @@ def test_another_header_is_refused(tmp_path: Path, change: dict[str, Any], words
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"[]\n", b"5\n", b"{\n", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
-def test_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.steps"
-    path.write_bytes(content)
-    with pytest.raises(IncompleteDataError, match="not a file of step times"):
-        read_steps(path)
-    with pytest.raises(IncompleteDataError, match="cannot be read"):
-        read_steps(tmp_path / "missing.steps")
-    with pytest.raises(IncompleteDataError, match="cannot be read"):
-        read_steps(tmp_path)
-
-
-SHORT_WRITES = """
-import resource, sys
-from pathlib import Path
-from dlbench.errors import RunError
-from dlbench.records.rows.steps import StepWriter
-from tests.records.test_records import step_record
-
-path = Path(sys.argv[1])
-writer = StepWriter(path, {"rank": 0}, capacity=4)
-# A disk with room for part of a block.
-room = path.stat().st_size + 30
-resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
-try:
-    for number in range(4):
-        writer.append(step_record(number))
-except RunError as error:
-    print("refused", path.stat().st_size == room)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-writer.close()
-"""
-
-
-def test_a_disk_that_was_full_for_a_while_shifts_no_record(tmp_path: Path) -> None:
-    """What was written in part is not written again from its start: every later record would be read askew."""
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
-        pytest.skip("the size of files is limited here already")
-    path = tmp_path / "x.steps"
-    root = ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", SHORT_WRITES, str(path)], cwd=root, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "refused True\n"), done.stderr
-    found = read_steps(path)
-    assert list(found.steps["step"]) == [0, 1, 2, 3]
-    assert list(found.steps["step_ns"]) == [60, 61, 62, 63]
-    assert found.torn_bytes == 0
-
-
 # Scanning
 
 
@@ -503,32 +369,6 @@ def test_the_states_of_runs(tmp_path: Path) -> None:
     assert [run.plan for run in scan(tmp_path / failed.run_id).runs] == [failed]
 
 
-def test_who_went_without_a_word_is_named_first(tmp_path: Path) -> None:
-    """The other ranks only noticed."""
-    (plan,) = plans(points=(3,), repeats=1)
-    folder = create(tmp_path, plan)
-    write_status(folder, status(0, "node-a", "failed", "connection reset by peer"))
-    write_status(folder, status(1, "node-b", "measuring"))
-    write_status(folder, status(2, "node-c", "failed", "connection reset by peer"))
-    run = read_run(folder.path)
-    assert run.state == "failed"
-    assert run.detail.index("rank 1 on node-b vanished at step 7") < run.detail.index("rank 0 on node-a failed")
-    write_json(folder.failure, {"reason": "rank 1 was the first to end, by signal SIGKILL"})
-    assert read_run(folder.path).detail.startswith("rank 1 was the first to end, by signal SIGKILL; rank 1 on node-b")
-
-
-def test_what_a_launcher_says_of_ranks_that_never_spoke(tmp_path: Path) -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    folder = create(tmp_path, plan)
-    write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
-    run = read_run(folder.path)
-    assert (run.state, run.detail) == ("failed", "rank 0 was the first to end, by signal SIGKILL")
-
-
-def with_text(text: str) -> Callable[[Path], None]:
-    return lambda path: path.write_text(text) and None
-
-
 def without(key: str) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         content = json.loads(path.read_text())
@@ -538,77 +378,8 @@ def without(key: str) -> Callable[[Path], None]:
     return change
 
 
-def changed(**changes: Any) -> Callable[[Path], None]:
-    return lambda path: edit_json(path, **changes)
-
-
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
-
-
-def a_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def scrambled(path: Path) -> None:
-    path.write_bytes(b"\xff\xfe" + path.read_bytes())
-
-
-EVERYWHERE: dict[str, Callable[[Path], None]] = {
-    "empty": lambda path: path.write_bytes(b"") and None,
-    "cut": cut,
-    "not UTF-8": scrambled,
-    "a list": with_text("[]"),
-    "a number": with_text("5"),
-    "null": with_text("null"),
-    "nested": with_text("[" * 100_000),
-    "a folder": a_folder,
-    "zeros": lambda path: path.write_bytes(b"\0" * 4096) and None,
-}
-DAMAGE = [
-    *[(name, kind, harm) for name in ("plan", "record", "status") for kind, harm in EVERYWHERE.items()],
-    *[("failure", kind, harm) for kind, harm in EVERYWHERE.items()],
-    ("plan", "unknown version", changed(version=2)),
-    ("plan", "unknown format", changed(format="other")),
-    ("plan", "unknown key", changed(more=1)),
-    ("plan", "missing key", without("layout")),
-    ("plan", "wrong type", changed(layout="two")),
-    ("plan", "wrong count", changed(layout={"nodes": 2, "ranks": 3, "cores_per_rank": 1})),
-    ("plan", "a path for a name", changed(run_id="../other")),
-    ("record", "unknown version", changed(version=2)),
-    ("record", "unknown state", changed(state="fine")),
-    ("record", "missing key", without("configuration")),
-    ("record", "wrong type", changed(ranks="two")),
-    ("record", "text for a number", changed(num_parameters="many")),
-    ("record", "no rank", changed(ranks=[])),
-    ("record", "no check", changed(checks=[])),
-    ("record", "not a number", changed(gradient_bytes=float("nan"))),
-    ("record", "of another run", changed(run_id="another-run")),
-    ("status", "unknown version", changed(version=2)),
-    ("status", "unknown stage", changed(stage="dreaming")),
-    ("status", "missing key", without("stage")),
-    ("failure", "missing key", with_text("{}")),
-    ("failure", "no text", with_text('{"reason": 5}')),
-]
-
-
-@pytest.mark.parametrize(("name", "kind", "harm"), DAMAGE, ids=[f"{name}-{kind}" for name, kind, _ in DAMAGE])
-def test_damage_is_named_and_costs_one_run(tmp_path: Path, name: str, kind: str, harm: Callable[[Path], None]) -> None:
-    one, other = plans(points=(2,), repeats=2)
-    good = write_run(tmp_path, one, TIMES)
-    folder = write_run(tmp_path, other, TIMES)
-    write_json(folder.failure, {"reason": "none"})
-    assert len(scan(tmp_path).runs) == 2
-    victim = {"plan": folder.plan, "record": folder.record, "status": folder.status(1), "failure": folder.failure}[name]
-    harm(victim)
-    found = scan(tmp_path)
-    assert [run.folder.path for run in found.runs] == [good.path]
-    (problem,) = found.problems
-    assert str(victim) in problem
-    assert problem.isprintable()
-    with pytest.raises(IncompleteDataError):
-        read_run(folder.path)
 
 
 def test_a_record_of_another_run_is_named_with_both(tmp_path: Path) -> None:
@@ -628,20 +399,6 @@ def test_a_folder_without_a_plan_is_named(tmp_path: Path) -> None:
     assert found.problems == [f"{folder.path}: no plan.json; not a run, or copied in part"]
 
 
-def test_stray_files_and_hidden_folders_are_no_runs(tmp_path: Path) -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    folder = write_run(tmp_path, plan, TIMES)
-    (tmp_path / "report.html").write_text("x")
-    (tmp_path / "plan.txt").write_text("x")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    (folder.path / "notes.txt").write_text("x")
-    (folder.path / ".record.json.123.abc.partial").write_text("{")
-    (folder.path / ".rank-0000.status.json.1.ab.partial").write_text("{")
-    found = scan(tmp_path)
-    assert (len(found.runs), found.problems) == (1, [])
-
-
 @pytest.mark.parametrize("name", ["a b", "q'u\"o", "new\nline", "$(id)", "*", "é", "[x]", "%s", "-r"])
 def test_folders_may_be_renamed(tmp_path: Path, name: str) -> None:
     """A run is known by its plan; a folder's name is its owner's business."""
@@ -654,14 +411,6 @@ def test_folders_may_be_renamed(tmp_path: Path, name: str) -> None:
     (root / name / "plan.json").write_text("{")
     (problem,) = scan(root).problems
     assert str(root / name / "plan.json") in problem
-
-
-def test_there_must_be_a_folder(tmp_path: Path) -> None:
-    for place in (tmp_path / "missing", Path("/dev/null")):
-        with pytest.raises(UserError, match="no such folder of runs"):
-            scan(place)
-    found = scan(tmp_path)
-    assert (found.runs, found.problems) == ([], [])
 
 
 def test_runs_are_listed_in_the_order_in_which_they_ran(tmp_path: Path) -> None:
@@ -903,31 +652,6 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
         assert samples.end == {"num_samples": 20}
         content = json.loads(folder.clock.read_bytes())
         assert (content["format"], content["version"]) == ("dlbench.clock", 1)
-
-
-def test_a_file_larger_than_any_of_its_kind_is_damaged_before_it_is_read(tmp_path: Path) -> None:
-    """A reason of 50 MB kept `status` busy for minutes, a million facts `report`."""
-    (plan, other) = run_factory.plans(points=(1,), repeats=2)
-    failed = write_unfinished(tmp_path, plan)
-    content = {"format": "dlbench.failure", "version": 1, "reason": "x" * (1 << 20)}
-    failed.failure.write_text(json.dumps(content))
-    folder = write_run(tmp_path, other, constant([1.0] * 6))
-    record = json.loads(folder.record.read_text())
-    edit_json(folder.record, environment={f"variable.V{number}": "1" for number in range(10_001)})
-    problems = scan(tmp_path).problems
-    assert [problem for problem in problems if "failure.json: damaged: is larger than 1048576 bytes" in problem]
-    assert [problem for problem in problems if "record.json: damaged: environment: " in problem]
-    edit_json(folder.record, environment=record["environment"])
-    assert [run.state for run in scan(tmp_path).runs] == ["valid"]
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": 5}', "null", "[" * 100_000, '{"version": 2}'])
-def test_a_damaged_submission_is_named(tmp_path: Path, content: str) -> None:
-    folder = RunFolder(tmp_path)
-    folder.submission.write_text(content)
-    with pytest.raises(IncompleteDataError) as caught:
-        read_submission(folder)
-    assert str(folder.submission) in str(caught.value)
 
 
 @pytest.mark.parametrize("change", [{"version": 2}, {"format": "other"}])

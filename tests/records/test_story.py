@@ -11,10 +11,9 @@ import pytest
 from dlbench.errors import RunError
 from dlbench.records import status as status_module
 from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder, create
-from dlbench.records.scan import read_run
+from dlbench.records.folder import RunFolder
 from dlbench.records.status import Failure, RankStatus, failure_line, first_cause, room_for_failure, write_failure
-from tests.support.run_factory import plans, status
+from tests.support.run_factory import status
 
 BAD = "'a.jpg': damaged"
 EARLY, LATE = "2026-03-01T12:00:00.100000Z", "2026-03-01T12:00:00.200000Z"
@@ -76,18 +75,6 @@ def test_peers_alone_are_told_once() -> None:
 def test_an_interruption_names_no_rank() -> None:
     ranks = [status(0, "n0", "measuring"), status(1, "n0", "measuring")]
     assert failure_line(ranks, Failure(reason="interrupted by the user"), "step") == "interrupted by the user"
-
-
-def test_files_of_before_say_nothing_of_kinds(tmp_path: Path) -> None:
-    (plan,) = plans(points=(2,), repeats=1)
-    folder = create(tmp_path, plan)
-    for rank in range(2):
-        old = status(rank, "n0", "failed", "KeyError").model_dump(mode="json", exclude={"failed_at", "failure"})
-        write_json(folder.status(rank), old)
-    write_json(folder.failure, {"reason": "rank 0 was the first to end, by signal SIGKILL"})
-    assert read_run(folder.path).detail.startswith(
-        "rank 0 was the first to end, by signal SIGKILL; rank 0 on n0 failed"
-    )
 
 
 def test_a_full_disk_has_room_for_why_the_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

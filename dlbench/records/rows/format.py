@@ -17,7 +17,6 @@ import math
 import os
 import struct
 import zlib
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,15 +68,14 @@ class BlockWriter:
         self._per_block = max(1, min(rows_per_block, MAX_CONTENT // self._row.size))
         self._max_bytes = max_bytes
         self._notes = b""
-        self._unwritten: deque[bytes] = deque()
+        self._failure: OSError | None = None
         self._rank, self._chunks = rank, 0
         self.bytes_written = 0
-        """Bytes, heads of chunks apart, those that wait for the disk included; after `close` those in the file."""
+        """Bytes in the file, heads of chunks apart."""
         self.num_rows = 0
         """Rows that are in the file."""
         self.dropped = 0
-        """Rows that were left out; after `close` also those that the disk did not take."""
-        self._waiting: deque[tuple[int, int]] = deque()  # Rows and bytes of each of these.
+        """Rows that were left out, or that the disk did not take."""
         content = {**header, "fields": [list(field) for field in fields], "delta": list(delta)}
         line = (json.dumps(content, sort_keys=True) + "\n").encode()
         if len(line) > MAX_HEADER:
@@ -138,11 +136,10 @@ class BlockWriter:
         self._write(block)
 
     def flush(self) -> None:
-        """Writes what is held in memory. Raises OSError: the disk is full or gone; what was written of a block is not
-        written again, but in a shared file.
+        """Writes what is held in memory. Raises OSError: the disk is full or gone, now or before: nothing more is
+        written.
         """
         if not self._rows:
-            self._write(b"")
             return
         rows, self._rows = self._rows, []
         self._last = [0] * len(self._delta)
@@ -165,23 +162,26 @@ class BlockWriter:
         return head + CHECK.pack(zlib.crc32(head)) + packed
 
     def _write(self, data: bytes, num_rows: int = 0) -> None:
-        if data:
-            self.bytes_written += len(data)
-            self._waiting.append((num_rows, len(data)))
-            self._unwritten.append(data if self._rank is None else chunk(self._rank, self._chunks, data))
-            self._chunks += 1
-        while self._unwritten:
-            # Unbuffered writes may be short; a full disk then raises at the next one.
-            data = self._unwritten[0]
-            try:
-                written = self._file.write(data)
-            except OSError as error:  # which does not know its file
-                raise OSError(error.errno, error.strerror, str(self._path)) from None
-            if written == len(data):
-                self._unwritten.popleft()
-                self.num_rows += self._waiting.popleft()[0]
-            elif self._rank is None:  # where others may have written since, a chunk is written anew, whole
-                self._unwritten[0], self._waiting[0] = data[written:], (self._waiting[0][0], len(data) - written)
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._rank is None:
+                piece = data
+                while piece:  # Unbuffered writes may be short; a full disk then raises at the next one.
+                    piece = piece[self._file.write(piece) :]
+            else:
+                piece = chunk(self._rank, self._chunks, data)
+                # Others may have written since, so that a chunk that was cut short is written anew, whole.
+                while self._file.write(piece) < len(piece):
+                    pass
+        except OSError as error:  # which does not know its file
+            # What follows a block that was cut short could not be read.
+            self._failure = OSError(error.errno, error.strerror, str(self._path))
+            self.dropped += num_rows
+            raise self._failure from None
+        self._chunks += 1
+        self.bytes_written += len(data)
+        self.num_rows += num_rows
 
     def sync(self) -> None:
         """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
@@ -196,10 +196,6 @@ class BlockWriter:
             try:
                 self.flush()
             finally:
-                self.dropped += sum(rows for rows, _ in self._waiting)
-                self.bytes_written -= sum(size for _, size in self._waiting)
-                self._waiting.clear()
-                self._unwritten.clear()
                 self._file.close()
 
     def __enter__(self) -> BlockWriter:

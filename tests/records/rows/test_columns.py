@@ -113,15 +113,6 @@ def by_block(path: Path) -> object:
     return columns[0], columns[1], notes, reader.torn_bytes
 
 
-@pytest.mark.parametrize("field", ["fields", "delta"])
-def test_a_damaged_header_is_told(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "rows"
-    write(path, [("a", "<i8")], ["a"], [(1,)], 4)
-    path.write_bytes(path.read_bytes().replace(f'"{field}": ['.encode(), f'"{field}": [7, '.encode()))
-    with pytest.raises(IncompleteDataError, match="the header's `fields` or `delta` are damaged"):
-        BlockReader(path, "dlbench.test").read(("a",))
-
-
 def test_steps_are_read_by_column(tmp_path: Path) -> None:
     rows = [(n, int(n < 3), 10**9 * n, 100 + n, *range(n, n + 6), 8, 0.5 * n) for n in range(150)]
     path = tmp_path / "rank-0007.steps"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
-from dlbench.perfetto.export import Part, write_part
+from dlbench.perfetto.export import write_perfetto
 from dlbench.perfetto.rows import Notes
 from dlbench.perfetto.run import Selection, read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened
-from dlbench.records.rows.spans import STAGE, SpanReader, SpanWriter
 from dlbench.records.rows.steps import StepReader, StepWriter, read_alike_steps, read_steps
 from dlbench.records.scan import read_run
 from tests.support.watch_factory import gathered, large_run
@@ -149,46 +147,6 @@ def test_torn_chunks_between_whole_ones_are_passed_over(
         assert found.torn_bytes == 0
 
 
-def test_a_killed_rank_loses_its_last_block_alone(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    with writer(path, 0) as one:
-        one.append((0, *ROW[:-1], 0.0))
-    with writer(path, 1) as one:
-        one.append((0, *ROW[:-1], 1.0))
-    torn = chunk(0, 2, b"x" * 100)[:60]
-    with path.open("ab") as file:
-        file.write(torn + chunk(1, 2, b""))  # rank 1 goes on
-    assert (read_steps(path / "rank-0000").torn_bytes, read_steps(path / "rank-0001").torn_bytes) == (60, 0)
-    assert steps_of(path, 0) == steps_of(path, 1) == [0]
-
-
-@given(place=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_damage_is_never_read(tmp_path_factory: pytest.TempPathFactory, place: int, bit: int) -> None:
-    path = tmp_path_factory.mktemp("damage") / "node-0000.steps"
-    rows(path, 2, 5)
-    whole = bytearray(path.read_bytes())
-    whole[place % len(whole)] ^= 1 << bit
-    path.write_bytes(whole)
-    told = 0
-    for rank in range(2):
-        try:
-            found = read_steps(path / f"rank-{rank:04d}")
-            told += found.torn_bytes > 0
-            assert found.torn_bytes or found.steps["step"].tolist() == [0, 1, 2, 3, 4]
-        except IncompleteDataError:
-            told += 1
-    assert told
-
-
-def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    rows(path, 1, 1)
-    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
-    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
-    with pytest.raises(IncompleteDataError, match="a block is damaged"):
-        read_steps(path / "rank-0000")
-
-
 def test_ranks_append_at_once(tmp_path: Path) -> None:
     path = tmp_path / "node-0000.steps"
 
@@ -203,63 +161,6 @@ def test_ranks_append_at_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert all(steps_of(path, rank) == list(range(200)) for rank in range(8))
-
-
-def test_a_full_disk_that_has_room_again_loses_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.steps"
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with writer(path, 0) as one, writer(path, 1) as other:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 30, hard))
-            one.append((0, *ROW[:-1], 0.0))
-            with pytest.raises(RunError, match="File too large"):
-                one.append((1, *ROW[:-1], 0.0))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        for step in range(4):
-            other.append((step, *ROW[:-1], 1.0))
-    assert steps_of(path, 0) == [0, 1]
-    assert steps_of(path, 1) == [0, 1, 2, 3]
-
-
-def test_damaged_spans_of_a_node_are_named(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.spans"
-    for rank in range(2):
-        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10_000)
-        one.add(STAGE, "building", 0, 10)
-        one.close()
-    assert damaged_traces(tmp_path, "x", whole=True) == ()
-    assert [len(list(SpanReader(path=path / f"rank-{rank:04d}").blocks())) for rank in range(2)] == [1, 1]
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    (line,) = damaged_traces(tmp_path, "x", whole=True)
-    assert line.startswith(f"{path}/rank-0001: a block is damaged")
-    path.write_bytes(b"nothing of the kind")
-    assert len(damaged_traces(tmp_path, "x", whole=False)) == 1
-
-
-def bytes_read() -> int:
-    return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_whether_traces_are_damaged_is_first_asked_of_their_beginning_alone(tmp_path: Path) -> None:
-    path = tmp_path / "node-0000.spans"
-    with path.open("wb") as file:
-        file.write(chunk(3, 0, b"x" * 40)[:25])  # torn within its header
-    for rank in range(2):
-        one = SpanWriter(path, {"rank": rank, "run_id": "x"}, 10**8)
-        for number in range(20_000):
-            one.add(STAGE, f"name {number}", number**3, 10**12)
-        one.close()
-    path.with_name("rank-0002.spans").write_bytes(opened(path / "rank-0000")[0].read())
-    assert path.stat().st_size > 400_000
-    before = bytes_read()
-    assert damaged_traces(tmp_path, "x", whole=False) == ()
-    assert bytes_read() - before < 1 << 18
-    assert damaged_traces(tmp_path, "x", whole=True) == ()
-    with pytest.raises(IncompleteDataError, match=r"ask for those of one, e\.g\. node-0000\.spans/rank-0000"):
-        list(SpanReader(path=path).blocks())
 
 
 def test_a_plan_that_says_nothing_of_nodes_is_named(tmp_path: Path) -> None:
@@ -293,11 +194,18 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     texts = []
     for run in (one, other):
         notes = Notes()
-        traced = read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes)[0]
-        path = tmp_path / "part"
-        with path.open("wb") as file:
-            write_part(traced, Part(ranks=(0, 1, 2, 3)), file, notes, compress=False)
+        path = tmp_path / "trace.json"
+        write_perfetto(*read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes), notes, path)
         assert notes.problems == {}
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]
     assert len(texts[0]) > 10_000
+
+
+def test_a_missing_chunk_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "node-0000.steps"
+    rows(path, 1, 1)
+    header, _, block = opened(path / "rank-0000")[0].read().partition(b"\n")
+    path.write_bytes(chunk(0, 0, header + b"\n") + chunk(0, 2, block))
+    with pytest.raises(IncompleteDataError, match="a block is damaged"):
+        read_steps(path / "rank-0000")
