@@ -34,7 +34,7 @@ from dlbench.views.diagnosis import diagnosis
 from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy
 from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, plans, write_run
-from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
+from tests.support.watch_factory import write_samples, write_spans
 
 S = 1_000_000_000
 STEP_S = 1.0
@@ -161,11 +161,6 @@ def test_a_long_gap_of_a_counter_counts_only_where_it_lies_whole() -> None:
     assert curve.over(40 * S, 60 * S).rate is None
 
 
-def test_a_gap_of_five_periods_is_bridged() -> None:
-    times = np.array([0, 1, 2, 3, 8, 9]) * S
-    assert rate_curve(times, np.full(6, 50.0), 1.0).over(0, 9 * S).coverage == 1
-
-
 def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
     gaps = [1] * 20 + [2] * 20 + [4] * 20 + [8] * 20
     times = np.cumsum([0, *gaps]) * S
@@ -174,12 +169,6 @@ def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
     # The same early gap is one at the period that was in force then.
     holed = np.delete(times, slice(3, 9))
     assert rate_curve(holed, np.full(len(holed), 10.0), 8.0).over(0, int(times[-1])).known_ns == times[-1] - 7 * S
-
-
-def test_nan_is_no_zero() -> None:
-    times = np.arange(7) * S
-    values = np.array([100.0, np.nan, 100.0, np.nan, np.nan, 100.0, 100.0])
-    assert rate_curve(times, values, 1.0).over(0, 6 * S).value == pytest.approx(600.0)
 
 
 def test_a_counter_reset_splits() -> None:
@@ -451,20 +440,6 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
     assert joules(energy, kind="processors") == pytest.approx(2 * 80 * 20)
 
 
-def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
-    plan = one_node(2)
-    folder = write_run(tmp_path / "named", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
-    columns = ["gpu.0.energy_j", "gpu.1.sm_clock_hz"]
-    gone = {"gpu.1.energy_j": "Unknown Error", "gpu.1.power_w": "Unknown Error"}
-    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 1e9), unavailable=gone)
-    assert run_energy(read_run(folder.path)).why["GPUs"] == "Unknown Error (n0)"
-    folder = write_run(tmp_path / "silent", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
-    columns[1] = "gpu.1.power_w"
-    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: math.nan))
-    energy = run_energy(read_run(folder.path))
-    assert energy.why["GPUs"] == "energy of a GPU was never read twice in a stage of the run (n0)"
-
-
 # Which GPUs
 
 
@@ -547,12 +522,6 @@ def test_energy_of_gpus_that_the_sampler_was_not_shown_is_no_figure(tmp_path: Pa
     )
 
 
-def test_gpus_of_a_run_on_cpus_do_not_count(tmp_path: Path) -> None:
-    energy = four_gpus(tmp_path, "cpu")
-    assert energy.stage("GPUs") is None
-    assert energy.why["GPUs"].startswith("no rank of the node computes on a GPU")
-
-
 # Several runs, and their words
 
 
@@ -610,22 +579,6 @@ def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
     assert source["counter_over_power"] == pytest.approx(1.0)
     assert source["stages"]["measured"] == pytest.approx({"value": 3600.0, "known_ns": 12 * S, "length_ns": 12 * S})
     assert found["slurm"][0]["ratio"] == pytest.approx(1.0)
-
-
-def test_where_nothing_was_measured_the_table_says_why(tmp_path: Path) -> None:
-    reasons = {"gpu": "NVML Shared Library Not Found", "host.energy.package-0_j": "only root may read it"}
-    make_run(
-        tmp_path,
-        ["host.cpu.0.busy"],
-        rows_of(every(1.0), lambda t: 0.5),
-        unavailable=reasons,
-        story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
-    )
-    text = text_of(tmp_path)
-    assert "GPUs not measured" in text
-    assert "no rank of the node computes on a GPU" in text
-    assert "processors not measured" in text
-    assert "only root may read it" in text
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -698,16 +651,6 @@ def test_energy_of_a_job(
     assert told == ({} if joules is None else {plan.run_id: pytest.approx(joules)})
     assert (joules is None) == ("AcctGatherEnergyType" in why.get(plan.run_id, ""))
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
-
-
-def test_a_run_of_a_shared_job_has_the_energy_of_its_own_step(sacct: Callable[[str], Path], tmp_path: Path) -> None:
-    one, other = write_series(tmp_path / "runs", [300, 320])
-    ids = [one.run_id, other.run_id]
-    lines = "\n".join([row("7", "900"), row("7.0", "400", name=ids[0]), row("7.1", "0", name=ids[1])])
-    sacct(f"cat <<'E'\n{lines}\nE")
-    told, why = job_energies(submitted(tmp_path / "runs", dict.fromkeys(ids, "7"), ids))
-    assert told == {ids[0]: 400.0}
-    assert set(why) == {ids[1]}
 
 
 def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
-from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import html, terminal
 from dlbench.report.table import Sheet
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
@@ -33,13 +33,11 @@ from dlbench.views.exchange import (
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import (
     Story,
-    autotune_result,
     constant,
     edit_json,
     exchange_result,
     plans,
     write_run,
-    write_scaling,
 )
 from tests.views.causes.test_page import drawn_rows
 
@@ -312,17 +310,6 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3
 
 
-def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
-    write_scaling(tmp_path)
-    report, group = report_of(tmp_path)
-    assert group.views["exchange"] == ()
-    assert exchange_charts(group, ()) == []
-    assert '<section id="exchange-' not in html.to_html(report)
-    assert "not recorded" in {one.view: one.text for one in group.missing}["exchange"]
-    missing = {one.view: one.text for section in report.sections for one in section.missing}
-    assert "dlbench comm run" in missing["collectives"]
-
-
 def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
     write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
     _, group = report_of(tmp_path)
@@ -361,35 +348,6 @@ def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
     names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
     assert names == {"backward", *(f"message {number}" for number in range(141, 201))}
     assert len(html.to_html(report).encode()) < 1_500_000
-
-
-def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None:
-    inert = "sync.exchange: leader was asked for, flat ran (counters of the exchange)"
-    write_exchange(tmp_path, lambda plan: {"inert": (inert,)})
-    report, group = report_of(tmp_path)
-    first = group.doubts[0]
-    assert (first.code, first.severity, len(first.runs)) == ("inert", "serious", 5)
-    wanted = f"a requested setting had no effect: {inert}"
-    assert first.text == wanted
-    assert wanted in " ".join(terminal.to_text(report, full=True).split())
-    assert markdown.escape(wanted) in markdown.to_markdown(report)
-    card = html.to_html(report).partition('<section id="summary"')[2].partition("</section>")[0]
-    assert "1 warning" in card
-
-
-def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:
-    more = {"wire": "topk", "density": 0.02, "dense_switches": 3, "autotune": autotune_result(finished=False)}
-    write_exchange(tmp_path, lambda plan: {**more, "wire_overflows": int(plan.series.repeat == 0)})
-    report, group = report_of(tmp_path)
-    codes = {doubt.code: doubt for doubt in group.doubts}
-    assert codes["wire-overflow"].severity == "serious"
-    assert "1 all-reduce sum overflowed" in codes["wire-overflow"].text
-    assert codes["wire"].severity == "note"
-    assert codes["autotune-unfinished"].severity == "serious"
-    (row,) = rows_of(what_ran(points_of(group)))
-    assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
-    assert row["Density of sums"].startswith("2.0 %")
-    assert "Density of sums" in html.to_html(report)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +90,6 @@ def test_the_report_says_what_the_command_says(weak: Path) -> None:
     (one, other) = project(gathered(group, table, source=str(weak)), [16, 32]).targets
     _, found = forecast_of(weak)
     assert found.projection.targets == (one, other)
-
-
-def test_digits_of_a_projection_follow_its_interval(tmp_path: Path) -> None:
-    """Runs that scatter by a twentieth tell no tenths of a percent."""
-    write_law(tmp_path, noise=0.05)
-    text = markdown_of(tmp_path).replace("\\", "")
-    assert re.search(r"\| 16 \| 16 \| \d\d % \| \[\d\d, \d+\] \|", text)
 
 
 INSIDE = {"points_are": "ranks", "ranks_per_node": 8, "overrides": {"system.node.ranks": 8}}
@@ -189,23 +180,6 @@ def test_every_published_figure_names_its_source() -> None:
         assert one.source
         assert one.work.scaling == "weak"
         assert one.work.preset == "full"
-
-
-def test_small_presets_say_why_there_is_no_reference_line(weak: Path) -> None:
-    group, found = forecast_of(weak)
-    assert found.same_work == ()
-    assert "No published reference is of the same work" in found.why_no_anchor
-    assert "preset" in found.why_no_anchor
-    other = replace(found, anchors=(replace(found.anchors[0], differences=()),), why_no_anchor="")
-    bare = replace(other, projection=replace(found.projection, targets=()))
-    drawn = {}
-    for name, one in (("published", other), ("plain", found), ("unprojected", bare)):
-        section = ForecastView().section(replace(group, views={"forecast": one}))
-        assert section is not None
-        (chart,) = section.charts()
-        drawn[name] = "published" in str(chart.spec)
-        assert (section.sheets[-1].name == "anchors") == drawn[name]
-    assert drawn == {"published": True, "plain": False, "unprojected": True}
 
 
 def test_gains_do_not_depend_on_the_scale_of_the_network() -> None:

@@ -22,7 +22,7 @@ from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
-from tests.support.run_factory import Story, constant, plans, write_run, write_scaling, write_unfinished
+from tests.support.run_factory import Story, constant, plans, write_run, write_unfinished
 
 SLOWER = 1.1
 """Measured passes over predicted ones."""
@@ -197,14 +197,6 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     (section,) = OutOfCoreView().sections(report)
     assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: take {best.method}, the fastest")
     assert section.words[0].endswith("would not fit.")
-
-
-def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=2)
-    report = assemble(scan(tmp_path))
-    assert OutOfCoreView().sections(report) == ()
-    (told,) = [one.text for one in report.missing if one.view == "out-of-core"]
-    assert "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%" in told
 
 
 def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import MANY_REPEATS, Sweep, SweepCell, sweeps
 from dlbench.views.sweep.settings import Setting
 from dlbench.views.sweep.view import settings_charts, settings_sheet
-from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,
     Training,
@@ -36,7 +35,6 @@ from tests.support.run_factory import (
     quality_plans,
     write_run,
     write_sweep,
-    write_unfinished,
 )
 
 GRADIENTS = ((40_000, 0.004), (2_000_000, 0.012), (400_000, 0.02), (8_000_000, 0.045))
@@ -138,15 +136,6 @@ def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
     assert float(spread[1]) > 10  # the factory slows one rank as well
 
 
-def test_drift_of_the_machine_cancels(tmp_path: Path) -> None:
-    cell = swept(tmp_path, single_by(1.1), drift=0.2, **SINGLE, repeats=6)
-    fast = setting(cell, fusion="own:single")
-    assert fast.throughput.high / fast.throughput.low > 1.3
-    assert fast.ratio.low == pytest.approx(1.1, rel=1e-6)
-    assert fast.ratio.high == pytest.approx(1.1, rel=1e-6)
-    assert fast.verdict == "faster"
-
-
 def test_an_axis_counts_only_where_it_acts(tmp_path: Path) -> None:
     """Horovod's cycle time does nothing under DDP; that must not dilute its effect."""
 
@@ -176,30 +165,12 @@ def test_default_is_found_wherever_it_stands(tmp_path: Path) -> None:
     assert "the default (auto, fp32)" in cell.verdict
 
 
-def test_horovods_own_size_is_its_default(tmp_path: Path) -> None:
-    sweep = {"sync.fusion": ("16MiB", "64MiB", "128MiB"), "sync.exchange": ("flat", "horovod-hierarchical")}
-    cell = swept(tmp_path, lambda plan: 1.0, engine="horovod", sweep=sweep)
-    assert setting(cell, fusion="128MiB", exchange="flat").is_baseline
-
-
 def test_without_the_default_the_first_setting_is_named(tmp_path: Path) -> None:
     cell = swept(tmp_path, lambda plan: 1.0, engine="ddp", sweep={"sync.fusion": ("own:single", "own:none")})
     assert not cell.has_default
     assert setting(cell, fusion="own:single").is_baseline
     assert cell.baseline == "own:single, the first setting with figures: the default is not in the sweep, or has none"
     assert cell.advice == "Keep --set sync.fusion=own:single: nothing that was swept is worth setting."
-
-
-def test_settings_without_figures_are_shown_with_the_reason(tmp_path: Path) -> None:
-    made = write_sweep(tmp_path, lambda plan: 1.0, skip=lambda plan: plan.sync.fusion == "own:single", **SINGLE)
-    for plan in made:
-        if plan.sync.fusion == "own:single":
-            write_unfinished(tmp_path, plan, "failed", "no memory left")
-    (cell,) = found_in(tmp_path).cells
-    lost = setting(cell, fusion="own:single")
-    assert (lost.verdict, lost.throughput, lost.num_planned) == ("no figure", None, 5)
-    assert "no memory left" in lost.why
-    assert "nothing to compare" in cell.verdict
 
 
 def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
@@ -372,12 +343,6 @@ def test_without_a_baseline_at_the_target_nothing_is_compared(tmp_path: Path) ->
     assert cell.best == ""
 
 
-def test_few_runs_to_a_target_decide_nothing(tmp_path: Path) -> None:
-    cell = trained_to_target(tmp_path, lambda plan: (0.9,), repeats=3)
-    assert setting(cell, wire="topk").verdict_title == "not told apart"
-    assert cell.advice.startswith("Repeat with --repeats 5")
-
-
 @pytest.mark.parametrize(
     ("late", "verdict"), [(1, "faster to the target"), (5, "faster per step, slower to the target")]
 )
@@ -423,12 +388,6 @@ def test_strategies_of_equal_mathematics_are_told_by_memory_bytes_and_waiting(tm
     same = swept(tmp_path / "same", single_by(1.1), **SINGLE)
     columns = {column.name: column.title for column in settings_sheet(found_in(tmp_path / "same"), same).columns}
     assert {columns[name] for name in ("memory_bytes", "step_bytes", "gather_s")} == {""}
-
-
-def test_plain_series_are_no_sweeps(tmp_path: Path) -> None:
-    write_sweep(tmp_path, lambda plan: 1.0, points=(1, 2), sweep={})
-    assert sweeps(tabulate(scan(tmp_path))) == ()
-    assert assemble(scan(tmp_path)).views["sweeps"] == ()
 
 
 # Horovod's autotuner
@@ -561,26 +520,6 @@ def test_the_best_of_many_is_said_to_be_chosen(tmp_path: Path) -> None:
     assert f"{times_value(ratio)}" in found_in(tmp_path).headline[0]
 
 
-def test_rounding_of_the_clock_is_no_difference() -> None:
-    assert paired_p([1e-12, 2e-12, 1.5e-12, 1e-12, 1.2e-12]) > 0.9
-    assert paired_p([0.1] * 5) < 1e-9
-    assert paired_p([0.1]) == 1.0
-
-
-def test_more_comparisons_and_more_scatter_need_more_repeats() -> None:
-    scatter = math.log1p(0.02)
-    assert repeats_for(scatter, 0.02, 20) > repeats_for(scatter, 0.02, 1)
-    assert repeats_for(2 * scatter, 0.02, 1) > repeats_for(scatter, 0.02, 1)
-
-
-def test_table_for_programs_holds_every_setting(planted_report: model.Report) -> None:
-    rows = csv_rows(document_of(planted_report), "sweep")
-    settings = [one for sweep in planted_report.all_of(Sweep) for cell in sweep.cells for one in cell.settings]
-    assert [row["setting"] for row in rows] == [one.label for one in settings]
-    assert [row["verdict"] for row in rows] == [one.verdict for one in settings]
-    assert [row["ratio"] for row in rows] == ["" if one.ratio is None else repr(one.ratio.value) for one in settings]
-
-
 def test_a_run_that_went_on_after_an_interruption_is_in_no_mean(tmp_path: Path) -> None:
     def speed(plan: RunPlan) -> float:
         return 0.5 if plan.series.axes["sync.fusion"] == "own:single" and plan.series.repeat == 1 else 1.0
@@ -628,7 +567,3 @@ def test_the_updates_share_is_one_table_by_optimizer_and_sharding(tmp_path: Path
         ["on, adamw", "adamw", "sharded (ZeRO-1)", *time, "2 ms", "1.953 KiB", "1.333"],
         ["on, sgd", "sgd", "replicated", *time, "2 ms", "1.953 KiB", "1.333"],
     ]
-
-
-def test_a_sweep_of_other_keys_has_no_table_of_updates(planted_runs: Path) -> None:
-    assert not any(cell.updates for cell in found_in(planted_runs).cells)

@@ -174,14 +174,6 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     assert cells["Received"] == "2 MiB/s"
 
 
-def test_without_samples_the_remedy_is_told(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1, 2), repeats=1)
-    group = group_of(tmp_path)
-    assert (group.of(Telemetry), group.of(Energy)) == (None, None)
-    assert "--set watch.sampler=true" in view("telemetry").remedy(group)
-    assert "--set watch.sampler=true" in view("energy").remedy(group)
-
-
 def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
     one_run(
         tmp_path,
@@ -378,20 +370,6 @@ def limit_of(out: Path, precision: str = "fp32") -> str:
     groups = assemble(scan(out)).groups
     group = next(group for group in groups if {c.name: c.value for c in group.conditions}["precision"] == precision)
     return group.of(Memory).limit
-
-
-def test_a_batch_that_fitted_at_times_is_told(tmp_path: Path) -> None:
-    batches(tmp_path, [8, 8, 8, 8], [8])
-    limit = limit_of(tmp_path)
-    assert "8 samples ran out of memory in 1 run and fitted in 4" in limit
-    assert "no larger batch ran out of memory" in limit
-
-
-def test_other_precisions_set_no_limit(tmp_path: Path) -> None:
-    batches(tmp_path, [8], [])
-    batches(tmp_path, [4], [8], **{"train.precision": "bf16"})
-    assert "no larger batch ran out of memory" in limit_of(tmp_path)
-    assert limit_of(tmp_path, "bf16").endswith("; 8 samples ran out of memory.")
 
 
 def test_the_limit_lies_above_what_fitted(tmp_path: Path) -> None:
