@@ -173,15 +173,10 @@ def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     assert not {"Of it from storage", "From the page cache"} & set(header)
 
 
-def test_a_cache_that_was_not_as_asked_and_the_choice_of_readers_are_told(tmp_path: Path) -> None:
-    trials = [
-        {"loader_workers": workers, "prefetch_batches": 4, "samples_per_s": 100.0 * workers} for workers in (1, 2)
-    ]
-    told = reading_result(cache="no right to drop it", cache_in_force=False, trials=trials)
+def test_a_cache_that_was_not_as_asked_is_told(tmp_path: Path) -> None:
+    told = reading_result(cache="no right to drop it", cache_in_force=False)
     write(tmp_path, 5.0, {"reading": told}, overrides={"data.cache": "cold", "data.loader_workers": "auto"})
-    report, document = page(tmp_path)
-    found = report.groups[0].of(Reading)
-    assert [one.is_chosen for one in found.choices] == [False, True]
+    _, document = page(tmp_path)
     section = sections(document)["reading"]
     assert section.notes == ("Warning: data.cache cold was not in force at 2 ranks: no right to drop it.",)
 

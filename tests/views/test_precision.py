@@ -206,19 +206,6 @@ def test_a_shared_out_batch_keeps_no_runs_apart(tmp_path: Path) -> None:
     assert not found["batch_per_rank"].keeps_apart
 
 
-@pytest.mark.parametrize("batches", [(4, 4), (4, 8)])
-def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches: tuple[int, int]) -> None:
-    write_scaling(tmp_path, points=(2,), repeats=1, series="strong", scaling="strong")
-    for number, batch in enumerate(batches):
-        write_scaling(tmp_path, points=(2,), repeats=1, series=f"w{number}", overrides={"train.batch_per_rank": batch})
-    found = {item.key: item for item in assemble(scan(tmp_path)).all_of(RunDifference)}
-    assert found["scaling"].keeps_apart
-    if batches[0] == batches[1]:
-        assert "batch_per_rank" not in found
-    else:
-        assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (False, True)
-
-
 # Systems
 
 

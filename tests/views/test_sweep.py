@@ -87,7 +87,6 @@ def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         engine="ddp",
         sweep={
             "sync.fusion": ("own:none", "own:single"),
-            "sync.inside": ("backend", "shared-memory"),
             "sync.wire": ("fp32", "fp16"),
         },
         story=lambda plan: Story(last_loss=1.95 if plan.sync.wire == "fp16" else 1.9),
@@ -104,7 +103,6 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
     cell = found_in(planted_runs).cells[0]
     assert {axis.key: axis.verdict for axis in cell.axes} == {
         "sync.fusion": "matters",
-        "sync.inside": "no effect",
         "sync.wire": "undecided",
     }
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
@@ -119,12 +117,12 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     assert (values["sync.fusion"], values["sync.wire"]) == ("own:single", "fp32")
     assert "changes the arithmetic" not in cell.verdict
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
-    half = setting(cell, fusion="own:none", inside="backend", wire="fp16")
+    half = setting(cell, fusion="own:none", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_label == "own:none, backend, fp32"
-    assert setting(cell, fusion="own:single", inside="backend", wire="fp32").losses is None
+    assert half.losses.reference_label == "own:none, fp32"
+    assert setting(cell, fusion="own:single", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
@@ -227,6 +225,7 @@ def test_equal_settings_keep_the_default(tmp_path: Path) -> None:
     assert setting(cell, fusion="own:single").verdict == "equal"
     assert cell.best == ""
     assert cell.advice == "Keep the default: nothing that was swept is worth setting."
+    assert cell.axes[0].verdict == "no effect"
 
 
 def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
@@ -442,7 +441,7 @@ def test_chart_holds_ratios_with_their_intervals(planted_report: model.Report) -
     (cell,) = sweep.cells
     (chart,) = settings_charts(sweep, cell)
     rows = {row["setting"]: row for rows in chart.spec["datasets"].values() for row in rows if "setting" in row}
-    assert len(rows) == 8
+    assert len(rows) == 4
     for one in cell.settings:
         row = rows[one.label + (" *" if one.changes else "")]
         assert (row["value"], row["low"], row["high"]) == (one.ratio.value, one.ratio.low, one.ratio.high)
