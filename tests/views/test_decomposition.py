@@ -122,11 +122,6 @@ def test_a_delay_planted_into_the_reader_goes_with_it_and_other_faults_stay() ->
     assert decomposed(repeats=1, overrides={"fault.input_delay_s": 0.1})[1].fault is None
 
 
-def test_what_a_series_cannot_go_without_is_left_out() -> None:
-    synthetic = decomposed(data="synthetic", points=(1, 2), repeats=1)
-    assert [(p.layout.ranks, p.series.variant) for p in synthetic] == [(1, "plain"), (2, "plain"), (2, "no-exchange")]
-
-
 @pytest.mark.parametrize(
     ("request_", "words"),
     [

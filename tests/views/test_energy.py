@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -27,7 +26,6 @@ from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.report.formats.json import dumped
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.diagnosis import diagnosis
@@ -342,14 +340,6 @@ def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str
     assert energy.why["processors"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
 
 
-def test_a_rapl_zone_that_never_tells_leaves_no_sum(tmp_path: Path) -> None:
-    columns = ["host.energy.package-0_j", "host.energy.package-1_j"]
-    rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 7.0 if t == 3 else math.nan)
-    energy = run_energy(make_run(tmp_path, columns, rows))
-    assert energy.stage("processors") is None
-    assert energy.why["processors"] == "package-1 was never read twice in a stage of the run (n0)"
-
-
 def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     """Samples are missing from second 2 to 12; the measured steps begin at second 4."""
     times = [t for t in every(0.5) if not 2 < t < 12]
@@ -360,13 +350,6 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
-
-
-def test_a_counter_read_twice_gives_way_to_power(tmp_path: Path) -> None:
-    rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t if t in (-3, 17) else math.nan)
-    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w", "gpu.0.energy_j"], rows))
-    assert energy.methods("GPUs") == ("power over time stamps",)
-    assert joules(energy, "measured") == pytest.approx(150 * 12)
 
 
 def with_pause(folder: RunFolder, spans: Iterable[Mapping[str, Any]]) -> Run:
@@ -563,22 +546,6 @@ def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> No
     # 300 W for 20 s are 6,000 J.
     assert f"{plan.run_id} 12,400 6,000 GPUs 2.067" in text
     assert "of the whole nodes" in text
-
-
-def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
-    plan, *_ = write_series(tmp_path, [300, 320])
-    found = json.loads(dumped(measured(tmp_path, {plan.run_id: 6000.0})))
-    (point,) = found["points"]
-    (gpus,) = point["kinds"]
-    assert (gpus["kind"], gpus["energy_per_sample"]["unit"]) == ("GPUs", "J")
-    assert gpus["energy_per_sample"]["value"] == pytest.approx(math.sqrt(75 * 80))
-    assert point["why"] == [["processors", "this node did not sample it (n0)"]]
-    assert [run["run_id"] for run in found["runs"]] == [one.run_id for one in plans(points=(1,), repeats=2)]
-    source = found["runs"][0]["sources"][0]
-    assert source["method"] == "energy counter"
-    assert source["counter_over_power"] == pytest.approx(1.0)
-    assert source["stages"]["measured"] == pytest.approx({"value": 3600.0, "known_ns": 12 * S, "length_ns": 12 * S})
-    assert found["slurm"][0]["ratio"] == pytest.approx(1.0)
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:

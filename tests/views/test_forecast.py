@@ -15,7 +15,6 @@ from dlbench.analysis.table import tabulate
 from dlbench.projection.gathering import gathered
 from dlbench.projection.step import project
 from dlbench.records.scan import Run, scan
-from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.markdown import to_markdown
 from dlbench.views import model
 from dlbench.views.forecast import Forecast, ForecastView, published, references
@@ -111,20 +110,6 @@ def test_nothing_is_projected_from_what_tells_nothing(
     assert ForecastView().section(group) is None
     assert told in ForecastView().remedy(group)
     assert "Projected, not measured" not in markdown_of(tmp_path)
-
-
-def test_projections_share_no_column_and_no_headline_with_measurements(weak: Path) -> None:
-    report = assemble(scan(weak))
-    document = document_of(report)
-    points = to_csv(document, "points").splitlines()
-    assert len(points) == 5
-    assert "projected" not in points[0]
-    header = to_csv(document, "forecast").splitlines()[0].split(",")
-    assert {"projected_efficiency", "projected_throughput_per_s"} <= set(header)
-    assert all(name.startswith("projected_") for name in header if name not in ("group", "label"))
-    (group,) = report.groups
-    assert "project" not in group.verdict
-    assert "#### Projected, not measured" in to_markdown(document)
 
 
 # Published figures

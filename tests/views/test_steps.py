@@ -191,18 +191,6 @@ def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> No
         assert f"{one.ratio:.2f}x" in cells(table)
 
 
-def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1, 2), repeats=1)
-    (found,) = assemble(scan(tmp_path)).groups
-    assert len(charts(found, "steps")) == 1
-    assert "outlier-steps" not in sheets(found, "steps")
-    (point, _) = steps_of(found).points
-    # Equal steps have no correlation, a single run no range.
-    assert point.autocorrelation is None
-    assert {one.seconds.kind for one in point.quantiles} == {"single run"}
-    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
-
-
 # Ranks by steps
 
 

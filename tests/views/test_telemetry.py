@@ -28,7 +28,7 @@ from dlbench.report.table import Sheet
 from dlbench.report.wording import percent
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
-from dlbench.views.data_path import DataPath, DataPathView, data_path
+from dlbench.views.data_path import DataPath, DataPathView
 from dlbench.views.energy import Energy, EnergyView
 from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
@@ -307,13 +307,6 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
 
-def test_the_largest_mean_wait_is_called_a_mean(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=1):
-        write_run(tmp_path, plan, constant([100 * plan.layout.ranks, 0, 300, 400, 100, 100]))
-    found = numbers(tmp_path, data_path)
-    assert found.verdict.endswith("mean input wait 18.2 % of the step (2 ranks, the largest)")
-
-
 # Memory
 
 
@@ -432,21 +425,6 @@ def test_memory_by_kind_is_that_of_the_rank_with_most_and_retries_are_told(tmp_p
     assert point.retries == 3
     assert "up to 3 times" in found.notes[0]
     assert "train.batch_per_rank" in found.notes[0]
-
-
-def test_old_records_tell_no_resident_memory(tmp_path: Path) -> None:
-    folder = one_run(tmp_path)
-    point = numbers(tmp_path, memory).points[0]
-    assert (point.resident, point.startup) == (None, None)
-    content, own = json.loads(folder.record.read_text()), {"peak_resident_bytes": 3 * 2**30}
-    own["startup_peak_bytes"] = 40 * 2**30
-    edit_json(folder.record, ranks=[{**rank, **own} for rank in content["ranks"]])
-    point = numbers(tmp_path, memory).points[0]
-    assert point.resident.value == 3 * 2**30
-    assert point.startup.value == 40 * 2**30
-    assert point.peak.value == 500 * 2**20
-    assert point.gpu_used_bytes == 2 * 2**30
-    assert point.host_used_bytes == 3 * 2**30
 
 
 # The page
