@@ -53,11 +53,6 @@ class KindEnergy:
     sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
 
-    @property
-    def stages_j(self) -> float:
-        """Joules of all stages together."""
-        return sum(joules.value for _, joules in self.stages)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyPoint:
