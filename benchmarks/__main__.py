@@ -17,11 +17,10 @@ import psutil
 from benchmarks import (
     checkpoint,
     collectives,
-    communication,
     congestion,
+    convergence,
     gate,
     gpu,
-    history,
     host_work,
     input_rate,
     known_loops,
@@ -41,7 +40,6 @@ from benchmarks import (
     truth_sessions,
     wait,
     watching,
-    workloads,
 )
 from benchmarks.figures import Figure, save
 
@@ -53,8 +51,8 @@ FIELD: dict[str, Callable[[], Iterator[Figure]]] = {
 
 AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "spine": spine.measure,
-    "workloads": workloads.figures,
-    "communication": communication.figures,
+    "workloads": convergence.figures,
+    "communication": collectives.figures,
     "checkpoint": checkpoint.figures,
     "watching": watching.figures,
     "wait": wait.figures,
@@ -64,7 +62,6 @@ AREAS: dict[str, Callable[[], Iterator[Figure]]] = {
     "gate": gate.figures,
     "projection": projection.figures,
     "gpu": gpu.figures,
-    "history": history.figures,
     "shuffling": shuffling.figures,
     "staging": staging.figures,
     "memory": memory.figures,
@@ -146,7 +143,7 @@ def main(names: list[str]) -> int:
                 Figure(name=f"{name}: rest of the area", value=None, unit="", goal="measured", reason=repr(error))
             )
             print(figures[-1].line())
-        print(f"saved to {save(name, figures, table.places(name), load)}")
+        print(f"saved to {save(name, figures, load)}")
     if is_all:
         print(table.table(table.newest()))
     return 0

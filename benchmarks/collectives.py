@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.figures import FOLDER, Figure, median_interval
-from benchmarks.history import share_interval
+from benchmarks.figures import FOLDER, Figure, median_interval, share_interval
 from benchmarks.shaped_cluster import (
     RATE,
     RATE_BYTES_PER_S,
@@ -27,13 +26,13 @@ from benchmarks.shaped_cluster import (
 )
 from dlbench.comm.fits import Scope, fit_of
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.jobs.box.box import Box
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout
 from dlbench.records.comm import CommRun, scan_comm
+from tests.slurm_box.box import Box
 
 LAYOUTS = ((2, 2), (2, 3), (2, 4), (4, 2))
 """Nodes and ranks per node."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import json
+import math
 import os
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import NamedTuple
 
 from dlbench.machine.arithmetic import has_gpu, native_precisions
@@ -91,8 +93,8 @@ class Measured:
     machine: str
     load: float | None
     """Cores that others kept busy in the second before; None: not known."""
-    code: str
-    """Digest of the code that the area measures; empty: not known."""
+    commit: str
+    """Abbreviated commit that was measured; a plus sign follows where files had been changed since."""
 
 
 def median_interval(values: Sequence[float]) -> Interval:
@@ -101,6 +103,17 @@ def median_interval(values: Sequence[float]) -> Interval:
     if found.low is None or found.high is None:
         return Interval(found.value, found.value, found.value)
     return Interval(found.value, found.low, found.high)
+
+
+def share_interval(count: int, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share (JASA 22, 1927)."""
+    if of == 0:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf(0.975)
+    share = count / of
+    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
+    half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / (1 + z * z / of)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def machine() -> str:
@@ -114,21 +127,17 @@ def machine() -> str:
     return f"{cores} cores of {kind} ({widest}{reduced}), {'a GPU' if has_gpu() else 'no GPU'}"
 
 
-def digest(places: Sequence[str]) -> str:
-    """What the code below some places of the repository is now."""
-    found = hashlib.sha256()
-    for place in places:
-        for path in sorted((ROOT / place).rglob("*.*") if (ROOT / place).is_dir() else (ROOT / place,)):
-            if "__pycache__" in path.parts or not path.is_file():
-                continue
-            found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:12]
+def commit() -> str:
+    """Returns the checked-out commit, abbreviated; with a plus sign where tracked files differ from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty=+"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
 
 
-def save(area: str, figures: Sequence[Figure], places: Sequence[str], load: float) -> Path:
-    """Writes `build/bench/<area>.json`. `places`: the code that is measured; `load`: that before the first figure."""
+def save(area: str, figures: Sequence[Figure], load: float) -> Path:
+    """Writes `build/bench/<area>.json`. `load`: cores kept busy by others before the first figure."""
     about = {"area": area, "date": datetime.date.today().isoformat(), "machine": machine(), "load": round(load, 1)}
-    about |= {"code": digest(places)}
+    about |= {"commit": commit()}
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{area}.json"
     path.write_text(json.dumps([about | asdict(figure) for figure in figures], indent=2) + "\n", encoding="utf-8")

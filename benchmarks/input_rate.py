@@ -27,7 +27,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.figures import Figure
-from benchmarks.image_input import one_core
 from benchmarks.reader_rate import (
     BATCH,
     EDGE,
@@ -43,6 +42,7 @@ from benchmarks.reader_rate import (
     _rates,
     _ratio,
     _wait_for_rest,
+    one_core,
     written_volumes,
 )
 from dlbench.datasets.images.image_set import open_image_set

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from benchmarks.shaped_cluster import lacking, shaped_cluster, submit, wait_for
-from dlbench.jobs.box.box import Box
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.projected import QUANTILES
 from dlbench.records.comm import scan_comm
 from dlbench.records.scan import scan
 from dlbench.specs.comm import Level, NetworkModel, Piece
+from tests.slurm_box.box import Box
 from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
 
 RANKS_PER_NODE = 2

@@ -10,6 +10,7 @@ also as scripts have it, with Pillow.
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +30,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.figures import Figure, median_interval
-from benchmarks.image_input import Pillow, one_core
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.making.image_recipes import PackRecipe, PhotoRecipe
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.volumes import index_density
 from dlbench.node.data.density import VolumeReader, network_input
-from dlbench.node.data.images import open_images, training_image
+from dlbench.node.data.images import crop_box, open_images, training_image
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader, SampleReader
 from dlbench.node.data.sharding import ShardedOrder
@@ -54,12 +55,47 @@ def figures() -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         produce(PhotoRecipe(train_images=IMAGES, validation_images=0), folder / "tree")
-        produce(PackRecipe(train=folder / "tree" / "train", container="tar"), folder / "tar")
+        produce(PackRecipe(train=folder / "tree" / "train"), folder / "tar")
         web, why = _webdataset(folder / "packages")
         with one_core():
             yield from _images_of_one_core(folder, web, why)
             yield from _volumes_of_one_core(folder)
         yield from _images_of_processes(folder, web, why)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This process on one core, with one thread."""
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {max(cores)})
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(threads)
+
+
+class Pillow(Dataset[Any]):
+    """What a script without further libraries does: Pillow decodes, crops, resizes and mirrors; torch collates."""
+
+    def __init__(self, folder: Path) -> None:
+        self._images = open_image_set(folder)
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image
+
+        generator = np.random.default_rng([SEED, self.epoch, index])
+        with Image.open(io.BytesIO(self._images.read(index))) as opened:
+            image = opened.convert("RGB")
+        image = image.crop(crop_box(*image.size, generator)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        if generator.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return torch.from_numpy(np.array(image)), self._images.label(index)
 
 
 def _webdataset(packages: Path) -> tuple[Any, str]:

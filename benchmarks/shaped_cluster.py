@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlbench.jobs.box.box import Box, check_requirements
+from dlbench.records.scan import scan
+from tests.slurm_box.box import Box, check_requirements
 
 RATE = "200mbit"
 RATE_BYTES_PER_S = 200e6 / 8
@@ -77,3 +78,13 @@ def wait_for(is_done: Callable[[], bool], bound_s: float) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"jobs did not end within {bound_s:.0f} s")
         time.sleep(1.0)
+
+
+def all_ended(out: Path, count: int) -> Callable[[], bool]:
+    """Tells whether so many runs are there, none of them running any more."""
+
+    def is_done() -> bool:
+        runs = scan(out).runs
+        return len(runs) == count and all(run.state != "incomplete" for run in runs)
+
+    return is_done

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.figures import Figure
 from dlbench.datasets.shuffling import Ownership
 from dlbench.datasets.staging.samples import SampleStore
-from dlbench.datasets.volumes import targets_path
+from dlbench.datasets.volumes import targets_name
 from dlbench.records.scan import scan
 from tests.support.slow_storage import SlowStorage, slow_storage, why_no_storage
 
@@ -96,9 +96,9 @@ def _figure(name: str, values: Sequence[float], unit: str, goal: str, most: floa
 def _write(folder: Path) -> None:
     generator = np.random.default_rng(SEED)
     for number in range(SAMPLES):
-        path = folder / f"volume-{number:04d}_x.npy"
+        path = folder / f"volume-{number:04d}_data.npy"
         np.save(path, generator.integers(0, 30, (32, 32, 32, 4), dtype=np.int16))
-        np.save(targets_path(path), generator.uniform(-1, 1, 4).astype(np.float32))
+        np.save(path.with_name(targets_name(path.name)), generator.uniform(-1, 1, 4).astype(np.float32))
 
 
 def _measure(shared: SlowStorage, folder: Path) -> tuple[dict[str, list[float]], list[float]]:

@@ -56,7 +56,7 @@ def _shards(tree: Path, folder: Path) -> Path:
     from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.making.production import produce
 
-    produce(PackRecipe(train=tree, container="tar"), folder)
+    produce(PackRecipe(train=tree), folder)
     return folder / "train" if (folder / "train").is_dir() else folder
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.planted import all_ended
-from benchmarks.shaped_cluster import lacking, shaped_cluster, submit, wait_for
+from benchmarks.shaped_cluster import all_ended, lacking, shaped_cluster, submit, wait_for
 from dlbench.analysis.table import tabulate
 from dlbench.projection.strategies.layers import as_counted, counted
 from dlbench.records.rows.steps import read_steps

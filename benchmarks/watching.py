@@ -1,4 +1,4 @@
-"""What watching costs, and whether what it says is true: planted faults, clocks that differ, runs of 1,024 ranks."""
+"""What watching costs, and whether what it says is true: clocks that differ, runs of 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks import overhead, planted
+from benchmarks import overhead
 from benchmarks.figures import Figure
 from dlbench.node.ranks import RankPlace
 from dlbench.node.watching.spans import RankSpans
@@ -34,7 +34,6 @@ def figures() -> Iterator[Figure]:
     yield from clock_error()
     yield from large()
     yield from overhead.figures()
-    yield from planted.figures()
 
 
 def span_cost() -> Iterator[Figure]:

@@ -53,10 +53,7 @@ def commit() -> str:
 
 @functools.cache
 def installed_files() -> str:
-    """Twelve digits of the SHA-256 of the installer's list of files and their digests; empty in a checkout.
-
-    One file is read (RECORD of the binary distribution format), not the package.
-    """
+    """Returns twelve digits of the SHA-256 of RECORD, the installer's list of files; empty in a checkout."""
     package = Path(__file__).resolve().parent
     try:
         found = importlib.metadata.distribution("dlbench")

@@ -107,11 +107,7 @@ def first_line(error: BaseException) -> str:
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The right names that a wrong one may stand for; empty if none is near.
-
-    Those with the same last part (``batch_per_rank`` and ``train.batch_per_rank``), else those that it begins
-    (``fusion``), else those spelled alike, else those whose last part is.
-    """
+    """Returns the right names that a wrong one may stand for: by last part, else by its beginning, else by spelling."""
     names = sorted(set(known))
     wanted = _last_part(name)
     if same := [one for one in names if _last_part(one) == wanted]:
@@ -129,11 +125,7 @@ def _last_part(name: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> str:
-    """The right names nearest to a wrong one, as the end of an error message.
-
-    Returns a phrase such as ``did you mean batch_per_rank?`` or, if nothing is near, the list of
-    what is known.
-    """
+    """Returns e.g. ``did you mean batch_per_rank?`` or, if nothing is near, the list of what is known."""
     names = sorted(set(known))
     if close := close_names(name, names, limit):
         return f"did you mean {' or '.join(close)}?"

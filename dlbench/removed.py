@@ -5,19 +5,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 COMMANDS = {
+    "box": "`python -m tests.slurm_box` in a clone of the repository starts a one-box Slurm cluster (docs/slurm.md)",
+    "data samples": "write BERT's samples with create_pretraining_data.py of NVIDIA's DeepLearningExamples",
+    "data vocab": "train a vocabulary with Hugging Face's tokenizers (docs/workloads.md)",
     "history prune": "move the run folders that you no longer need out of the history's folder",
     "history rebuild": "every command brings the index of a history up to date by itself",
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (docs/systems.md)",
 }
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
+_RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
+_NO_INDEX = "the index of a history lies in its folder"
+
 OPTIONS: dict[tuple[str, str], str] = {
+    ("check", "--json"): "-o FILE.json writes it",
+    ("comm submit", "--every"): _RESUME_AGAIN,
+    ("comm submit", "--follow"): _RESUME_AGAIN,
+    ("compare", "--json"): "-o FILE.json writes it",
+    ("data pack", "--container"): "images are packed into tar shards",
+    ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
+    ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
+    ("history acknowledge", "--index"): _NO_INDEX,
+    ("history export", "--index"): _NO_INDEX,
+    ("history import", "--index"): _NO_INDEX,
+    ("history list", "--index"): _NO_INDEX,
+    ("history slow-nodes", "--index"): _NO_INDEX,
+    ("history trends", "--index"): _NO_INDEX,
+    ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
     ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
+    ("submit", "--every"): _RESUME_AGAIN,
+    ("submit", "--follow"): _RESUME_AGAIN,
+    ("trace", "--cores"): 'dlbench.open(FOLDER).telemetry(RUN) has every core (docs/reports.md, "In Python")',
 }
-"""By command and option; each completes "--watch-cost has been removed: ..."."""
+"""By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
 
 KEYS = {
+    "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
+    "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""
 

@@ -53,10 +53,7 @@ def bytes_parts(num_bytes: float) -> tuple[str, str]:
 
 
 def bytes_option(num_bytes: int) -> str:
-    """A size for an option or a key, e.g. ``412MiB``: at least so much, and at most a hundredth more.
-
-    `parse_bytes` reads it.
-    """
+    """Returns a size as `parse_bytes` reads it, e.g. ``412MiB``: at least so much, and at most a hundredth more."""
     for unit in reversed(_BINARY[1:5]):
         factor = _FACTORS[unit.lower()]
         if num_bytes >= 100 * factor:
@@ -75,10 +72,7 @@ def exact_bytes(num_bytes: int) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes.
-
-    Raises `ValueError`: the text is not a non-negative number with a known unit.
-    """
+    """Text such as ``64MiB``, ``64M`` (binary) or ``64MB`` (decimal) as bytes."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in _FACTORS:
         raise ValueError(f"{text!r} is not a number of bytes such as 67108864, 64MiB or 64MB")
@@ -115,10 +109,7 @@ def clock_text(seconds: float, largest: float) -> str:
 
 
 def parse_seconds(text: str) -> float:
-    """Text such as ``6.6min``, ``90s`` or ``2h`` as seconds.
-
-    Raises `ValueError`: the text is not a number above zero with a known unit.
-    """
+    """Text such as ``6.6min``, ``90s`` or ``2h`` as seconds."""
     match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
     if match is None or match[2] not in _SECONDS or float(match[1]) == 0:
         raise ValueError(

@@ -27,7 +27,6 @@ from dlbench.datasets import file_index, manifest
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.making import production
 from dlbench.history.store import Acknowledgement
-from dlbench.jobs.box import host as box_host
 from dlbench.jobs.campaign.series_file import SeriesFile
 from dlbench.jobs.scheduler import Submission
 from dlbench.node import rendezvous
@@ -47,7 +46,6 @@ from dlbench.specs.engine import HOROVOD_VARIABLES
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model as report_model
 from tests.support.paths import ROOT
-from tests.thresholds import THRESHOLDS
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 REGION = re.compile(r"(<!-- generated: (?P<name>[a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -227,7 +225,6 @@ def format_versions() -> str:
         ("`.production.jsonl` of a data set that is being made", production.FORMAT, production.VERSION),
         ("`.dlbench-index` of a data set of single files", file_index.FORMAT, file_index.VERSION),
         ("`index.npz` of image shards", *_pair(image_shards._FORMAT)),
-        ("`box.json` of a one-box cluster", box_host._FORMAT, box_host._VERSION),
         ("report as JSON", report_model.Report.format, report_model.Report.version),
     ]
     old = [f"`{name}` ({number})" for _, name, number in formats if number != 1]
@@ -393,13 +390,6 @@ def first_paragraph(text: str) -> str:
     return " ".join(text.replace("\b", "").strip().split("\n\n")[0].split())
 
 
-def thresholds() -> str:
-    """What decides, with its value, its reason, and what half of it would do."""
-    header = ("threshold", "value", "decides", "why", "at half of it")
-    rows = ((f"`{one.module}.{one.name}`", f"{one.value:g}", one.decides, one.why, one.halved) for one in THRESHOLDS)
-    return table(header, rows)
-
-
 REGIONS: dict[str, Callable[[], str]] = {
     "cli": cli_reference,
     "exit-codes": exit_codes,
@@ -408,7 +398,6 @@ REGIONS: dict[str, Callable[[], str]] = {
     "recipes": recipes,
     "patches": patches,
     "horovod-variables": horovod_variables,
-    "thresholds": thresholds,
     "plan": lambda: model_keys(RunPlan, "plan"),
     "record": lambda: model_keys(Record, "record"),
     "comm-plan": lambda: model_keys(CommPlan, "comm-plan", beside=RunPlan),

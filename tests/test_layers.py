@@ -60,9 +60,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.models": NODE_FLOOR,
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR
-    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores"},
-    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.local_sockets", "node.devices"},
-    "node.memory": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks"},
+    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"},
+    "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
+    "node.memory": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -71,6 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.sync",
         "node.devices",
         "node.failures",
+        "node.background",
         "node.torch_facts",
         "node.garbage",
         "node.local_sockets",
@@ -90,7 +91,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,
     "node.garbage": set(),
-    "node.cores": NODE_FLOOR | {"node.ranks", "node.local_sockets"},  # masks of a node's ranks, before anything starts
+    "node.background": set(),
+    "node.cores": NODE_FLOOR | {"node.ranks"},  # masks of a node's ranks, before anything starts
     "node.failures": NODE_FLOOR | {"node.ranks"},
     "node.rank_checks": NODE_FLOOR | {"node.ranks"},
     "node.rendezvous": NODE_FLOOR | {"node.ranks"},
@@ -133,28 +135,6 @@ def test_every_import_is_allowed(graph: grimp.ImportGraph) -> None:
 def test_every_room_is_in_the_table(graph: grimp.ImportGraph) -> None:
     rooms = {room(module) for module in graph.modules} - {"", "node"}
     assert rooms <= set(MAY_IMPORT)
-
-
-# Who speaks to Slurm itself and not to `dlbench.jobs.scheduler`, each with why it may.
-SPEAKS_SLURM = {
-    "jobs.campaign.series_file": "names it",
-    "jobs.preflight": "looks at Slurm's own configuration",
-    "cli.report": "sacct's accounts and energy",
-    "cli.estimate": "sacct's accounts",
-    "cli.status": "sacct's accounts",
-}
-
-
-def test_campaigns_speak_to_any_scheduler(graph: grimp.ImportGraph) -> None:
-    """Slurm is what there is; what campaigns ask of it is `dlbench.jobs.scheduler`, so that tests have their own."""
-    found = set()
-    for module in graph.modules:
-        slurm = "dlbench.jobs.slurm"
-        imported = graph.find_modules_directly_imported_by(module)
-        if not module.startswith(slurm) and any(name.startswith(slurm) for name in imported):
-            name = module.removeprefix("dlbench.")
-            found.add("jobs.preflight" if name.startswith("jobs.preflight.") else name)
-    assert found == set(SPEAKS_SLURM)
 
 
 def test_no_circles(graph: grimp.ImportGraph) -> None:
@@ -252,7 +232,6 @@ OPENED_OTHERWISE = {
     "machine/storage": "/proc",
     "node/cores": "/sys",
     "node/watching/core_load": "/proc",
-    "jobs/box/host": "/proc, /sys, and the box's folder, with a look at who owns it",
     "setup/probes": "/sys/fs/cgroup",
     # What is made or appended to.
     "records/rows/shared": "the file that the ranks of a node share",
@@ -274,8 +253,6 @@ OPENED_OTHERWISE = {
     # Libraries that open by name, behind a look of their own.
     "history/store": "SQLite, after `Index._is_there`",
     "datasets/arrays": "HDF5, after `require_file`",
-    # The box: folders of root's alone.
-    "jobs/box/box": "logs of daemons in the box's folder",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",
     "records/files": "opened to be written",

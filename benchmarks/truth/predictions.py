@@ -1,4 +1,4 @@
-"""Predictions against truths that are planted: fitted costs, times at more ranks, gains.
+"""Predictions against truths that are planted: fitted costs, times at more ranks.
 
 Runs scatter as runs do: everything that one run measures is slow or fast by a factor of its own (lognormal), and each
 point by some 2 % besides. The truth is known, because the model's own costs made the times.
@@ -18,12 +18,8 @@ from dlbench.comm.predictions import Wanted, predict_all
 from dlbench.perfmodels.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.exchange import AS_IT_RAN, Way
-from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
-from dlbench.stats.estimates import Estimate
 from dlbench.stats.pairing import resampled
-from dlbench.views.causes.exchange_forecast import Forecast, forecast
 
 SEED = 20_260_401
 NOMINAL = 95.0
@@ -50,13 +46,12 @@ CASES: dict[str, Callable[[int], float]] = {
 
 
 def figures() -> Iterator[Figure]:
-    """Costs and predicted times, then gains."""
+    """Costs and predicted times."""
     for scatter in (0.05, 0.1):
         yield from fitted_costs(scatter)
     yield congested()
     for case in CASES:
         yield from predicted_times(case)
-    yield gains()
 
 
 def covered(name: str, hits: Sequence[bool], *, unit: str = "% of trials", goal: float = NOMINAL - 1.5) -> Figure:
@@ -210,40 +205,3 @@ def predicted_times(case: str, *, trials: int = 10, runs: int = 5, scatter: floa
         one = replace(covered(name, found_here, unit="% of times"), reason=reason)
         is_hidden = "switch" in case and ranks > 16
         yield replace(one, goal="none: no point tells of it", met=None) if is_hidden else one
-
-
-def gains() -> Figure:
-    """The forecast gain of a hierarchical exchange on costs of 1, 2, 5 and 8 times the size: largest less least."""
-    gradients = ((1_000_000, 0.01), (4_000_000, 0.03), (2_000_000, 0.05))
-    told = ExchangeResult.model_validate(
-        {
-            "carrier": "gloo",
-            "by": "dlbench",
-            "exchange": "flat",
-            "fusion": "own:none",
-            "wire": "fp32",
-            "group_size": 2,
-            "num_groups": 2,
-            "backward_s": 0.05,
-            "evidence": "simulated",
-            "messages": [
-                {"num_bytes": size, "num_tensors": 1, "method": "flat", "ready_s": ready} for size, ready in gradients
-            ],
-        }
-    )
-    way = Way(exchange="hierarchical", fusion=AS_IT_RAN, wire="fp32", group_size=2)
-    exchange, step = (Estimate(value, None, None, 1, "single run", "s") for value in (0.01, 0.1))
-    found = []
-    for factor in (1, 2, 5, 8):
-        costs = network((2e-5 * factor, 3e-10 * factor), (1e-4 * factor, 4e-9 * factor))
-        one = forecast(costs, told, ranks=4, new=way, exchange=exchange, step=step)
-        assert isinstance(one, Forecast), one
-        found.append(100 * one.gain)
-    return Figure(
-        name="forecast gain of a hierarchical exchange, costs of the network x 1, 2, 5, 8: largest less least",
-        value=max(found) - min(found),
-        unit="points of throughput",
-        goal="at most 0.1",
-        met=max(found) - min(found) <= 0.1,
-        reason=", ".join(f"{gain:+.1f} %" for gain in found),
-    )

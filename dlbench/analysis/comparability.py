@@ -7,7 +7,7 @@ decides what is computed and how ranks are started. So are runs from which somet
 compare others with them, and runs that went on after an interruption. Comparable runs may have other software: that is
 what gates and trends are for.
 
-**Repeats** (`repeat_id`): comparable, asked of the system alike (partition, exclusive nodes, modules, Python, ...:
+**Repeats**: comparable, asked of the system alike (partition, exclusive nodes, modules, Python, ...:
 `system_content`) and met by equal software and machines (what their records say of both). Only repeats may be averaged
 without a word. A report puts runs that were asked for unlike into groups of their own (`averaged_id`); what only the
 records show is a doubt (`dlbench.analysis.repeats`), because a scaling series is not torn apart by it.
@@ -129,11 +129,6 @@ def group_id(run: Run) -> str:
 def averaged_id(run: Run) -> str:
     """The same for runs that a report puts into one group: comparable, and asked of the system alike."""
     return digest_of(_averaged_content(run))
-
-
-def repeat_id(run: Run) -> str:
-    """The same for repeats: also met by equal software and machines; what names the job or the host does not count."""
-    return digest_of({**_averaged_content(run), "met": {} if run.record is None else facts(run.record)})
 
 
 def run_facts(run: Run) -> dict[str, str]:

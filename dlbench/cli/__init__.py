@@ -53,8 +53,6 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("data", "data", "Make, convert and verify data sets."),
         ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
         ("setup", "setup", "Make this machine ready: build Horovod, and decoding of crops."),
-        ("prepare", "setup", "Put an installation into one folder, for use without a network."),
-        ("box", "box", "Start a Slurm cluster on this machine, for tests (root)."),
     ),
 }
 """Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""

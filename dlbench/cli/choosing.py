@@ -153,7 +153,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
-def open_store(store: Path | None, index: Path | None, *, create: bool = False) -> History:
+def open_store(store: Path | None, *, create: bool = False) -> History:
     """The history that was asked for, its index brought up to date; what happens to the index is said on stderr.
 
     Raises `UserError`: none was named, or it is none.
@@ -162,7 +162,7 @@ def open_store(store: Path | None, index: Path | None, *, create: bool = False) 
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")
-    opened = open_history(store, index=index, create=create, notify=note)
+    opened = open_history(store, create=create, notify=note)
     gc.freeze()  # Entries stay, in no cycles: looking for some among a hundred thousand takes a sixth of a page.
     return opened
 

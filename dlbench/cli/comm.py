@@ -52,8 +52,8 @@ SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parame
 @report_options
 @click.option(
     "--table",
-    type=click.Choice(["points", "pairs", "ratios", "costs", "fits", "runs"]),
-    help="Which table CSV holds: measured points (default), pairs of ranks, ratios, costs of algorithms, fits, runs.",
+    type=click.Choice(["points", "pairs", "costs", "fits", "runs"]),
+    help="Which table CSV holds: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -72,7 +72,7 @@ def report(
     Examples:
       dlbench comm report runs
       dlbench comm report runs -o comm.html
-      dlbench comm report runs --format csv --table ratios > ratios.csv
+      dlbench comm report runs --format csv --table costs > costs.csv
     """
     chosen = prepared("comm report", output, format_name, table=table, needs=("numpy",))
     from dlbench.comm.document import document_of
@@ -194,10 +194,10 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @SHARDS
 def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layout: Any) -> None:
-    """Print what each algorithm costs: steps, volume, closed form, predicted, over the ideal, measured.
+    """Print what each algorithm costs: steps, volume, predicted, over the ideal, measured.
 
     Predicted by file NETWORK of fitted costs; from folders RUNS beside what was measured there, as it was measured;
-    without either the closed forms alone.
+    without either steps and volume alone.
 
     \b
     Examples:

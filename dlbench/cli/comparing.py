@@ -106,7 +106,6 @@ def rule_options(function: F) -> F:
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
         click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
-        click.option("--json", "json_file", type=FILE, help="Write JSON to this file too."),
         click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
         click.option(
             "--summary",
@@ -119,13 +118,9 @@ def rule_options(function: F) -> F:
 
 
 def prepare(command: str, options: dict[str, Any]) -> None:
-    """Refuses what cannot end well before anything is read.
-
-    Raises `UserError`: a metric is not known, or a file cannot be written. `EnvironmentLacksError`: something is not
-    installed.
-    """
+    """Refuses what cannot end well before anything is read."""
     metric_names(options["metrics"])
-    for name in ("output", "json_file", "junit_file", "summary_file"):
+    for name in ("output", "junit_file", "summary_file"):
         check_writable(options[name])
     chosen_format(options)
     require_modules(command, "numpy")
@@ -137,7 +132,7 @@ def chosen_format(options: dict[str, Any]) -> FormatName:
 
 
 def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide. Raises `UserError`: one is not known."""
+    """Names of the metrics that decide."""
     from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
     for name in asked:
@@ -152,8 +147,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     """One side: a folder of runs, one run, a history, or a baseline file.
 
     `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
-    other. Raises `UserError`: there is nothing there, or no run with these properties. `IncompleteDataError`: a file is
-    damaged, or no run has figures.
+    other.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
@@ -174,10 +168,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
 
 
 def read_history(path: Path, sides: Sequence[Side]) -> Side:
-    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it.
-
-    Raises `UserError`: there are none. `IncompleteDataError`: a file is damaged, or no run has figures.
-    """
+    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
@@ -207,10 +198,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 def comparison(
     a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """B against A and against floors; `where` names the options that choose the runs of each side.
-
-    Raises `UserError`: the sides are not comparable.
-    """
+    """B against A and against floors; `where` names the options that choose the runs of each side."""
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
@@ -223,11 +211,7 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """Side b against side a of the interleaved runs of one folder.
-
-    Raises `UserError`: there are no such runs, or the sides differ in more than was set on them. `IncompleteDataError`:
-    no run has figures.
-    """
+    """Side b against side a of the interleaved runs of one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
@@ -248,10 +232,8 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
         text = to_junit(report, name) if form == "junit" else render(document_of(report), form, full=full)
         return text.encode("utf-8")
 
-    formats: list[tuple[Path | None, FormatName]] = [(options["json_file"], "json"), (options["junit_file"], "junit")]
-    for path, form in formats:
-        if path is not None:
-            write_output(rendered(form), path)
+    if options["junit_file"] is not None:
+        write_output(rendered("junit"), options["junit_file"])
     if (summary := options["summary_file"]) is not None:
         try:
             # Others write to it as well: a CI step's summary.
@@ -442,20 +424,21 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     require_modules("baseline", "numpy")
     from dlbench.analysis.sessions import MIN_SESSIONS
     from dlbench.gate.baseline import baseline_of, write_baseline
-    from dlbench.gate.sides import counts_text, sessions_at, settings_of, side_of_runs
+    from dlbench.gate.sides import point_label, sessions_at, side_of_runs
+    from dlbench.report.wording import runs_text, sessions_text
 
     name = named(runs)
     side = side_of_runs(runs_at(*runs), name, chosen, "--where")
     if side.damaged:
         raise IncompleteDataError(f"{name}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
-    made = baseline_of(side, allow_few=allow_few)
-    write_baseline(output, made)
+    write_baseline(output, baseline_of(side, allow_few=allow_few))
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
     sessions = sessions_at(side.points)
-    for label, points in settings_of(side.points).items():
-        click.echo(f"{output}: {label}: {counts_text(points, sessions)}", err=True)
-    if min(len({sessions[run.run_id] for run in point.runs}) for point in made.points) < MIN_SESSIONS:
+    counts = [len({sessions[run.run_id] for run in point.runs}) for point in side.points]
+    for point, count in zip(side.points, counts, strict=True):
+        click.echo(f"{output}: {point_label(point)}: {runs_text(len(point.runs))} in {sessions_text(count)}", err=True)
+    if min(counts) < MIN_SESSIONS:
         click.echo(
             f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
             "inconclusive without --history; add runs of other nights, or compare by run --ab",

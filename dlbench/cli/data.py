@@ -16,13 +16,15 @@ import click
 from dlbench.cli.options import FILE, InOrder, size_in_bytes, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
     from dlbench.datasets.verification import Verdict
 
 _LINE_EVERY_S = 10.0
+Meter = Callable[[str, int, int], None]
+"""Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
 
 
 def available_cores() -> int:
@@ -30,80 +32,43 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-Meter = Callable[..., None]
-"""Is given what is counted, how many are done and in all, and perhaps bytes; another `what` begins another piece."""
-
-
 @contextmanager
-def meter(*, resumes: bool = False) -> Iterator[Meter]:
+def meter() -> Iterator[Meter]:
     """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
 
-    What is done in the first state counts neither for the rate nor for the time left; with `resumes` it is shown, too.
     Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
     """
     from dlbench.jobs.processes import interrupted_by_signals
 
     with interrupted_by_signals():
         if not sys.stderr.isatty():
-            yield _Lines(resumes)
+            yield _lines()
             return
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[numbers]}"))
-        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
-            yield _Bar(progress)
-
-
-class _Rate:
-    """Numbers of one piece of work: share, bytes per second and time left, counted from its first state."""
-
-    def __init__(self, done: int, num_bytes: int | None) -> None:
-        self._start = time.monotonic()
-        self._done = done
-        self._bytes = num_bytes or 0
-
-    def numbers(self, done: int, total: int, num_bytes: int | None) -> str:
-        """Text such as `1,200 of 5,000, 35 MiB/s, 2 min 03 s left`."""
-        elapsed = time.monotonic() - self._start
-        text = f"{done:,} of {total:,}"
-        if num_bytes is not None and elapsed > 0.5 and num_bytes > self._bytes:
-            text += f", {format_bytes((num_bytes - self._bytes) / elapsed)}/s"
-        if done > self._done and done < total:
-            text += f", {format_seconds((total - done) * elapsed / (done - self._done))} left"
-        return text
-
-
-class _Lines:
-    def __init__(self, resumes: bool) -> None:
-        self._resumes = resumes
-        self._what = ""
-        self._rate = _Rate(0, None)
-        self._told = 0.0
-
-    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
-        now = time.monotonic()
-        if what != self._what:
-            self._what, self._rate, self._told = what, _Rate(done, num_bytes), now
-            if done and self._resumes:
-                click.echo(f"{what}: {done:,} of {total:,} are there already", err=True)
-        elif now - self._told >= _LINE_EVERY_S:
-            self._told = now
-            click.echo(f"{what}: {self._rate.numbers(done, total, num_bytes)}", err=True)
-
-
-class _Bar:
-    def __init__(self, progress: Any) -> None:
-        self._progress = progress
-        self._tasks: dict[str, tuple[Any, _Rate]] = {}
-
-    def __call__(self, what: str, done: int, total: int, num_bytes: int | None = None) -> None:
         from rich.markup import escape
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        if what not in self._tasks:
-            task = self._progress.add_task(escape(cleaned(what)), total=total, numbers="")
-            self._tasks[what] = task, _Rate(done, num_bytes)
-        task, rate = self._tasks[what]
-        self._progress.update(task, completed=done, total=total, numbers=rate.numbers(done, total, num_bytes))
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
+            tasks: dict[str, Any] = {}
+
+            def report(what: str, done: int, total: int) -> None:
+                if what not in tasks:
+                    tasks[what] = progress.add_task(escape(cleaned(what)), total=total)
+                progress.update(tasks[what], completed=done)
+
+            yield report
+
+
+def _lines() -> Meter:
+    told_s = time.monotonic()
+
+    def report(what: str, done: int, total: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s >= _LINE_EVERY_S:
+            told_s = time.monotonic()
+            click.echo(f"{what}: {done:,} of {total:,}", err=True)
+
+    return report
 
 
 _SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
@@ -143,7 +108,7 @@ def demo(folder: Path, seed: int) -> None:
 @value_option("--size-on-disk", "BYTES", "Instead of --samples: about so much, e.g. 10GB.", callback=size_in_bytes)
 @click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
 @click.option("--classes", type=_COUNT, metavar="N", help="Classes of images (default 10).")
-@value_option("--container", "NAME", "images: tree, tar, tfrecord; density: hdf5, tfrecord (default: the first).")
+@value_option("--container", "NAME", "images: tree, tar; density: hdf5, tfrecord (default: the first).")
 @click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a shard, or a file of volumes.")
 @_SEED
 @WORKERS
@@ -173,11 +138,16 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
     most = available_cores() if build.most_workers is None else build.most_workers
-    with meter(resumes=True) as report:
+    begun = False
+    with meter() as report:
 
-        def progress(done: int, total: int, num_bytes: int) -> None:
+        def progress(done: int, total: int, _num_bytes: int) -> None:
+            nonlocal begun
             _remark(unsaid)
-            report(build.unit, done, total, num_bytes)
+            if done and not begun:
+                click.echo(f"{build.unit}: {done:,} of {total:,} are there already", err=True)
+            begun = True
+            report(build.unit, done, total)
 
         try:
             manifest = produce(
@@ -294,28 +264,15 @@ def index(source: Path) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
-@click.option(
-    "--container",
-    type=click.Choice(["tar", "tfrecord", "hdf5"]),
-    help="Form of a file (default: tar of images, hdf5 of volumes).",
-)
-@click.option(
-    "--samples-per-shard",
-    type=_COUNT,
-    metavar="N",
-    help="In each file (default: 1252 images, 64 volumes, 1 in TFRecord).",
-)
+@value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Pack images into shards, npy pairs into volumes: few large files instead of many small ones.
+    """Pack images into tar shards: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both; or parquet files as
-    Hugging Face publishes ImageNet (data/train-00000-of-00294.parquet); or CosmoFlow's pairs
-    <name>_data.npy, <name>_label.npy.
-    The encoded images are copied as they are, in an order that mixes the classes; those of parquet in the order of its
-    rows. webdataset reads the tar shards, too, and TensorFlow the TFRecords. What is left out is printed. Interrupted,
-    the same command continues.
+    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images are
+    copied as they are, in an order that mixes the classes. webdataset reads the shards, too. What is left out is
+    printed. Interrupted, the same command continues.
 
     \b
     Example:
@@ -327,60 +284,10 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
     manufacture(packing(source, **choices), folder, workers)
 
 
-@click.command()
-@click.argument("source", type=FILE)
-@click.argument("out", type=FILE, metavar="OUT.txt")
-@click.option("--size", type=_COUNT, default=30522, show_default=True, metavar="N", help="Entries.")
-@click.option("--cased", is_flag=True, help="Keep capitals and accents.")
-def vocab(source: Path, out: Path, size: int, cased: bool) -> None:
-    """Train a WordPiece vocabulary on text, once; a file is never overwritten.
-
-    SOURCE is a text file or a folder of .txt files; of a set with train and validation, train is taken.
-
-    \b
-    Example:
-      dlbench data vocab /data/wiki wiki.txt
-    """
-    from dlbench.datasets.making.text_recipes import train_vocabulary
-    from dlbench.datasets.recognition import take_account
-    from dlbench.datasets.splits import train_folder
-
-    _require(source)
-    made = train_vocabulary(train_folder(source), size, not cased, out)
-    _remark([take_account(source, "text").line()])
-    click.echo(out)
-    click.echo(f"{len(made):,} entries, SHA-256 {made.sha256}", err=True)
-
-
-@click.command()
-@click.argument("source", type=FILE)
-@click.argument("folder", type=FILE)
-@click.option("--vocabulary", required=True, metavar="NAME|FILE", help="WordPiece vocabulary.")
-@click.option("--sequence-length", type=_COUNT, default=128, show_default=True, metavar="N", help="Tokens of a sample.")
-@click.option("--max-predictions", type=_COUNT, metavar="N", help="Hidden tokens at most (default: 15 %, rounded up).")
-@value_option("--duplicates", "N", "Passes over the training text.", 10, type=_COUNT)
-@_SEED
-@WORKERS
-def samples(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
-    """Turn text into BERT's pre-training samples in HDF5, as the published recipe does.
-
-    SOURCE is text; if it holds train and validation they stay apart, otherwise a tenth of its documents becomes
-    validation. Words are hidden once, here, not anew in every epoch. Interrupted, the same command continues.
-
-    \b
-    Example:
-      dlbench data samples /data/wiki /scratch/samples --vocabulary wiki.txt
-    """
-    from dlbench.datasets.making.catalogue import pretraining
-
-    _require(source)
-    manufacture(pretraining(source, **choices), folder, workers)
-
-
 @click.group(cls=InOrder)
 def data() -> None:
     """Prepare data sets: make, convert, index, verify."""
 
 
-for command in (demo, make, pack, vocab, samples, index, verify):
+for command in (demo, make, pack, index, verify):
     data.add_command(command)

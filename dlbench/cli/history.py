@@ -25,24 +25,15 @@ if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
 
 
-def store_options(function: F) -> F:
-    """`--store` and `--index`, which `open_store` takes."""
-    store = click.option(
+def store_option(function: F) -> F:
+    """`--store`, which `open_store` takes."""
+    return click.option(
         "--store",
         type=FILE,
         envvar="DLBENCH_HISTORY",
         metavar="DIR",
         help="Folder of the history (default: what DLBENCH_HISTORY names).",
-    )
-    index = click.option(
-        "--index",
-        type=click.Path(path_type=Path, dir_okay=False),
-        envvar="DLBENCH_HISTORY_INDEX",
-        metavar="FILE",
-        help="Its index, where that lies elsewhere (default: what DLBENCH_HISTORY_INDEX names, else index.sqlite "
-        "in the folder).",
-    )
-    return store(index(function))
+    )(function)
 
 
 def where_option(function: F) -> F:
@@ -76,8 +67,8 @@ _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 @history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
 @click.argument("runs", type=FILE, nargs=-1, required=True)
-@store_options
-def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) -> None:
+@store_option
+def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
     Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
@@ -101,7 +92,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None, index: Path | None) 
     for path in runs:
         if not is_there(path):
             raise UserError(f"{path}: no such folder of runs or archive")
-    opened = open_store(store, index, create=True)
+    opened = open_store(store, create=True)
     counts: Counter[str] = Counter()
     with opened.store.room() as room:
         for outcome in history_import.import_runs(opened, _candidates(runs, room), room):
@@ -150,7 +141,7 @@ def _folders(path: Path) -> list[RunFolder]:
 
 
 @history.command("list", short_help="List the runs of a history.")
-@store_options
+@store_option
 @where_option
 @click.option(
     "--format",
@@ -160,9 +151,7 @@ def _folders(path: Path) -> list[RunFolder]:
     show_default=True,
     help="text: 80 columns; csv: one line per run; json: all that the index knows.",
 )
-def list_runs(
-    store: Path | None, index: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]
-) -> None:
+def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
     """List runs by the time they ended, with step time, hosts, Slurm job and commit.
 
     \b
@@ -172,7 +161,7 @@ def list_runs(
     from dlbench.history.entry import parse_where
     from dlbench.history.tables import list_document, to_json
 
-    entries = open_store(store, index).entries(parse_where(where))
+    entries = open_store(store).entries(parse_where(where))
     if form == "json":
         write_output(to_json(entries).encode("utf-8"), None)
     else:
@@ -180,7 +169,7 @@ def list_runs(
 
 
 @history.command("trends", short_help="Find when runs became slower or faster, and what changed then.")
-@store_options
+@store_option
 @where_option
 @click.option(
     "--metric",
@@ -205,7 +194,6 @@ def list_runs(
 )
 def trends(
     store: Path | None,
-    index: Path | None,
     where: tuple[str, ...],
     metrics: tuple[str, ...],
     fail_on_regression: bool,
@@ -237,7 +225,7 @@ def trends(
         if name not in by_name():
             raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
     followed = metrics or FOLLOWED
-    opened = open_store(store, index)
+    opened = open_store(store)
     found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
     emit(trends_document(found), chosen, output, table or "changes")
     for line in found.damaged:
@@ -258,11 +246,9 @@ def trends(
 @click.argument("series")
 @click.argument("day")
 @click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
-@store_options
+@store_option
 @where_option
-def acknowledge(
-    series: str, day: str, reason: str, store: Path | None, index: Path | None, where: tuple[str, ...]
-) -> None:
+def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
     """Say that a change of SERIES on DAY is known, so that it is no longer called worse and fails no gate.
 
     SERIES and DAY are those that `dlbench history trends` shows with the change. Who, when and why are kept in the
@@ -281,7 +267,7 @@ def acknowledge(
 
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
-    opened = open_store(store, index)
+    opened = open_store(store)
     metric = series.rpartition("-")[2]
     followed = FOLLOWED if metric in FOLLOWED else (metric,)
     found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
@@ -320,7 +306,7 @@ def acknowledge(
 
 
 @history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")
-@store_options
+@store_option
 @where_option
 @click.option(
     "--exclude",
@@ -332,7 +318,6 @@ def acknowledge(
 @format_option("json", "csv", "text")
 def slow_nodes(
     store: Path | None,
-    index: Path | None,
     where: tuple[str, ...],
     exclude: bool,
     output: Path | None,
@@ -360,7 +345,7 @@ def slow_nodes(
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
 
-    found = slow_months(open_store(store, index).entries(parse_where(where)))
+    found = slow_months(open_store(store).entries(parse_where(where)))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
         from dlbench.history.document import exclude_option, unsafe_text
@@ -386,9 +371,9 @@ def slow_nodes(
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
 )
-@store_options
+@store_option
 @where_option
-def export_runs(output: Path, store: Path | None, index: Path | None, where: tuple[str, ...]) -> None:
+def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
     """Write runs as a tar archive that `dlbench history import` reads; equal runs give equal bytes.
 
     \b
@@ -399,7 +384,7 @@ def export_runs(output: Path, store: Path | None, index: Path | None, where: tup
     from dlbench.history.entry import parse_where
 
     wanted = parse_where(where)
-    opened = open_store(store, index)
+    opened = open_store(store)
     entries = []
     for entry in opened.entries(wanted):
         if entry.state == "damaged":

@@ -149,7 +149,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
     if options["dry_run"]:
         from dlbench.jobs.node_program import reader_command
-        from dlbench.jobs.scripts.launch import quoted
+        from dlbench.jobs.scripts.words import quoted
 
         for order in orders:
             click.echo(

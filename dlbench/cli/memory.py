@@ -69,7 +69,7 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
         asked = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
             from dlbench.jobs.node_program import profile_command
-            from dlbench.jobs.scripts.launch import quoted
+            from dlbench.jobs.scripts.words import quoted
 
             click.echo("# measures the plan on its standard input:")
             click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")

@@ -190,7 +190,7 @@ OPTION_GROUPS = {
     "What is trained": "preset engine data to_accuracy resume overrides",
     "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
     "Where": "system launcher fail_fast",
-    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs follow every cancelled",
+    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
 }
 """How the help of `run` and `submit` groups options, by the names of their parameters."""
@@ -278,10 +278,7 @@ def output_folder() -> Callable[[F], F]:
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given.
-
-    Raises `UserError`: it is no duration.
-    """
+    """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given."""
     from dlbench.units import parse_seconds
 
     try:
@@ -340,8 +337,6 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
             click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
             value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
-            click.option("--follow", is_flag=True, help="Stay, and submit the rest as the queue has room."),
-            value_option("--every", "TIME", "With --follow: between two looks.", "60s", callback=duration),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts, too."),
             click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
         ]
@@ -410,12 +405,7 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
 
 
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
-    """`dlbench.specs.expand.expand` with this machine's cores.
-
-    `trains`: whether the plans are to be trained; then what this machine cannot do is refused.
-    Raises `UserError`: anything wrong with the request, in one line. `EnvironmentLacksError`: this machine, where the
-    runs are to be, lacks something; without a scheduler they are to be here.
-    """
+    """Expands with this machine's cores; where the plans are to be trained, what this machine cannot do is refused."""
     from dlbench.jobs.local import has_gpu, precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
@@ -442,10 +432,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 
 
 def require_data(plans: list[RunPlan]) -> None:
-    """Proves that the data set is there, and may be what is to be trained on, before anything is made.
-
-    Raises `UserError`: the path does not exist or cannot be read, or the ranks would refuse what is there.
-    """
+    """Proves that the data set is there, and may be what is to be trained on, before anything is made."""
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
         _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
@@ -473,10 +460,7 @@ def require_data(plans: list[RunPlan]) -> None:
 
 
 def require_fitting_data(plans: Sequence[RunPlan]) -> None:
-    """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them.
-
-    Raises `UserError`: a data set is of another kind than its workload's, does not fit the model, or is too small.
-    """
+    """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them."""
     seen, lines = set(), set[str]()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
@@ -510,13 +494,7 @@ def _require_path(path: str, who: str, remedy: str) -> None:
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
-    """Refuses what the ranks would refuse, as far as their Python can be asked here.
-
-    A dry run warns of it, and so does all else where the nodes may have what is missing here.
-
-    Raises `EnvironmentLacksError`: a library is missing, or was built without what the plans need; names what works.
-    `UserError`: Horovod would ignore what is asked of it.
-    """
+    """Refuses what the ranks would refuse; warns in a dry run, and where the nodes may have what is missing here."""
     from dlbench.setup.requirements import is_sure, refusal
 
     errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]
@@ -567,10 +545,7 @@ def describe_point(plan: LaunchPlan) -> str:
 
 
 def write_output(content: bytes, output: Path | None) -> None:
-    """Writes what a command made to a file, as a whole, or to standard output.
-
-    Raises `UserError`: the file cannot be written.
-    """
+    """Writes what a command made to a file, as a whole, or to standard output."""
     if output is None:
         # Bytes, because a batch job's locale may not know the characters.
         click.echo(content, nl=False)

@@ -18,39 +18,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from dlbench.records.preflight import PreflightNode, PreflightReport
-    from dlbench.specs.launch import SlurmSpec
 
-MAX_NODES_SHOWN = 8  # Nodes in the table, those that failed first: a screen of 24 lines holds it and what stands above.
-
-MAX_LINES = 24  # Of a terminal's usual size.
-
+MAX_NODES_SHOWN = 8  # Nodes in the table, those that failed first.
 MAX_TEXTS = 4  # Different things said of nodes, of each kind; the file has all.
-
 _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
 
 @click.command()
 @click.argument("system", metavar="SYSTEM")
-@click.option("--nodes", type=int, metavar="N", help="Nodes of the job (default: 2, or 1 if there is one).")
+@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Nodes of the job.")
 @value_option("--timeout", "SECONDS", "Longest wait for the job.", 600.0, type=float)
-@click.option("--no-job", is_flag=True, help="Compare the system file with Slurm; submit nothing.")
+@click.option("--no-job", is_flag=True, help="Only ask sbatch --test-only; submit nothing.")
 @value_option("--out", "DIR", "Folder of all pre-flights; every node must see it.", Path("preflight"), type=FILE)
-def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out: Path) -> None:
-    """Check SYSTEM before its first run: its file, then a job of a minute that looks at every node.
+def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) -> None:
+    """Check SYSTEM before its first run: Slurm tries its file, then a job of a minute looks at every node.
 
-    The system file is compared with what Slurm says; sbatch --test-only tries the arguments of a submission; the job
-    proves folder, Python, versions, GPUs, scratch, clocks and an all-reduce, started as a run would be. Without a
-    scheduler this machine is looked at.
+    sbatch --test-only tries the arguments of a submission; the job proves folder, Python, versions, cores, GPUs,
+    scratch and an all-reduce, started as a run would be.
 
     Ends with 0 if all is well, 5 if the system lacks something, 3 if nodes failed: they are named for --exclude; with 6
     if the job did not start in time.
 
     \b
     Example:
-      dlbench preflight local
       dlbench preflight my-cluster.yaml --nodes 8
     """
-    from dlbench.jobs.preflight.check import Asked, plan_of
+    from dlbench.jobs.preflight.check import plan_of
     from dlbench.jobs.preflight.check import preflight as check
     from dlbench.records.folder import prepare_output
     from dlbench.records.preflight import PreflightFolder
@@ -58,52 +51,32 @@ def preflight(system: str, nodes: int | None, timeout: float, no_job: bool, out:
 
     if not 0 < timeout < float("inf"):
         raise UserError(f"--timeout {timeout:g}: must be a number of seconds above 0")
-    if nodes is not None and nodes < 1:
+    if nodes < 1:
         raise UserError(f"--nodes {nodes}: must be 1 or more")
     chosen = choose_system(system, {})
-    count = nodes or _usual_nodes(chosen.scheduler, chosen.slurm)
-    plan = plan_of(chosen, count, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
+    if chosen.scheduler == "none":
+        raise UserError(f"system {chosen.name} has no scheduler: `dlbench doctor` checks this machine")
+    plan = plan_of(chosen, nodes, machine_cores=len(os.sched_getaffinity(0)), now=datetime.now(UTC))
     folder = PreflightFolder(prepare_output(out) / plan.run_id)
-    report = check(
-        plan, folder, Asked(timeout_s=timeout, starts_job=not no_job), lambda text: click.echo(text, err=True)
-    )
+    report = check(plan, folder, timeout, lambda text: click.echo(text, err=True), starts_job=not no_job)
     for line in lines_of(report):
         click.echo(line)
     click.echo(f"all that was found: {folder.report}", err=True)
     sys.exit(report.exit_code)
 
 
-def _usual_nodes(scheduler: str, slurm: SlurmSpec) -> int:
-    """Two where there are two that a job may be put on."""
-    if scheduler == "none":
-        return 1
-    from dlbench.jobs.preflight.static import UnansweredError, nodes_of
-
-    try:
-        found = nodes_of(slurm.partition, slurm.clusters) if slurm.partition else []
-    except UnansweredError:
-        return 2
-    return 1 if found and sum(node.is_usable for node in found) == 1 else 2
-
-
 def lines_of(report: PreflightReport) -> list[str]:
-    """A report as lines of a terminal, which fit on a screen: where they would not, what is well stands in one."""
+    """A report as lines of a terminal."""
     from dlbench.cli.streams import cleaned
 
-    whole = list(_lines(report, folds=False))
-    return [cleaned(line) for line in (whole if len(whole) <= MAX_LINES else _lines(report, folds=True))]
+    return [cleaned(line) for line in _lines(report)]
 
 
-def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
-    findings = [*report.static, *report.job]
-    for one in findings:
-        if not (folds and one.state == "ok"):
-            head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
-            words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
-            lines = textwrap.wrap(words, 80, initial_indent=head, subsequent_indent=" " * 22, break_on_hyphens=False)
-            yield from lines[:3] or [head]
-    if folds:
-        yield from _wrapped("ok: ", [", ".join(one.subject for one in findings if one.state == "ok")])
+def _lines(report: PreflightReport) -> Iterator[str]:
+    for one in report.job:
+        head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
+        words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
+        yield from _wrapped(head, words, " " * 22)[:3]
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
     if nodes:
         yield from _table(nodes[:MAX_NODES_SHOWN])
@@ -112,7 +85,7 @@ def _lines(report: PreflightReport, *, folds: bool) -> Iterator[str]:
             bad = sum(bool(node.problems) for node in left)
             yield f"and {len(left)} more nodes{f', {bad} of them FAILED' if bad else ''}"
         for said, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
-            yield from _wrapped(said, [text])
+            yield from _wrapped(said, text)
     if report.exclude:
         yield f"leave out: --exclude={report.exclude} (slurm.exclude in the system file)"
     yield _verdict(report)
@@ -132,13 +105,12 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
     return found if left <= 0 else [*found[:MAX_TEXTS], (f"and {left} more of the kind: ", "see the file")]
 
 
-def _wrapped(head: str, texts: Sequence[str]) -> Iterator[str]:
-    for text in texts:
-        yield from textwrap.wrap(text, 80, initial_indent=head, subsequent_indent="  ", break_on_hyphens=False)
+def _wrapped(head: str, text: str, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(text, 80, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False) or [head]
 
 
 def _table(nodes: list[PreflightNode]) -> Iterator[str]:
-    header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch", "clock", "others")
+    header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch")
     rows = [header, *(_row(node) for node in nodes)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     for row in rows:
@@ -149,7 +121,7 @@ def _row(node: PreflightNode) -> tuple[str, ...]:
     from dlbench.units import format_bytes
 
     if not node.ranks:
-        return (node.host, "-", "-", "-", "-", "-", "-", "-")
+        return (node.host, "-", "-", "-", "-", "-")
     first = node.ranks[0]
     gpus = len({uuid for rank in node.ranks for uuid in (*rank.node_gpus, *([rank.gpu] if rank.gpu else []))})
     place = next((one for one in first.scratch if one.key == "local"), None)
@@ -157,16 +129,13 @@ def _row(node: PreflightNode) -> tuple[str, ...]:
     if place is not None:
         free = "?" if place.free_bytes is None else format_bytes(place.free_bytes)
         scratch = "NOT usable" if place.problem else f"{free} {place.file_system}".strip()
-    clock = "-" if first.clock is None else f"{first.clock.offset_s * 1e3:+.1f} ms"
-    load = first.load
-    others = f"{100 * load.others_s / (load.cores * load.window_s):.0f} %" if load and load.cores else "-"
     cores = len({core for rank in node.ranks for core in rank.cores})
     shown = (str(len(node.ranks)), str(cores), str(gpus) if gpus else "none", first.versions.get("torch", "none"))
-    return (node.host, *shown, scratch, clock, others)
+    return (node.host, *shown, scratch)
 
 
 def _verdict(report: PreflightReport) -> str:
-    wrong = [one.subject for one in (*report.static, *report.job) if one.state == "wrong"]
+    wrong = [one.subject for one in report.job if one.state == "wrong"]
     failed = sum(bool(node.problems) for node in report.nodes)
     if report.exit_code == ExitCode.OK:
         measured = f": {len(report.nodes)} node{'s' * (len(report.nodes) != 1)} passed" if report.nodes else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import mean
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from dlbench.jobs.local import Outcome
     from dlbench.jobs.processes import OnProgress
 
-WINDOW_S = 10.0  # Window of the live line's throughput; shorter than a report needs, as it is none.
-
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
 
 WIDE = 110  # Columns of a terminal that has room for a bar next to the words.
@@ -33,10 +30,7 @@ _MEASURING = "measuring"
 
 
 class SeriesProgress:
-    """What a launcher knows of a series: how long runs took, and how far the one that runs is. Seconds of `clock`.
-
-    Runs begin and end in one thread; another one reports how far they are.
-    """
+    """Knows how long runs took, and how far the one that runs is, which another thread reports; seconds of `clock`."""
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
         self._plans = plans
@@ -44,8 +38,8 @@ class SeriesProgress:
         self._clock = clock
         self._took: list[tuple[LaunchPlan, float]] = []
         self._begun = clock()
-        self._steps: deque[tuple[float, int]] = deque()
-        self._first = (0.0, 0)
+        self._first: tuple[float, int] | None = None  # Moment and number of the first measured step.
+        self._last: tuple[float, int] | None = None
         self._of = 0
         self._stage = ""
 
@@ -56,7 +50,7 @@ class SeriesProgress:
     def begin(self) -> None:
         with self._lock:
             self._begun = self._clock()
-            self._steps.clear()
+            self._first = self._last = None
             self._of, self._stage = 0, ""
 
     def report(self, number: int, of: int, stage: str) -> None:
@@ -64,16 +58,12 @@ class SeriesProgress:
         with self._lock:
             if self.num_done == len(self._plans):
                 return
-            now = self._clock()
             self._of, self._stage = of, stage
             if stage != _MEASURING and not isinstance(self._plans[self.num_done], CommPlan):
-                self._steps.clear()
+                self._first = self._last = None
                 return
-            if not self._steps:
-                self._first = now, number
-            self._steps.append((now, number))
-            while self._steps[0][0] < now - WINDOW_S and len(self._steps) > 2:
-                self._steps.popleft()
+            self._last = self._clock(), number
+            self._first = self._first or self._last
 
     def end(self) -> float:
         """The run has ended; how long it took."""
@@ -84,20 +74,20 @@ class SeriesProgress:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Of the last seconds; None where nothing is measured yet."""
-        return self._rate_since(self._steps[0]) if self._steps else None
-
-    def _rate_since(self, begin: tuple[float, int]) -> float | None:
-        (first, low), (last, high) = begin, self._steps[-1]
+        """Of the run that runs; None where nothing is measured yet."""
+        if self._first is None or self._last is None:
+            return None
+        (first, low), (last, high) = self._first, self._last
         return (high - low) / (last - first) if last > first and high > low else None
 
     @property
     def left_of_run_s(self) -> float | None:
         """Until the run that runs is over: by its steps, else by runs like it; None where neither says anything."""
-        rate = self._rate_since(self._first) if self._steps else None
+        rate = self.steps_per_s
         # Points of collectives take unequally long.
-        if rate is not None and self._of and isinstance(self._plans[self.num_done], RunPlan):
-            return max(0.0, self._of - self._steps[-1][1]) / rate
+        is_training = isinstance(self._plans[self.num_done], RunPlan)
+        if rate is not None and self._last is not None and self._of and is_training:
+            return max(0.0, self._of - self._last[1]) / rate
         expected = self._expected(self._plans[self.num_done])
         return None if expected is None else max(0.0, expected - (self._clock() - self._begun))
 
@@ -121,7 +111,7 @@ class SeriesProgress:
             return "" if self.num_done == len(self._plans) else self._now(plan)
 
     def _now(self, plan: LaunchPlan) -> str:
-        done = self._steps[-1][1] if self._steps else 0
+        done = self._last[1] if self._last is not None else 0
         parts = [self._stage or "starting"]
         if done and self._of:
             is_comm = isinstance(plan, CommPlan)

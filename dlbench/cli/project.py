@@ -131,7 +131,7 @@ def project(
     """
     chosen = prepared("project", output, format_name)
     from dlbench.projection.ideal import by_data_sheet
-    from dlbench.projection.ledger import against, misses_of, read_ledger, record, strategies_against
+    from dlbench.projection.ledger import against, misses_of, read_ledger, record
     from dlbench.projection.page import ProjectionReport, document_of, projected_group
     from dlbench.projection.spec_machine import elsewhere, peak_tflops
     from dlbench.projection.step import project as projected
@@ -176,7 +176,7 @@ def project(
     if options["record"] and (options["set"] or machine or not all(one.configuration for one in found.ingredients)):
         raise UserError("--record keeps what later runs can score; none can with --set, --system or another --scaling")
     kept = read_ledger(*expanded(runs))
-    rows, scored = against(kept.kept, found.measured), strategies_against(kept.kept, found.measured)
+    rows = against(kept.kept, found.measured)
     if kept_in is not None:
         only, *others = found.ingredients
         if others:
@@ -197,16 +197,13 @@ def project(
             more = _further(one, there, projection, run, machine, price, currency, options, found.ingredients)
         groups.append(projected_group(one.configuration or one.digest, one, projection, ledger=rows, more=more))
         if options["record"] and projection.targets:
-            own = [row for part in more for sheet in part.sheets if sheet.name == "strategies" for row in sheet.rows]
-            path = record(expanded(runs)[0], one, projection, datetime.now(UTC), own)
+            path = record(expanded(runs)[0], one, projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project {named(runs)} --against", err=True)
-    report = ProjectionReport(
-        as_of=found.as_of, groups=tuple(groups), ledger=rows, strategies=scored, damaged=kept.problems
-    )
+    report = ProjectionReport(as_of=found.as_of, groups=tuple(groups), ledger=rows, damaged=kept.problems)
     emit(document_of(report), chosen, output, "ledger" if is_scored else "targets", full=full)
     if is_scored:
         nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
-        finish((*found.damaged, *kept.problems), "" if rows or scored else nothing)
+        finish((*found.damaged, *kept.problems), "" if rows else nothing)
         return
     nothing = f"{to}: no rank count can be projected; each refusal says what would mend it"
     finish(found.damaged, "" if any(group.projection.targets for group in groups) else nothing)
@@ -247,26 +244,23 @@ def _further(
     `others`: all groups of RUNS, of which some may differ in strategy alone.
     """
     from dlbench.projection.cost import cost_section
-    from dlbench.projection.ideal import accuracy_section
     from dlbench.projection.strategies.section import case_of, chosen, measured_rows, projected_rows, section
 
     name = given.configuration or given.digest
     cost = cost_section(name, given, projection.targets, price, currency)
     if price is not None and cost is None:
         click.echo(f"dlbench: --price-per-node-hour: no price of {given.title}: its batch is not known", err=True)
-    table = steps = None
+    table = None
     if options["strategy"] is not None and run is not None:
         scale, own = projection.cost_scale, there or given
         case, said = case_of(own, run, scale, memory_limit=options["memory_limit"], system=machine)
         # Of another system no run is a measurement.
-        alone, known = ((), ()) if there else (measured_rows(case, given), measured_rows(case, given, others))
+        known = () if there else measured_rows(case, given, others)
         asked, is_strong = chosen(options["strategy"]), own.scaling == "strong"
         name_of_runs = given.anchor.strategy or "data"
         rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked, own=name_of_runs)
         table = section((*known, *rows), said, anchor=f"strategies-{name}")
-        workload, system = run.plan.workload, machine or run.plan.system
-        steps = accuracy_section(workload, case, alone, given, system, anchor=f"accuracy-{name}")
-    return [one for one in (table, cost, steps) if one is not None]
+    return [one for one in (table, cost) if one is not None]
 
 
 class _Found(NamedTuple):
@@ -307,7 +301,7 @@ def _found(runs: Sequence[Path], costs: NetworkModel | None, options: dict[str, 
             found[place] = one.model_copy(update={"scaling": scaling, "configuration": "", "notes": notes})
     if options["history"] is not None:
         require_modules("project --history", "scipy")
-        entries = open_store(options["history"], None).entries()
+        entries = open_store(options["history"]).entries()
         for number, group in enumerate(found):
             slow_hosts = _slow_hosts(entries, group.system, str(options["history"]))
             found[number] = group.model_copy(update={"slow_hosts": slow_hosts})

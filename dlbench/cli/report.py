@@ -121,7 +121,7 @@ def report(
         from dlbench.history.report import trends_of
         from dlbench.history.store import read_acknowledged
 
-        opened = open_store(store, None)
+        opened = open_store(store)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
     found = assemble(scanned, history, network=costs)
     document = document_of(found)
@@ -145,11 +145,7 @@ def prepared(
     table: str | None = None,
     needs: Sequence[str] = ("numpy",),
 ) -> FormatName:
-    """The format of a report, before anything is read.
-
-    Raises `UserError`: the file cannot be written, its name has no known suffix, or the format holds more than one
-    `table`. `EnvironmentLacksError`: what the command computes (`needs`) or draws with is missing.
-    """
+    """The format of a report, before anything is read."""
     check_writable(output)
     chosen = format_by_suffix(output, asked, suffixes, "text")
     if table is not None and chosen != "csv":
@@ -190,10 +186,7 @@ def note_missing(what: str, why: Mapping[str, str]) -> None:
 def format_by_suffix(
     output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
-    """The format that was asked for, or that of the output file's name; `default` for standard output.
-
-    Raises `UserError`: the name has no known suffix.
-    """
+    """The format that was asked for, or that of the output file's name; `default` for standard output."""
     if asked is not None:
         return asked
     if output is None:
@@ -207,10 +200,7 @@ def format_by_suffix(
 
 
 def check_writable(output: Path | None) -> None:
-    """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards.
-
-    Raises `UserError`: the file cannot be written there.
-    """
+    """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards."""
     if output is None:
         return
     if output.is_dir():
@@ -220,10 +210,7 @@ def check_writable(output: Path | None) -> None:
 
 
 def require_modules(command: str, *modules: str) -> None:
-    """Proves that what a command computes and draws with is installed.
-
-    Raises `EnvironmentLacksError`: something is missing; names the remedy.
-    """
+    """Proves that what a command computes and draws with is installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentLacksError(
@@ -272,18 +259,12 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@network_option("for forecasts of other exchanges")
-@click.option(
-    "--slurm", is_flag=True, help="Ask Slurm's accounting (sacct) what the jobs consumed, next to the samples."
-)
 @OUTPUT
 @format_option("text", "json")
 @click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
-    network: Path | None,
-    slurm: bool,
     output: Path | None,
     format_name: Literal["text", "json"] | None,
     full: bool,
@@ -305,23 +286,11 @@ def diagnose(
     Examples:
       dlbench diagnose runs
       dlbench diagnose runs --where workload=resnet50
-      dlbench diagnose runs --network box.network.json
       dlbench diagnose runs -o diagnosis.json
     """
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
-    from dlbench.records.comm import read_network
     from dlbench.views.diagnosis import diagnosis
 
-    costs = None if network is None else read_network(network)
-    scanned = read_runs(runs, where)
-    joules = None  # Of the runs' jobs, by run id.
-    if slurm:
-        from dlbench.jobs.slurm.accounting import job_energies
-
-        joules, why = job_energies(scanned.runs)
-        note_missing("Slurm reports no energy of", why)
-        if not joules and not why:
-            click.echo("dlbench: --slurm: none of these runs was submitted to Slurm", err=True)
-    found, document = diagnosis(scanned, costs, joules)
+    found, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)
     finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")

@@ -179,11 +179,7 @@ def _ladder(found: Scan) -> list[str]:
 
 
 def require_here(system: SystemSpec) -> None:
-    """A system with a scheduler can be run from inside an allocation only.
-
-    Raises `UserError`: this is no allocation. `EnvironmentLacksError`: the launcher's program is not installed, or is
-    another MPI's.
-    """
+    """A system with a scheduler can be run from inside an allocation only."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
@@ -194,10 +190,7 @@ def require_here(system: SystemSpec) -> None:
 
 
 def require_room(plans: Sequence[LaunchPlan]) -> None:
-    """Refuses more ranks than one machine can start and still measure anything.
-
-    Raises `UserError`: a plan has more than `MAX_RANKS_PER_CORE` on every core.
-    """
+    """Refuses more ranks than one machine can start and still measure anything."""
     cores = len(os.sched_getaffinity(0))
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
     if ranks > MAX_RANKS_PER_CORE * cores:
@@ -209,8 +202,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
 
 def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     """Prints the command of each run, then a table of the points, on standard output; for `--dry-run`."""
-    from dlbench.jobs.scripts import launch
     from dlbench.jobs.scripts.launch import has_script, render_run_script, start_command
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):
@@ -221,7 +214,7 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
-            click.echo(launch.quoted(start_command(plan, folder, sys.executable)).encode())
+            click.echo(quoted(start_command(plan, folder, sys.executable)).encode())
     points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
     rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
     for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):
@@ -242,12 +235,8 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans on this machine, one after the other; `following` is the command to go on with, if not empty.
-
-    Returns what the command ends with: the code of the first run that went wrong.
-    Raises `UserError`: the output folder cannot be, a run of that name exists, or a variable's value is not where a
-    plan says. `EnvironmentLacksError`: the launcher's program is not installed, or the ranks' Python cannot be
-    executed.
+    """Runs all plans here, one after the other; returns the code of the first that failed. `following`: the next
+    command.
     """
     from dlbench.cli.progress import progress
     from dlbench.jobs import local

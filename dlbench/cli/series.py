@@ -28,7 +28,8 @@ EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm giv
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
     """Prints the jobs on standard output, and their scripts if asked for, byte for byte; all else is a comment."""
-    from dlbench.jobs.scripts.launch import quoted, render_job, sbatch_arguments
+    from dlbench.jobs.scripts.launch import render_job, sbatch_arguments
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
@@ -49,15 +50,16 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
 def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[Job, str]]) -> None:
     """The commands that submit scripts by hand, on standard output, one a line in the order of submission."""
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named
-    from dlbench.jobs.scripts.launch import word_of_shell
+    from dlbench.jobs.scripts.words import joined, quoted, variable
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
-    before = EARLIER.format("THE_JOB_BEFORE")
     for number, (job, known) in enumerate(written, 1):
-        after = known or (before if file.chain and number > 1 else None)
-        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), after, "")
-        words = " ".join(word_of_shell(word, {before: f"{{job{number - 1}%%;*}}"}) for word in command)
+        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), known or None, "")
+        if file.chain and number > 1 and not known:
+            # Before the script.
+            command.insert(-1, joined("--dependency=afterany:", variable(f"{{job{number - 1}%%;*}}")))
+        words = quoted(command)
         # Where a job comes after this one, its id is needed.
         is_waited_for = file.chain and number < len(written)
         by_hand = words.replace(" --parsable", "", 1)
@@ -119,9 +121,6 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Time of {_counted(runs, 'run')}: {text}."
     if len(sources) > MOST_SOURCES:
         yield f"Time of the others: {_counted(len(sources) - MOST_SOURCES, 'more estimate')}."
-    if campaign.is_split:
-        longest = jobs[0].shape.system.slurm.max_time
-        yield f"Runs that could share a job are in several: system.slurm.max_time is {longest}."
 
 
 MOST_SOURCES = 6  # Lines of a dry run about where times come from.
@@ -288,8 +287,8 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
     Raises `UserError`: there is no such series, or another process submits it. `RunError`: Slurm refused a job, did not
     say whether it took it, or does not say what is queued. `KeyboardInterrupt`: on a signal.
     """
-    from dlbench.jobs.campaign.completing import complete, feed, forget
-    from dlbench.jobs.campaign.series_file import feeding, read_series, scheduler_named, submission_status
+    from dlbench.jobs.campaign.completing import complete, forget
+    from dlbench.jobs.campaign.series_file import read_series, scheduler_named, submission_status
     from dlbench.jobs.scheduler import RefusedError
 
     file, out = read_series(root, series), options["out"]
@@ -309,11 +308,7 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
                 click.echo(done.job_id.partition(";")[0])
 
     try:
-        if options["follow"]:
-            with feeding(root, series):
-                feed(root, series, scheduler, interruption.check, report, _say, max_jobs, options["every"])
-        else:
-            complete(root, series, scheduler, interruption.check, report, max_jobs)
+        complete(root, series, scheduler, interruption.check, report, max_jobs)
         interruption.check()  # of a signal during the last sbatch
     except KeyboardInterrupt:
         _say(left(root, series, out))
@@ -345,7 +340,7 @@ def resume_command(series: str, out: Path) -> str:
 
 
 def _command(*words: str) -> str:
-    from dlbench.jobs.scripts.launch import quoted
+    from dlbench.jobs.scripts.words import quoted
 
     return quoted(["dlbench", *words])
 

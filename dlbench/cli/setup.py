@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from dlbench.cli.options import AS_JSON, FILE, value_option
-from dlbench.cli.streams import cleaned, terminal
-from dlbench.errors import ExitCode, UserError
+from dlbench.cli.streams import cleaned
+from dlbench.errors import ExitCode
 
 _MARKS = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}
 
@@ -49,44 +49,6 @@ def _print(text: str) -> None:
     click.echo(click.wrap_text(text, width=80, subsequent_indent=" " * 10, preserve_paragraphs=True))
 
 
-@click.command()
-@click.argument("folder", type=FILE)
-@click.option(
-    "--extra",
-    "extras",
-    multiple=True,
-    metavar="NAME",
-    help="Packages besides the core's, e.g. node (torch), analysis, data; repeatable.",
-)
-@click.option("--horovod", is_flag=True, help="Also Horovod's wheel, built here for this torch; needs --extra node.")
-@value_option(
-    "--data",
-    "DIR",
-    "Also this folder of data sets, e.g. of dlbench data demo.",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
-def prepare(folder: Path, extras: tuple[str, ...], horovod: bool, data: Path | None) -> None:
-    """Put all that an installation needs into FOLDER, for machines without a network.
-
-    Copy the folder there; FOLDER/install.sh checks its files' SHA-256 and makes a virtual environment. pip fetches
-    packages as it is configured here, for this version of Python and this kind of machine.
-
-    \b
-    Example:
-      dlbench prepare dlbench-offline --extra node --extra analysis --horovod
-      dlbench-offline/install.sh /shared/me/dlbench
-    """
-    from dlbench.setup.prepare import prepare as made
-    from dlbench.units import format_bytes
-
-    if horovod and "node" not in extras:
-        raise UserError("--horovod needs torch with it: add --extra node")
-    path = folder.absolute()
-    size = made(path, extras, with_horovod=horovod, data=data, say=lambda line: click.echo(line, err=True))
-    click.echo(f"{path}: {format_bytes(size)}")
-    click.echo(f"next, where there is no network: {path.name}/install.sh NEW-FOLDER")
-
-
 @click.group()
 def setup() -> None:
     """Make this machine ready."""
@@ -113,19 +75,7 @@ def horovod(rebuild: bool, source: Path | None) -> None:
     """
     from dlbench.setup.horovod import install
 
-    if not sys.stderr.isatty():
-        install(lambda line: click.echo(line, err=True), rebuild=rebuild, source=source)
-        return
-    from rich.text import Text
-
-    console = terminal()
-    with console.status("Horovod") as status:
-
-        def say(line: str) -> None:
-            status.update("Horovod")
-            console.print(Text(cleaned(line)), soft_wrap=True)
-
-        install(say, rewrite=lambda line: status.update(Text(cleaned(line))), rebuild=rebuild, source=source)
+    install(lambda line: click.echo(cleaned(line), err=True), rebuild=rebuild, source=source)
 
 
 @setup.command()

@@ -173,7 +173,7 @@ def schemas() -> dict[str, Any]:
 
 
 def schema(name: str) -> dict[str, Any]:
-    """The JSON schema of a report or of a file of runs. Raises `UserError`: there is none of that name."""
+    """The JSON schema of a report or of a file of runs."""
     from dlbench.report.formats.json import schema_of
 
     known = schemas()

@@ -8,9 +8,7 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,39 +229,32 @@ def _told(names: Iterable[str]) -> str:
 
 _MAX_BYTES = 1 << 22  # Of each log, its end.
 
-_LOOK_S = 1.0
-
 
 @click.command()
 @click.argument("run")
 @output_folder()
 @click.option("--rank", metavar="N", type=click.IntRange(min=0), help="The log of this rank alone.")
 @click.option("--lines", metavar="N", type=click.IntRange(min=0), default=200, show_default=True, help="Of each log.")
-@click.option("--follow", is_flag=True, help="Go on as it grows, until the run has ended.")
-def logs(run: str, out: Path, rank: int | None, lines: int, follow: bool) -> None:
+def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
     """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
 
     RUN is the id of a run in --out, its folder, or a folder that holds it alone.
 
     \b
     Example:
-      dlbench logs nightly-resnet50-ci-p00-n0001-k00 --follow
+      dlbench logs nightly-resnet50-ci-p00-n0001-k00
     """
     folder = run_folder(run, out)
     paths = logs_of(folder, rank)
-    sizes: dict[Path, int] = {}
     for path in paths:
         with open_inside(path) as file:
-            sizes[path] = file.seek(0, os.SEEK_END)
-            file.seek(max(0, sizes[path] - _MAX_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_BYTES))
             text = file.read(_MAX_BYTES).decode("utf-8", "replace")
             shown = text.splitlines()
             if len(paths) > 1:
                 click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
             for line in shown[-lines:] if lines else shown:
                 click.echo(cleaned(line))
-    if follow:
-        _follow(folder, rank, sizes)
 
 
 def run_folder(run: str, out: Path) -> RunFolder:
@@ -287,48 +278,6 @@ def run_folder(run: str, out: Path) -> RunFolder:
 
 def _escaped(text: str) -> str:
     return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
-
-
-def _follow(folder: RunFolder, rank: int | None, sizes: dict[Path, int]) -> None:
-    """Prints what is added, until the run has a record, its launcher gave it up or its job is over, and nothing was
-    added since.
-    """
-    from dlbench.jobs.campaign.completing import EVERY_S
-
-    last = next(reversed(sizes), None)
-    is_over, asked = False, time.monotonic()
-    while True:
-        grew = False
-        paths: list[Path] = []
-        with suppress(UserError):  # a new attempt has put them aside
-            paths = logs_of(folder, rank)
-        for path in paths:
-            added = b""
-            with suppress(FileNotFoundError), open_inside(path) as file:
-                if sizes.get(path, 0) > file.seek(0, os.SEEK_END):  # that of a new attempt
-                    sizes[path] = 0
-                file.seek(sizes.get(path, 0))
-                added = file.read(_MAX_BYTES)
-                if not is_over and len(added) < _MAX_BYTES:  # whole lines
-                    added = added[: added.rfind(b"\n") + 1]
-            if not added:
-                continue
-            grew = True
-            sizes[path] = sizes.get(path, 0) + len(added)
-            if path != last:
-                click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
-                last = path
-            click.echo(cleaned(added.decode("utf-8", "replace").removesuffix("\n")))
-        if is_over and not grew:
-            return
-        is_over = is_over or any(path.exists() for path in (folder.record, folder.comm, folder.failure))
-        if not is_over and time.monotonic() >= asked + EVERY_S:
-            # Whether nothing is to come of a run, as where its job ended without a record.
-            from dlbench.jobs.campaign.run_status import run_statuses
-
-            (one,), _ = run_statuses([read_launched(folder.path)])
-            is_over, asked = one.ahead == "nothing", time.monotonic()
-        time.sleep(_LOOK_S)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""The standard streams of a command, whatever the shell made of them: closed, full, without a reader, odd encodings.
+"""The standard streams of a command: on a full disk, without a reader, in odd encodings.
 
 Results go to standard output; where they cannot, the command goes on to its end and says so with its exit code.
 What is said about them goes to standard error, as far as it can: no word there is worth a run. Every line on standard
@@ -8,16 +8,17 @@ error is free of control characters and of bounded length, whatever a path, a fi
 from __future__ import annotations
 
 import codecs
-import errno
 import io
 import os
-import select
 import sys
 import traceback
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 import click
 
@@ -57,35 +58,33 @@ def _cleaned_line(line: str, limit: int) -> str:
     return f"{kept[: limit - end]} [{len(kept) - limit:,} characters left out] {kept[len(kept) - end :]}"
 
 
-class _Sink(io.FileIO):
-    """Bytes to a standard stream; what cannot be written is dropped and remembered, never raised."""
+class _Stream(io.TextIOWrapper):
+    """A standard stream; what cannot be written is dropped and remembered, never raised."""
 
-    def __init__(self, descriptor: int, *, was_closed: bool) -> None:
-        super().__init__(descriptor, "wb", closefd=False)
-        self._was_closed = was_closed
-        self._is_over = False
-        self.lost: OSError | None = None
-        """Why something could not be written; a reader who has gone (`| head`) has all that it wanted."""
+    lost: OSError | None = None
+    """Why something could not be written; a reader who has gone (`| head`) has all that it wanted."""
 
-    def write(self, data: Any, /) -> int:
-        if self._was_closed and self.lost is None:
-            self.lost = OSError(errno.EBADF, "closed")
-        while not (self._is_over or self._was_closed):
-            try:
-                written: int | None = super().write(data)
-                if written is not None:
-                    return written
-                # Somebody made the terminal or pipe non-blocking.
-                select.select([], [self.fileno()], [])
-            except BrokenPipeError:
-                self._is_over = True
-            except (OSError, ValueError) as error:
-                self._is_over = True
-                self.lost = error if isinstance(error, OSError) else OSError(errno.EBADF, str(error))
-        return memoryview(data).nbytes
+    def write(self, text: str, /) -> int:
+        with self._remembering():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._remembering():
+            super().flush()
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self.lost is None:
+                # What waits in the buffer goes nowhere, now and at the end of the process.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+                self.lost = error
 
 
-class _Said(io.TextIOWrapper):
+class _Said(_Stream):
     """Standard error: every line cleaned, but for a progress bar, which draws on `bare`."""
 
     bare: io.TextIOWrapper
@@ -99,34 +98,30 @@ class Streams:
     """Standard output and error of this process, from now on to its end."""
 
     def __init__(self) -> None:
-        # Else the next file that is opened would take the place of one of 0 to 2 that is closed.
-        for descriptor in range(3):
-            try:
-                os.fstat(descriptor)
-            except OSError:
-                # The lowest free one is taken, and those below are open by now.
-                opened = os.open(os.devnull, os.O_RDWR)
-                os.set_inheritable(opened, True)
         codecs.register_error(_ESCAPING, _escaped)
-        self._out: _Sink | None = None
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # It was closed.
+                setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
         if _is_own(sys.stdout, 1):
-            self._out = _sink(sys.stdout, 1)
-            sys.stdout = io.TextIOWrapper(
-                io.BufferedWriter(self._out), _encoding(sys.stdout), _ESCAPING, line_buffering=_by_lines(sys.stdout)
-            )
+            name = sys.stdout.encoding
+            encoding = "utf-8" if codecs.lookup(name).name == "ascii" else name
+            by_lines = sys.stdout.line_buffering or sys.stdout.write_through
+            sys.stdout = _Stream(sys.stdout.detach(), encoding, _ESCAPING, line_buffering=by_lines)
         if _is_own(sys.stderr, 2):
-            buffer, encoding = io.BufferedWriter(_sink(sys.stderr, 2)), _encoding(sys.stderr)
-            said = _Said(buffer, encoding, "backslashreplace", line_buffering=True)
-            said.bare = io.TextIOWrapper(buffer, encoding, "backslashreplace", line_buffering=True)
+            encoding = sys.stderr.encoding
+            said = _Said(sys.stderr.detach(), encoding, "backslashreplace", line_buffering=True)
+            said.bare = _Stream(said.buffer, encoding, "backslashreplace", line_buffering=True)
             sys.stderr = said
 
     def lost_output(self) -> OSError | None:
         """Why not all of standard output came where it should; None if it did, or if its reader wanted no more."""
+        lost = None
         try:
             sys.stdout.flush()
-        except OSError as error:  # a stream that is not ours
-            return None if isinstance(error, BrokenPipeError) else error
-        return None if self._out is None else self._out.lost
+            lost = getattr(sys.stdout, "lost", None)
+        except OSError as error:  # A stream that is not ours.
+            lost = error
+        return None if isinstance(lost, BrokenPipeError) else lost
 
 
 def terminal() -> Console:
@@ -137,32 +132,12 @@ def terminal() -> Console:
     return Console(file=stream.bare) if isinstance(stream, _Said) else Console(stderr=True)
 
 
-def _is_own(stream: TextIO | None, descriptor: int) -> bool:
+def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
     """Whether this is the process's own stream, and not one that a caller put in its place."""
-    if stream is None:  # Python found it closed
-        return True
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
     except (OSError, ValueError):
         return False
-
-
-def _sink(stream: TextIO | None, descriptor: int) -> _Sink:
-    if stream is None:
-        # The descriptor may be another file's by now.
-        return _Sink(os.open(os.devnull, os.O_WRONLY), was_closed=True)
-    stream.flush()
-    return _Sink(descriptor, was_closed=False)
-
-
-def _by_lines(stream: TextIO | None) -> bool:
-    """Whether each line goes out at once: on a terminal, or with PYTHONUNBUFFERED."""
-    return isinstance(stream, io.TextIOWrapper) and (stream.line_buffering or stream.write_through)
-
-
-def _encoding(stream: TextIO | None) -> str:
-    name = "utf-8" if stream is None else stream.encoding
-    return "utf-8" if codecs.lookup(name).name == "ascii" else name
 
 
 def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:

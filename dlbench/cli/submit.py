@@ -51,7 +51,7 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
           --data /wiki --max-node-hours 50
       dlbench submit bert --system my.yaml --nodes 4 --repeats 10 \\
           --ab plain engine.name=ddp
-      dlbench submit --resume nightly --max-jobs 10 --follow
+      dlbench submit --resume nightly --max-jobs 10
     """
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
@@ -104,12 +104,12 @@ def _resume(options: dict[str, Any]) -> None:
     """Raises UserError: an option is given that the series has already."""
     from dlbench.cli.series import resume_series
 
-    of_series = {"resume", "workload", "out", "max_jobs", "follow", "every", "cancelled"}
+    of_series = {"resume", "workload", "out", "max_jobs", "cancelled"}
     of_series |= {"dry_run", "all_scripts", "write_only"}
     others = {param.name or "" for param in click.get_current_context().command.params} - of_series
     for option in shared.given_options(*others):
         raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
-    refuse_beside_write_only(options, "dry_run", "follow", "cancelled", "max_jobs")
+    refuse_beside_write_only(options, "dry_run", "cancelled", "max_jobs")
     resume_series(options)
 
 
@@ -131,7 +131,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     from dlbench.jobs.campaign.campaign import campaign_of, refuse_above
     from dlbench.specs.launch import TIME
 
-    refuse_beside_write_only(options, "dry_run", "follow")
+    refuse_beside_write_only(options, "dry_run")
     if options["one_run_per_job"] and options["pack"] != "points":
         raise UserError("--pack and --one-run-per-job exclude each other")
     if options["time"] is not None and not re.fullmatch(TIME, options["time"]):
@@ -181,7 +181,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     from dlbench.jobs.campaign.completing import Limits, begin, write_only
     from dlbench.jobs.campaign.series_file import scheduler_named
     from dlbench.jobs.processes import Interruption
-    from dlbench.jobs.scripts.launch import quoted
+    from dlbench.jobs.scripts.words import quoted
     from dlbench.records.folder import prepare_output
 
     scheduler = scheduler_named(campaign.plans[0].system.scheduler)

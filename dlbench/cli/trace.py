@@ -25,8 +25,7 @@ SUFFIXES = (".json", ".json.gz")
 @click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, or .json.gz (smaller).")
 @click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
 @click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
-@click.option("--cores", is_flag=True, help="A counter for every core, not only for their mean.")
-def trace(run: Path, output: Path, ranks: str | None, steps: str | None, cores: bool) -> None:
+def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None:
     """Write what the run in folder RUN did when: every phase of every step, and what was sampled meanwhile.
 
     Open the file in ui.perfetto.dev (it stays on your machine) or chrome://tracing. Every rank is a process; its
@@ -57,7 +56,7 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None, cores: 
 
     step_range = parse_steps(steps)
     found = _read(run)
-    selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range, cores=cores)
+    selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range)
     notes = Notes()
     made, facts = read_trace_run(found, selection, notes)
     if found.record is None:

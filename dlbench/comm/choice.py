@@ -1,6 +1,6 @@
-"""Which algorithm to use at which size: the clear winner or none, where the lead changes, how large messages should be.
+"""Which algorithm to use at which size: the clear winner or none, and how large messages should be.
 
-A winner is clear where every other contender is slower beyond the scatter of five runs or more, and by more than
+A winner is clear where every other series is slower beyond the scatter of five runs or more, and by more than
 `STAY_WITHIN`. The fastest of several that differ by less is the fastest by chance.
 """
 
@@ -10,14 +10,10 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from dlbench.comm.fits import Fits
-from dlbench.comm.measurements import CollectiveGroup, Measurement, SeriesName
-from dlbench.perfmodels import predictions
+from dlbench.comm.measurements import CollectiveGroup
 from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
-from dlbench.stats.pairing import pairing
 
 STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
 RATE_SHARE = 0.9  # Share of the asymptotic rate that a fused message should reach.
@@ -46,20 +42,6 @@ class Best(Standing):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Crossover:
-    """Where one series overtakes another."""
-
-    source: Literal["measured", "model"]
-    before: str
-    after: str
-    num_bytes: float
-    """Measured: where their times meet, interpolated in logarithms of size and time; at `low` if `after` leads there
-    already. Model: the first size at which `after` is predicted to be faster."""
-    low: int | None = None  # Largest measured size of `before`; None for the model.
-    high: int | None = None  # Smallest measured size of `after`; None for the model.
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recommended:
     """One series for a range of measured sizes."""
 
@@ -70,38 +52,15 @@ class Recommended:
     spread: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fusion:
-    """How large a message of fused gradients should be."""
-
-    title: str  # Series whose line it is: the fastest at the largest size, by its line.
-    num_bytes: float | None  # Bytes; None where every size costs the start-up alone.
-    beyond_measured: bool  # Whether it is larger than the largest measured size.
-    below_measured: bool  # Whether it is smaller than the smallest measured size, which these times do not show.
-    largest: int  # Largest measured size, bytes.
-    is_clear: bool  # Whether one series is clearly the fastest there: else the size is no advice.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """One of dlbench's algorithms against a library, at one size."""
-
-    num_bytes: int
-    own: str
-    library: str
-    speed: Estimate  # Time of the library over time of the algorithm (1): above 1, the algorithm is faster.
-    paired: bool
-
-
 def best(group: CollectiveGroup) -> tuple[Best, ...]:
-    """The fastest series at each size, by size; equal series are merged (`dlbench.comm.report.contenders`)."""
+    """The fastest series at each size, by size."""
     return tuple(_best(group, size) for size in group.sizes)
 
 
 def _best(group: CollectiveGroup, size: int) -> Best:
     measured = [(series.title, one) for series in group.series if (one := series.at(size)) is not None]
     (title, first), *others = sorted(measured, key=lambda one: one[1].time.value)
-    leads = [(name, _ratio(one, first)[0]) for name, one in others]
+    leads = [(name, ratio_estimate(one.by_run, first.by_run)) for name, one in others]
     # Not slower beyond doubt, or not by enough to matter.
     tied = [
         (name, lead)
@@ -120,11 +79,6 @@ def _best(group: CollectiveGroup, size: int) -> Best:
         tied=(title, *(name for name, _ in tied)),
         spread=max((lead.value - 1 for _, lead in tied), default=0.0),
     )
-
-
-def recommended(group: CollectiveGroup) -> tuple[Recommended, ...]:
-    """The clear winner of each range of sizes, or that none is clear; the argument as of `best`."""
-    return ranges_of(best(group))
 
 
 def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
@@ -160,83 +114,6 @@ def _gaps(winners: Sequence[str]) -> Iterator[tuple[int, int]]:
         place += length
 
 
-def crossovers(group: CollectiveGroup) -> tuple[Crossover, ...]:
-    """Where one clear winner gives way to the next; only between series that were measured at both sizes."""
-    found = []
-    clear = [one for one in recommended(group) if one.title]
-    for left, right in itertools.pairwise(clear):
-        if left.title == right.title:
-            continue
-        before_low, before_high = group.at(left.title, left.high), group.at(left.title, right.low)
-        after_low, after_high = group.at(right.title, left.high), group.at(right.title, right.low)
-        if before_low and before_high and after_low and after_high:
-            # Where lines through the points of both sizes cross, logarithms on both axes.
-            low, high = math.log(before_low.num_bytes), math.log(before_high.num_bytes)
-            ahead = max(0.0, math.log(after_low.time.value / before_low.time.value))
-            behind = math.log(before_high.time.value / after_high.time.value)
-            found.append(
-                Crossover(
-                    source="measured",
-                    before=left.title,
-                    after=right.title,
-                    num_bytes=math.exp(low + (high - low) * ahead / (ahead + behind)),
-                    low=left.high,
-                    high=right.low,
-                )
-            )
-    return tuple(found)
-
-
-def model_crossovers(group: CollectiveGroup, fits: Fits) -> Iterator[Crossover]:
-    """Where the model of each carrier expects the lead to change among a group's algorithms over it.
-
-    Algorithms that the fit misses are left out: see `dlbench.specs.comm.FitError`.
-    """
-    own = [series for series in group.series if not series.is_library]
-    sizes = group.sizes
-    for carrier in dict.fromkeys(series.carrier for series in own):
-        algorithms = [series.algorithm for series in own if series.carrier == carrier]
-        fit = fits.of(group, carrier)
-        if fit is not None:
-            algorithms = [name for name in algorithms if not fit.network.is_poor(group.collective, name)]
-        if fit is None or len(algorithms) < 2 or len(sizes) < 2:
-            continue
-        for size, before, after in predictions.crossovers(
-            group.collective, algorithms, group.layout, fit.network, sizes[0], sizes[-1]
-        ):
-            yield Crossover(
-                source="model",
-                before=SeriesName(carrier=carrier, algorithm=before).title,
-                after=SeriesName(carrier=carrier, algorithm=after).title,
-                num_bytes=size,
-            )
-
-
-def fusion(group: CollectiveGroup) -> Fusion | None:
-    """The size of fused messages for all-reduce; None for other collectives, and without a line.
-
-    `dlbench comm predict` gives the same size for the same rank count, from the lines in the file.
-    """
-    lines = [
-        LineCost(name=one.title, ranks=1, startup_s=one.startup_s, per_byte_s=one.per_byte_s)
-        for one in group.series
-        if one.startup_s is not None and one.per_byte_s is not None
-    ]
-    if group.collective != "allreduce" or not lines:
-        return None
-    line = fusion_line(lines, group.sizes[-1])
-    size = fusion_bytes(line.startup_s, line.per_byte_s)
-    is_finite = line.per_byte_s > 0
-    return Fusion(
-        title=line.name,
-        num_bytes=size if is_finite else None,
-        beyond_measured=is_finite and size > group.sizes[-1],
-        below_measured=is_finite and size < group.sizes[0],
-        largest=group.sizes[-1],
-        is_clear=_best(group, group.sizes[-1]).is_clear,
-    )
-
-
 def fusion_line(lines: Sequence[LineCost], largest: int) -> LineCost:
     """The line that is fastest at the largest measured size: messages are fused for the sake of large ones."""
     return min(lines, key=lambda line: line.time(largest))
@@ -251,22 +128,3 @@ def fusion_bytes(startup_s: float, per_byte_s: float, share: float = RATE_SHARE)
     if per_byte_s <= 0:
         return math.inf
     return share / (1 - share) * startup_s / per_byte_s
-
-
-def ratios(group: CollectiveGroup) -> Iterator[Ratio]:
-    """Each own algorithm against each library at each size that both have; own algorithms in their order."""
-    libraries = [series for series in group.series if series.is_library]
-    for own in (series for series in group.series if not series.is_library):
-        for library in libraries:
-            for mine in own.rows:
-                theirs = library.at(mine.num_bytes)
-                if theirs is not None:
-                    speed, paired = _ratio(theirs, mine)
-                    yield Ratio(
-                        num_bytes=mine.num_bytes, own=own.title, library=library.title, speed=speed, paired=paired
-                    )
-
-
-def _ratio(top: Measurement, bottom: Measurement) -> tuple[Estimate, bool]:
-    """Time over time, and whether of the same runs."""
-    return ratio_estimate(top.by_run, bottom.by_run), pairing(top.by_run, bottom.by_run).is_paired

@@ -1,4 +1,4 @@
-"""What each algorithm of a collective costs: counted, in closed form, predicted, measured, beside the ideal."""
+"""What each algorithm of a collective costs: counted, predicted, measured, beside the ideal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from dlbench.comm.measurements import Measurement
 from dlbench.perfmodels.algorithms import counts
-from dlbench.perfmodels.closed_forms import closed_form, ideal_seconds
 from dlbench.perfmodels.predictions import predict, whole_elements
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
@@ -30,7 +29,6 @@ class Cost:
     over_ideal: float = field(metadata=column("Over ideal", text=lambda one: f"{one:.3g}x", is_brief=True))
     measured: Estimate | None = field(metadata=column("Measured", "measured_s", is_brief=True))
     minimum_s: float | None = field(metadata=column("Minimum", unit="s", is_brief=True))
-    form: str = field(metadata=column("Closed form", "closed_form"))
 
 
 _BYTE = Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=1),))
@@ -52,7 +50,6 @@ def cost(
     elements = whole_elements(num_bytes, width)
     chunks = (row.chunks if row else None) or pipeline_chunks(collective, algorithm, layout, elements)
     counted = counts(collective, algorithm, layout, elements, width, shards=shards, chunks=chunks)
-    form = closed_form(collective, algorithm, layout, shards=shards, chunks=chunks)
     known = network or BYTES_ALONE
     # Without costs all bytes are alike, as on one node, whose ranks have one port.
     placed = layout if network else replace(layout, node_size=layout.ranks)
@@ -61,19 +58,17 @@ def cost(
     )
     modelled = None if network is None else seconds
     least = ideal_seconds(collective, placed, num_bytes, known)
-    links = known.across and known.across.links
     letters = {
         "parameter-server": f", k = {shards or layout.ranks}",
         "double-binary-tree": f", c = {chunks}",
         "chain": f", c = {chunks}",
-        "hierarchical": f", c = {chunks}, φ = {max(1, layout.group_size / links) if links else 1:g}",
+        "hierarchical": f", c = {chunks}",
     }
     return Cost(
         algorithm=algorithm + letters.get(algorithm, ""),
         num_bytes=num_bytes,
         steps=max(one.steps for one in counted),
         volume=max(one.bytes_sent for one in counted) / num_bytes,
-        form="none: the ranks are no power of two" if form is None else str(form.seconds),
         predicted_s=modelled if row is None else row.predicted_s,
         over_ideal=(seconds if row is None or network is None else row.time.value) / least,
         measured=None if row is None else row.time,
@@ -81,16 +76,38 @@ def cost(
     )
 
 
+def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, network: NetworkModel) -> float:
+    """The longest of the least costs of any algorithm, each by itself (Chan et al. 2007, Collective communication):
+    start-ups, a rank's bytes (over all levels at once) and bytes reduced by the cheapest messages of a network, and
+    start-ups and bytes between nodes. Sums of them are no bound: transfers, additions and levels may be under way at
+    once.
+    """
+
+    def least(ranks: int, levels: Sequence[Level], flows: int) -> float:
+        alpha_s = min(piece.alpha_s for level in levels for piece in level.pieces)
+        betas = [min(piece.beta_s_per_byte for piece in level.pieces) for level in levels]
+        beta = 1 / sum(1 / one for one in betas) if all(betas) else 0.0
+        sent = 1.0 if collective in ("broadcast", "reduce") else (ranks - 1) / ranks
+        sent *= 2 if collective == "allreduce" else 1
+        return max((ranks - 1).bit_length() * alpha_s, sent * num_bytes * beta / flows)
+
+    inside, between = network.levels.get("inside"), network.levels.get("across")
+    ranks, nodes = layout.ranks, -(-layout.ranks // layout.node_size)
+    used = [one for one, is_used in ((inside, layout.node_size > 1), (between, nodes > 1)) if one and is_used]
+    is_summed = collective in ("allreduce", "reduce-scatter", "reduce")
+    found = max(least(ranks, used, 1), is_summed * (ranks - 1) / ranks * num_bytes * network.gamma_s_per_byte)
+    if between is None or not 1 < nodes < ranks:
+        return found
+    return max(found, least(nodes, [between], between.links or layout.node_size))
+
+
 COSTS = columns_of(Cost)
 COST_WORDS = (
     "Steps: rounds in which messages travel at once. A rank that takes several in a round (two of double-binary-tree, "
-    "p - 1 of direct) pays a start-up for each, so that the closed form has more start-ups than steps. Volume: bytes "
-    "that the busiest rank sends. Over ideal: time, measured or else predicted, over a lower bound: the largest of "
-    "what the fewest start-ups, bytes and additions of any algorithm take. Without costs of messages: bytes one after "
-    "the other along the longest path, over the fewest that any algorithm needs (2 (p - 1)/p n in an all-reduce). α: "
-    "start-up of a message; β, γ: seconds a byte sent and reduced; A, B: between groups, φ at once on a link; p ranks, "
-    "m groups of g, k servers, c chunks, L = ⌊log2 p⌋, D = ⌈log2 p⌉, q = 2^L. Of hierarchical in chunks the sum of "
-    "both levels, which overlap."
+    "all others of direct) pays a start-up for each. Volume: bytes that the busiest rank sends. Over ideal: time, "
+    "measured or else predicted, over a lower bound: the largest of what the fewest start-ups, bytes and additions of "
+    "any algorithm take. Without costs of messages: bytes one after the other along the longest path, over the fewest "
+    "that any algorithm needs (2 (p - 1)/p n in an all-reduce of p ranks). k: servers; c: chunks."
 )
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from dlbench.comm.choice import STAY_WITHIN, Best, Crossover, Ratio
+from dlbench.comm.choice import STAY_WITHIN, Best
 from dlbench.comm.costs import COST_WORDS, COSTS, Cost, sheet_of
 from dlbench.comm.fits import Errors, Fit
 from dlbench.comm.measurements import Measurement, Rejected, Series
 from dlbench.comm.pairs import LEVEL_TITLES, PairFigure, PairsReport
 from dlbench.comm.predictions import CABLES, PredictedSeries, Prediction, Predictions, Price
 from dlbench.comm.report import (
-    COLLECTIVE_TITLES,
     TITLE,
     CollectivesReport,
     GroupReport,
@@ -25,19 +21,16 @@ from dlbench.comm.report import (
     about,
     extrapolated_text,
     fit_caption,
-    fusion_text,
     layout_text,
     per_byte_text,
     poor_text,
     predicted_fusion_text,
     prediction_advice,
-    same_text,
 )
-from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, tooltips
-from dlbench.report.charts.shapes import Axis, figure_row, intervals, lines
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, figure_row, scatter
 from dlbench.report.charts.shapes import Series as Lines
-from dlbench.report.charts.style import IDEAL, MUTED, NARROW, RANK_COLOURS, WIDE
+from dlbench.report.charts.style import RANK_COLOURS, WIDE
 from dlbench.report.document import (
     MAX_LISTED,
     Card,
@@ -62,9 +55,19 @@ from dlbench.report.table import (
     times_cell,
 )
 from dlbench.report.wording import basis_text, figure_text, interval_text, optional, percent, runs_text, value_text
-from dlbench.specs.comm import PAIR_WAYS, LineCost, NetworkModel
+from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import format_bytes
+
+MOST_DRAWN = 32  # Series of pairs in one chart.
+MOST_LABELS = 7  # Of the axis of sizes.
+HEIGHT = 260
+SIZE_LABEL = "".join(
+    f"datum.value >= {2**power} ? format(datum.value / {2**power}, '~r') + ' {unit}' : "
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+)
+SIZE_LABEL += "datum.value + ' B'"
+"""Vega's expression for bytes in the largest unit that is not above them."""
 
 # In front of every row of a group's, or a fit's, tables.
 GROUP_COLUMNS = ("group", "system", "collective", "dtype", "ranks", "nodes", "group_size")
@@ -97,16 +100,17 @@ _POINTS: tuple[Column[Point], ...] = (
 )
 
 
-def matrix_sheet(group: GroupReport) -> Sheet[Point]:
+def matrix_sheet(group: GroupReport | PairsReport) -> Sheet[Point]:
     """Every time: a line for each size, a column for each series; for programs all that is known of each point."""
     short = short_titles(group.series)
+    kinds = dict.fromkeys(basis_text(row.time) for series in group.series for row in series.rows)
     return Sheet(
         name="points",
         title="Times by size and algorithm",
         columns=_POINTS,
         rows=[point for series in group.series for point in points_of(series)],
         order=lambda one: one.at.num_bytes,
-        caption="* fastest.",
+        caption=f"* fastest. Intervals: {', '.join(kinds)}.",
         pivot=Pivot(
             corner="Size",
             down=lambda one: format_bytes(one.at.num_bytes),
@@ -128,16 +132,6 @@ def short_titles(all_series: Sequence[Series]) -> dict[str, str]:
 def _time_cell(one: Point) -> Cell:
     cell = cell_of(one.at.time)
     return dataclasses.replace(cell, text=f"{cell.text}{' *' * one.at.is_best}")
-
-
-def series_sheet(series: Series) -> Sheet[Point]:
-    """Everything known of one series, a line for each size; without columns that no size has."""
-    rows = points_of(series)
-    # Programs find them in the matrix.
-    columns = tuple(
-        dataclasses.replace(one, name="") for one in _POINTS if any(one.value(row) is not None for row in rows)
-    )
-    return Sheet(name="series", title=series.title, columns=columns, rows=rows, is_folded=True)
 
 
 _REJECTED: tuple[Column[Rejected], ...] = (
@@ -172,22 +166,6 @@ def _clear(one: Best) -> str:
     return "yes" if one.is_clear else "no"
 
 
-def crossovers_sheet(group: GroupReport) -> Sheet[Crossover]:
-    """Where one series overtakes another, measured and by the model."""
-
-    def between(one: Crossover) -> str | None:
-        return None if one.low is None or one.high is None else f"{format_bytes(one.low)} and {format_bytes(one.high)}"
-
-    columns: tuple[Column[Crossover], ...] = (
-        Column("", "Source", lambda one: one.source),
-        Column("", "From size", lambda one: about(one.num_bytes)),
-        Column("", "Between", between),
-        Column("", "Until then", lambda one: one.before),
-        Column("", "From then on", lambda one: one.after),
-    )
-    return Sheet(name="crossovers", title="Where the lead changes", columns=columns, rows=group.crossovers)
-
-
 _PAIRS = columns_of(
     PairFigure,
     *("pair", "level", "way"),
@@ -195,27 +173,6 @@ _PAIRS = columns_of(
     Column("gb_per_s", "Bandwidth, GB/s", lambda one: one.at.algbw, has_interval=True, is_brief=True),
     *("beside", "factor", "factor_p99", "operations=at.iterations"),
 )
-_RATIOS = columns_of(Ratio, "num_bytes", "own", "library", "speed", "runs=speed.n", "interval=speed.kind", "paired")
-
-
-def ratio_sheet(group: GroupReport, own: str, *, is_shown: bool) -> Sheet[Ratio]:
-    """Speed of one of dlbench's algorithms over the libraries."""
-    return Sheet(
-        name="ratios",
-        title=f"Speed of {own} relative to",
-        columns=_RATIOS,
-        rows=[one for one in group.ratios if one.own == own],
-        pivot=Pivot(
-            corner="Size", down=lambda one: format_bytes(one.num_bytes), across=lambda one: one.library, cell=_speed
-        ),
-        order=lambda one: one.num_bytes,
-        is_folded=not is_shown,
-    )
-
-
-def _speed(one: Ratio) -> Cell:
-    cell = times_cell(one.speed)
-    return cell if one.paired else dataclasses.replace(cell, text=f"{cell.text} (not the same runs)")
 
 
 class _Costs(NamedTuple):
@@ -304,7 +261,6 @@ def always() -> tuple[NamedTable, ...]:
     return (
         named_table("points", "Measured points", (*_POINTS, *_REJECTED), GROUP_COLUMNS),
         named_table("pairs", "Pairs of ranks", _PAIRS, ("group",)),
-        named_table("ratios", "Ratios to libraries", _RATIOS, GROUP_COLUMNS),
         named_table("costs", "Cost of each algorithm", COSTS, GROUP_COLUMNS),
         named_table("fits", "Fitted costs", (*_LINES[:2], *_COSTS), FIT_COLUMNS),
         named_table("runs", "All runs", _RUNS),
@@ -399,137 +355,6 @@ def _predicted_cell(row: _Predicted) -> Cell:
     return Cell(text, "" if low is None else f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
 
 
-HEIGHT = 260
-MOST_DRAWN = 32  # Series of pairs in one chart, or ranks: those that are hit most.
-SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
-"""As many as can be distinguished; one more than there are colours, so that pairs repeat late."""
-TOLERANCE = 0.1  # Half the width of the band around a perfect prediction (fraction).
-
-
-class _Quantity(NamedTuple):
-    name: str
-    title: str
-    axis: str
-    value: Callable[[Measurement], Estimate | float | None]
-    """None where a measurement has none; a number is predicted over measured."""
-    unit: str = ""  # Behind the value where no header names it.
-
-    def cell(self, row: Measurement) -> Estimate | Cell | None:
-        """What people read."""
-        value = self.value(row)
-        if not isinstance(value, float):
-            return value
-        return Cell(f"{value:.2f} ({optional(row.predicted_s, 's')} predicted)")
-
-
-_TIME = _Quantity("time", "Time over size", "time", lambda row: row.time)
-_PREDICTION = _Quantity(
-    "prediction", "Predicted over measured time", "predicted / measured", lambda row: row.predicted_over_measured
-)
-_QUANTITIES = (
-    _Quantity("busbw", "Bus bandwidth over size", "busbw, GB/s", lambda row: row.busbw, " GB/s"),
-    _TIME,
-    _PREDICTION,
-)
-
-
-def group_charts(group: GroupReport | PairsReport) -> list[Chart]:
-    """The charts of a group of two sizes or more; none of predictions where there are none."""
-    charts = []
-    of_pairs = _QUANTITIES[0]._replace(title="Bandwidth of a message over size", axis="GB/s"), _TIME
-    for quantity in of_pairs if isinstance(group, PairsReport) else _QUANTITIES:
-        points = [one for series in group.series for one in points_of(series) if quantity.value(one.at) is not None]
-        if not points:
-            continue
-        rows = _rows(group, quantity, points)
-        # At the largest size of each series: enough to hear what the chart shows; the table holds all.
-        last = {row["series"]: row for row in rows}
-        found = "; ".join(f"{name} at {row['size']}: {row['shown']}" for name, row in last.items())
-        charts.append(
-            finish(
-                alt.layer(*_layers(alt, group, rows, quantity)),
-                group,
-                name=quantity.name,
-                title=quantity.title,
-                alt=f"{quantity.title} of {group.label}. {found}.",
-                table=_sheet(quantity, points),
-                size=(WIDE, HEIGHT),
-            )
-        )
-    return charts
-
-
-def _sheet(quantity: _Quantity, points: list[Point]) -> Sheet[Point]:
-    pivot: Pivot[Point] = Pivot(
-        corner="Size",
-        down=lambda point: format_bytes(point.at.num_bytes),
-        across=lambda point: point.series.title,
-        cell=lambda point: quantity.cell(point.at),
-    )
-    order = operator.attrgetter("at.num_bytes")
-    return Sheet(name=quantity.name, title=quantity.axis, columns=(), rows=points, pivot=pivot, order=order)
-
-
-def _rows(group: GroupReport | PairsReport, quantity: _Quantity, points: list[Point]) -> Rows:
-    titles = short_titles(group.series)
-    rows: Rows = []
-    for series, row in ((point.series, point.at) for point in points):
-        value = quantity.value(row)
-        figure = value if isinstance(value, Estimate) else None
-        rows.append(
-            {
-                "series": titles[series.title],
-                "kind": "library" if series.is_library else "dlbench",
-                "bytes": row.num_bytes,
-                "size": format_bytes(row.num_bytes),
-                "value": figure.value if figure else value,
-                "low": figure.low if figure else None,
-                "high": figure.high if figure else None,
-                "shown": f"{cell_of(quantity.cell(row))}{quantity.unit}",
-                "basis": basis_text(row.time),
-            }
-        )
-    return rows
-
-
-def _layers(alt: Any, group: GroupReport | PairsReport, rows: Rows, quantity: _Quantity) -> list[Any]:
-    drawn = {row["series"] for row in rows}
-    # Numbered over all series, so that one keeps its colour and shape in every chart.
-    looks = [(index, name) for index, name in enumerate(short_titles(group.series).values()) if name in drawn]
-    names = [name for _, name in looks]
-    legend = {"orient": "bottom", "columns": 2, "symbolStrokeWidth": 2, "symbolSize": 60}
-    colours = [RANK_COLOURS[index % len(RANK_COLOURS)] for index, _ in looks]
-    shapes = [SHAPES[index % len(SHAPES)] for index, _ in looks]
-    colour = alt.Color("series:N", title=None, sort=names).scale(domain=names, range=colours).legend(**legend)
-    shape = alt.Shape("series:N", title=None, sort=names).scale(domain=names, range=shapes).legend(**legend)
-    dash = alt.StrokeDash("kind:N", legend=None).scale(domain=["dlbench", "library"], range=[[1, 0], [6, 4]])
-    shown = quantity.axis.partition(",")[0]
-    tooltip = tooltips({"series:N": "series", "size:N": "size", "shown:N": shown, "basis:N": "interval"})
-    sizes = _size_axis(alt, rows)
-    x = sizes.title("bytes of a message") if isinstance(group, PairsReport) else sizes
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
-    line = base.mark_line(strokeWidth=1.5, opacity=0.85)
-    rule = base.mark_rule(strokeWidth=3, opacity=0.35).encode(y=alt.Y("low:Q"), y2="high:Q", color=colour)
-    point = base.mark_point(filled=True, size=42, opacity=1)
-    return [
-        *(_perfect(alt, rows) if quantity is _PREDICTION else []),
-        line.encode(y=_value_axis(alt, rows, quantity), color=colour, strokeDash=dash),
-        *([rule] if any(row["low"] is not None for row in rows) else []),
-        point.encode(y=alt.Y("value:Q"), color=colour, shape=shape, tooltip=tooltip),
-    ]
-
-
-def _size_axis(alt: Any, rows: Rows) -> Any:
-    sizes = sorted({row["bytes"] for row in rows})
-    domain = [sizes[0] / 1.15, sizes[-1] * 1.15]
-    x = alt.X("bytes:Q", title="bytes of each rank's buffer").scale(type="log", base=2, domain=domain, nice=False)
-    powers = [2**k for k in range(50) if sizes[0] <= 2**k <= sizes[-1]]
-    # At most seven labels, at powers of two that are evenly apart.
-    step = max(1, -(-len(powers) // 7))
-    label = _label(("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
-    return x.axis(values=powers[::step] or sizes[:1], grid=False, labelExpr=label)
-
-
 def _label(*units: tuple[str, float]) -> str:
     """Vega's expression for a label in the largest unit that is not above the value; units descend."""
     *larger, (smallest, size) = units
@@ -537,96 +362,64 @@ def _label(*units: tuple[str, float]) -> str:
     return f"{cases}format(datum.value / {size}, '~r') + ' {smallest}'"
 
 
-def _value_axis(alt: Any, rows: Rows, quantity: _Quantity) -> Any:
-    values = [end for row in rows for end in (row["value"], row["low"], row["high"]) if end]
-    y = alt.Y("value:Q", title=quantity.axis)
-    if quantity is _PREDICTION:
-        edge = max(1.3, *(value * 1.05 for value in values), *(1.05 / value for value in values))
-        steps = [tick for tick in (0.1, 0.2, 0.5, 0.8, 1, 1.25, 2, 5, 10) if 1 / edge <= tick <= edge]
-        return y.scale(type="log", domain=[1 / edge, edge], nice=False).axis(values=steps, format="~r")
-    if quantity is not _TIME:
-        return y.scale(domain=[0, max(values) * 1.08], nice=False).axis(format=".4~g", tickCount=6)
-    low, high = min(values) / 1.3, max(values) * 1.3
-    # Powers of ten within, and 2 and 5 times these where there are few.
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [factor * 10.0**power for power in powers for factor in (1, 2, 5) if low <= factor * 10.0**power <= high]
-    tens = [tick for tick in ticks if math.isclose(tick, 10.0 ** round(math.log10(tick)))]
-    label = _label(("s", 1), ("ms", 1e-3), ("µs", 1e-6))
-    axis = {"values": tens if len(tens) > 2 else ticks, "labelExpr": label}
-    return y.scale(type="log", domain=[low, high], nice=False).axis(**axis)
+def rates_sheet(group: GroupReport | PairsReport) -> Sheet[Point]:
+    """Every rate: a line for each size, a column for each series."""
+    titles = short_titles(group.series)
+    points = [point for series in group.series for point in points_of(series)]
+    pivot: Pivot[Point] = Pivot(
+        corner="Size",
+        down=lambda one: format_bytes(one.at.num_bytes),
+        across=lambda one: titles[one.series.title],
+        cell=lambda one: one.at.busbw or one.at.algbw,
+    )
+    return Sheet(
+        name="rates",
+        title="busbw, GB/s",
+        columns=(),
+        rows=points,
+        pivot=pivot,
+        order=lambda one: one.at.num_bytes,
+    )
 
 
-def _perfect(alt: Any, rows: Rows) -> list[Any]:
-    """A band and a line where a prediction is right; drawn first, so that points lie above."""
-    sizes = sorted({row["bytes"] for row in rows})
-    ends = [{"bytes": size, "low": 1 - TOLERANCE, "high": 1 + TOLERANCE, "one": 1.0} for size in (sizes[0], sizes[-1])]
-    data, label = (alt.Chart(alt.InlineData(values=one)).encode(x=alt.X("bytes:Q")) for one in (ends, ends[:1]))
-    text = label.mark_text(color=MUTED, align="left", baseline="bottom", dx=2, dy=-2, fontSize=11, text="± 10 %")
-    return [
-        data.mark_area(color=IDEAL, opacity=0.18).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        data.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("one:Q")),
-        text.encode(y=alt.Y("high:Q")),
-    ]
-
-
-def _over_ranks(report: CollectivesReport) -> Iterator[Section]:
-    """Time over ranks where a collective was measured at several counts; of layouts of one count that of most nodes."""
-    found: dict[tuple[str, str, str], dict[int, GroupReport]] = {}
-    for group in sorted(report.groups, key=lambda one: (one.ranks, one.nodes)):
-        found.setdefault((group.system, group.collective, group.dtype), {})[group.ranks] = group
-    for number, by_ranks in enumerate(found.values()):
-        groups = tuple(by_ranks.values())
-        sizes = set.intersection(*({row.num_bytes for one in group.series for row in one.rows} for group in groups))
-        if len(groups) > 1 and sizes:
-            ends = sorted({*sorted(sizes)[:: max(1, len(sizes) // 2)][:2], max(sizes)})
-            one = groups[-1]
-            label = f"{one.system}: {COLLECTIVE_TITLES[one.collective]} {one.dtype}"
-            yield Section(
-                id=f"ranks-{number}",
-                title=f"{label}, over ranks",
-                caption=f"The {len(RANK_COLOURS)} fastest at {one.ranks} ranks. Dotted: predicted without the point.",
-                charts=partial(_ranks_charts, groups, ends, ReportSubject(f"ranks-{number}", label)),
-                brief=(),
-            )
-
-
-def _ranks_charts(groups: Sequence[GroupReport], sizes: Sequence[int], about: ReportSubject) -> list[Chart]:
+def size_charts(group: GroupReport | PairsReport) -> list[Chart]:
+    """Rate and time over size; a table of all numbers behind each."""
+    titles = short_titles(group.series)
+    colours = {name: RANK_COLOURS[place % len(RANK_COLOURS)] for place, name in enumerate(titles.values())}
+    points = [point for series in group.series for point in points_of(series)]
+    sizes = sorted({point.at.num_bytes for point in points})
+    x = Axis(
+        "bytes of a message" if isinstance(group, PairsReport) else "bytes of each rank's buffer",
+        field="bytes",
+        scale={"type": "log", "base": 2, "domain": [sizes[0] / 1.15, sizes[-1] * 1.15], "nice": False},
+        axis={"values": sizes[:: -(-len(sizes) // MOST_LABELS)], "grid": False, "labelExpr": SIZE_LABEL},
+    )
     charts = []
-    for size in sizes:
+    for name, title, y, table in (
+        ("busbw", "Bandwidth over size", Axis("busbw, GB/s", scale={"domainMin": 0}), rates_sheet(group)),
+        ("time", "Time over size", Axis("time", unit="s", scale={"type": "log"}), matrix_sheet(group)),
+    ):
         rows: Rows = [
             {
-                "ranks": group.ranks,
-                "series": short_titles(group.series)[series.title],
-                **figure_row(row.time),
-                "predicted": row.predicted_s,
-                "expected": optional(row.predicted_s, "s"),
+                "series": titles[point.series.title],
+                "bytes": point.at.num_bytes,
+                "size": format_bytes(point.at.num_bytes),
+                **figure_row(point.at.time if name == "time" else point.at.busbw or point.at.algbw),
             }
-            for group in groups
-            for series in group.series
-            if (row := series.at(size)) is not None
+            for point in points
         ]
-        last = {row["series"]: row["value"] for row in rows if row["ranks"] == groups[-1].ranks}
-        colours = dict(zip(sorted(last, key=last.__getitem__), RANK_COLOURS, strict=False))
-        rows = [row for row in rows if row["series"] in colours]
-        by, tooltip = Lines("series", colours), {"series": "series", "shown": "measured", "expected": "predicted"}
-        y = Axis("time", unit="s", scale={"type": "log"})
-        layers = [*lines(rows, y, by, tooltip).layer]
-        if foretold := [row | {"low": None} for row in rows if row["predicted"] is not None]:
-            layers += lines(foretold, y._replace(field="predicted"), by, tooltip, is_forecast=True).layer
-        said = "; ".join(f"{row['series']} at {row['ranks']} ranks: {row['shown']}" for row in rows)
-        title = f"Time over ranks, {format_bytes(size)}"
+        # At the largest size of each series: enough to hear what the chart shows; the table holds all.
+        last = {row["series"]: f"{row['series']} at {row['size']}: {row['shown']}" for row in rows}
+        tooltip = {"series": "series", "size": "size", "shown": name, "basis": "interval"}
         charts.append(
             finish(
-                alt.layer(*layers),
-                about,
-                name=f"time-{size}",
+                scatter(rows, x, y, Lines("series", colours), tooltip, line=1.5),
+                group,
+                name=name,
                 title=title,
-                alt=f"{title}. {said}.",
-                table=[
-                    ("Ranks", "Series", "Measured", "Predicted"),
-                    *([str(row[name]) for name in ("ranks", "series", "shown", "expected")] for row in rows),
-                ],
-                size=(NARROW, HEIGHT),
+                alt=f"{title} of {group.label}. {'; '.join(last.values())}.",
+                table=table,
+                size=(WIDE, HEIGHT),
             )
         )
     return charts
@@ -642,7 +435,6 @@ def document_of(report: CollectivesReport) -> Document:
     return report.document(
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
-        *_over_ranks(report),
         *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
@@ -670,10 +462,7 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
                 title=where,
                 level="answer",
                 sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
-                brief=(
-                    *dict.fromkeys(f"{one.algorithm}: {one.form}" for one in rows),
-                    *[COST_WORDS] * (number == len(tables)),
-                ),
+                brief=(COST_WORDS,) if number == len(tables) else (),
             )
             for number, (where, rows) in enumerate(tables.items(), 1)
         ),
@@ -714,7 +503,7 @@ def _pairs(found: PairsReport) -> Section:
         facts=tuple((one.title, one.value) for one in found.conditions),
         marks=tuple(remark(one.severity, one.text, len(one.runs)) for one in found.doubts),
         words=found.words,
-        charts=lambda: [*_hit(found), *(group_charts(found) if len(found.series) <= MOST_DRAWN else ())],
+        charts=lambda: size_charts(found) if len(found.series) <= MOST_DRAWN else [],
         sheets=(
             Sheet(name="pairs", title="Pairs of ranks", columns=figures, rows=found.figures, max_rows=MAX_LISTED),
             Sheet(name="fits", title="Costs of a message", columns=of_costs, rows=costs, in_terminal=True),
@@ -723,30 +512,6 @@ def _pairs(found: PairsReport) -> Section:
         is_group=True,
         where={"group": found.id},
     )
-
-
-def _hit(found: PairsReport) -> list[Chart]:
-    """How much longer the shortest ping-pong and the longest window take for the ranks of each pair."""
-    rows = [
-        {"at": f"{found.hosts[rank]}, rank {rank}", "way": one.way, "of": one.pair, **figure_row(one.factor)}
-        for one in found.ends
-        for rank in one.ranks
-        if one.factor is not None
-    ]
-    rows.sort(key=lambda row: -row["value"])
-    names = list(dict.fromkeys(row["at"] for row in rows))[:MOST_DRAWN]
-    if not rows:
-        return []
-    titles = {"at": "rank", "way": "measured by", "of": "pair", "shown": "times as long"}
-    axis, by = (
-        Axis(titles["shown"], scale={"domainMin": 0}),
-        Lines("way", dict(zip(PAIR_WAYS, RANK_COLOURS, strict=False))),
-    )
-    drawn = intervals([row for row in rows if row["at"] in names], axis, by, titles, mark="dot", reference=1)
-    table = [tuple(titles.values()), *(tuple(row[name] for name in titles) for row in rows)]
-    title = "Who is hit: mean time beside congestors, over alone"
-    alt = "; ".join(" ".join(row) for row in table[1:])
-    return [finish(drawn, found, name="hit", title=title, alt=alt, table=table, size=(WIDE, 24 * len(names)))]
 
 
 def _card(group: GroupReport | PairsReport) -> Card:
@@ -801,8 +566,6 @@ def _group(group: GroupReport) -> Section:
 
 
 def _of_group(group: GroupReport) -> Iterator[Section]:
-    fusion = fusion_text(group.fusion)
-    same = tuple(map(same_text, group.same_messages))
     least = percent(STAY_WITHIN, 0)
     lead = (
         f"Lead: time of the next over that of the fastest. Clear: more than {least}, and beyond the scatter of "
@@ -812,43 +575,30 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
         id=f"choice-{group.id}",
         title="Which algorithm",
         level="answer",
-        words=(group.advice, fusion),
+        words=(group.advice,),
         caption=lead,
-        sheets=(best_sheet(group), *((crossovers_sheet(group),) if group.crossovers else ())),
-        notes=same,
-        brief=(fusion, *same),
+        sheets=(best_sheet(group),),
+        brief=(),
     )
     is_drawn = len(group.best) > 1
     yield Section(
         id=f"sizes-{group.id}",
         title="Over size",
         level="answer",
-        caption="In brackets: the interval. Libraries are dashed.",
         words=() if is_drawn else ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",),
-        charts=lambda: group_charts(group) if is_drawn else [],
+        charts=lambda: size_charts(group) if is_drawn else [],
         brief=(),
     )
-    kinds = dict.fromkeys(basis_text(row.time) for series in group.series for row in series.rows)
     last = group.best[-1]
     yield Section(
         id=f"times-{group.id}",
         title="Times",
         headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
-        caption=f"Intervals: {', '.join(kinds)}.",
-        sheets=(matrix_sheet(group), *((sheet_of(group.costs, last.num_bytes),) if group.costs else ())),
-        brief=(),
-    )
-    yield from _ratios(group)
-    yield Section(
-        id=f"series-{group.id}",
-        title="Every series",
-        level="appendix",
-        headline=f"{len(group.series)} series: rates, skew, messages, bytes, predictions",
-        about=(
-            "Rates in GB/s (1e9 bytes per second). Bytes sent: the most of any rank, counted. Predicted: by a fit "
-            "without the point.",
+        sheets=(
+            matrix_sheet(group),
+            rates_sheet(group),
+            *((sheet_of(group.costs, last.num_bytes),) if group.costs else ()),
         ),
-        sheets=tuple(map(series_sheet, group.series)),
         brief=(),
     )
     if group.rejected:
@@ -857,23 +607,6 @@ def _of_group(group: GroupReport) -> Iterator[Section]:
             title="Points without figures",
             headline=f"{len(group.rejected)} points",
             sheets=(Sheet(name="points", title="Points without figures", columns=_REJECTED, rows=group.rejected),),
-            brief=(),
-        )
-
-
-def _ratios(group: GroupReport) -> Iterator[Section]:
-    own = list(dict.fromkeys(one.own for one in group.ratios))
-    if own:
-        # Unfolded is ring, or else the first one.
-        shown = next((name for name in own if name.startswith("ring ")), own[0])
-        libraries = {series.title for series in group.series if series.is_library}
-        won = sum(one.title in libraries for one in group.best)
-        yield Section(
-            id=f"ratios-{group.id}",
-            title="dlbench's algorithms against libraries",
-            headline=f"a library is the fastest at {won} of {len(group.best)} sizes",
-            caption="Above 1, the algorithm is faster: time of the library over its own.",
-            sheets=tuple(ratio_sheet(group, name, is_shown=name == shown) for name in own),
             brief=(),
         )
 
@@ -928,7 +661,6 @@ def _runs(report: CollectivesReport) -> Iterator[Section]:
 def _prediction(found: Predictions, one: Prediction) -> Section:
     extrapolated = extrapolated_text(found, one)
     advice, fusion = prediction_advice(found, one), predicted_fusion_text(found, one)
-    changes = (f"From {about(size)}: {after} instead of {before}." for size, before, after in one.crossovers)
     return Section(
         id=f"ranks-{one.ranks}",
         title=layout_text(found, one),
@@ -943,7 +675,7 @@ def _prediction(found: Predictions, one: Prediction) -> Section:
                 id=f"all-{one.ranks}",
                 title="Every algorithm",
                 sheets=(predictions_sheet(found, one),),
-                notes=(*changes, poor_text(one)),
+                notes=(poor_text(one),),
             ),
         ),
         brief=(advice, *extrapolated, poor_text(one), fusion),

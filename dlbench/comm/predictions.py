@@ -12,7 +12,7 @@ from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
 from dlbench.perfmodels.lines import fit_line
-from dlbench.perfmodels.predictions import crossovers, features
+from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.perfmodels.topology import Cables, seconds
 from dlbench.specs.base import Precision
@@ -81,7 +81,6 @@ class Prediction:
     series: tuple[PredictedSeries, ...]
     best: tuple[str, ...]
     ranges: tuple[Recommended, ...]  # What to use by size, where the fastest is so beyond the intervals of predictions.
-    crossovers: tuple[tuple[int, str, str], ...]  # First size of the new best, bytes; from which; to which.
     fusion_of: str  # What is best at the largest size.
     fusion_is_measured: bool
     """Whether it is of a line measured at this rank count, as in the report of the runs; else of predicted times."""
@@ -190,12 +189,6 @@ def _predict(case: _Case) -> Prediction:
         )
     usable = [one for one in series if one.poor_error is None] or series
     places = range(len(wanted.sizes) if usable else 0)
-    good = [name for name in algorithms if not network.is_poor(wanted.collective, name)]
-    changes = (
-        crossovers(wanted.collective, good, layout, network, wanted.sizes[0], wanted.sizes[-1], **case.model)
-        if len(good) > 1 and len(wanted.sizes) > 1 and wanted.topology is None
-        else ()
-    )
     return Prediction(
         ranks=layout.ranks,
         group_size=layout.group_size,
@@ -206,7 +199,6 @@ def _predict(case: _Case) -> Prediction:
         series=tuple(series),
         best=tuple(min(usable, key=lambda one: one.seconds[place]).name for place in places),
         ranges=ranges_of([_standing(usable, place, wanted.sizes[place]) for place in places]),
-        crossovers=tuple(changes),
         **_fusion(case, usable),
     )
 

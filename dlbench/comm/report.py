@@ -13,18 +13,16 @@ from dlbench.analysis.doubts import Doubt, merged
 from dlbench.analysis.environments import environment_doubts, network_doubts, side_by_side
 from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.comm import choice
-from dlbench.comm.choice import RATE_SHARE, STAY_WITHIN, Best, Fusion, Recommended
+from dlbench.comm.choice import RATE_SHARE, STAY_WITHIN, Best, Recommended
 from dlbench.comm.costs import Cost, cost
 from dlbench.comm.fits import Fit, Fits, fit_all
 from dlbench.comm.measurements import (
     CollectiveGroup,
-    Measurement,
     Rejected,
     Series,
     comparable_id,
     layout_of,
     name_of,
-    rate,
     tabulate,
     why_not,
 )
@@ -33,7 +31,6 @@ from dlbench.comm.predictions import Prediction, Predictions
 from dlbench.lazy import np
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.extrapolation import PRIOR_SCALE
-from dlbench.perfmodels.predictions import bus_factor
 from dlbench.records.comm import CommPoint, CommRun, CommScan
 from dlbench.records.watch import NodeLoad
 from dlbench.report.document import BaseReport, ListedRun
@@ -49,7 +46,7 @@ from dlbench.specs.comm import (
     Level,
     NetworkModel,
 )
-from dlbench.stats.estimates import MIN_RUNS, median_estimate
+from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import format_bytes, format_number, whole_seconds
 
 TITLE = "dlbench collective benchmark"
@@ -187,57 +184,6 @@ def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
         )
 
 
-def contenders(group: CollectiveGroup) -> tuple[Series, ...]:
-    """The series of a group, those that send the same messages merged into one with the times of all of them.
-
-    Two ranks that exchange equal parts in an equal number of steps send the same messages, whatever the algorithm is
-    called: the fastest of several such series is fastest by chance.
-    """
-    return tuple(_merged(group, members) for members in _classes(group))
-
-
-def same_messages(group: CollectiveGroup) -> tuple[tuple[str, ...], ...]:
-    """Algorithms that are one among the contenders, the first of each by the name of which it is one."""
-    return tuple(tuple(one.algorithm for one in members) for members in _classes(group) if len(members) > 1)
-
-
-def _classes(group: CollectiveGroup) -> list[list[Series]]:
-    """Series that send the same messages at every size, together."""
-    found: dict[tuple[object, ...], list[Series]] = {}
-    is_pair = bool(group.runs) and group.layout.ranks == 2
-    for series in group.series:
-        counters = tuple((row.num_bytes, row.steps, row.messages, row.bytes_sent) for row in series.rows)
-        is_counted = is_pair and not series.is_library and all(row.steps is not None for row in series.rows)
-        found.setdefault((series.carrier, counters) if is_counted else (series.title,), []).append(series)
-    return list(found.values())
-
-
-def _merged(group: CollectiveGroup, members: Sequence[Series]) -> Series:
-    first, *others = members
-    if not others:
-        return first
-    title = f"{first.algorithm} (or {len(others)} equal) over {first.carrier}"
-    rows = tuple(_row(group, [one.rows[place] for one in members]) for place in range(len(first.rows)))
-    return replace(first, title=title, rows=rows)
-
-
-def _row(group: CollectiveGroup, rows: Sequence[Measurement]) -> Measurement:
-    """One size: of each run the median over the series."""
-    first = rows[0]
-    keys = dict.fromkeys(key for row in rows for key in row.by_run)
-    by_run = {key: float(np.median([row.by_run[key] for row in rows if key in row.by_run])) for key in keys}
-    time = median_estimate(list(by_run.values()), "s")
-    factor = bus_factor(group.collective, group.layout.ranks)
-    return replace(
-        first,
-        time=time,
-        minimum_s=min(row.minimum_s for row in rows),
-        algbw=rate(time, first.num_bytes),
-        busbw=rate(time, first.num_bytes * factor) if factor > 0 else None,
-        by_run=by_run,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupReport:
     """One collective at one layout."""
@@ -252,18 +198,13 @@ class GroupReport:
     group_size: int
     verdict: str
     advice: str
-    same_messages: tuple[tuple[str, ...], ...]
-    """Algorithms that count as one, because at two ranks they send the same messages."""
     conditions: tuple[Condition, ...]
     caption: str
     num_runs: int
     series: tuple[Series, ...]
     costs: tuple[Cost, ...]  # Of its algorithms, by size.
     best: tuple[choice.Best, ...]
-    crossovers: tuple[choice.Crossover, ...]
     recommended: tuple[choice.Recommended, ...]
-    fusion: choice.Fusion | None
-    ratios: tuple[choice.Ratio, ...]
     rejected: tuple[Rejected, ...]
     not_measured: tuple[str, ...]
     doubts: tuple[Doubt, ...]
@@ -330,9 +271,9 @@ def assemble(scan: CommScan) -> CollectivesReport:
 
 def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> GroupReport:
     plan = group.sample.plan
-    among = dataclasses.replace(group, series=contenders(group))
     predicted = fits.with_predictions(group).series
-    label, best, ranges = label_of(group), choice.best(among), choice.recommended(among)
+    label, best = label_of(group), choice.best(group)
+    ranges = choice.ranges_of(best)
     return GroupReport(
         id=group.id,
         label=label,
@@ -342,19 +283,15 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         group_size=group.layout.group_size,
-        verdict=verdict(among, best, ranges),
-        advice=advice(among, ranges),
-        same_messages=same_messages(group),
+        verdict=verdict(group, best, ranges),
+        advice=advice(group, ranges),
         conditions=(*conditions_of(group), *apart),
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
         series=predicted,
         costs=tuple(_costs(group, predicted, fits)),
         best=best,
-        crossovers=(*choice.crossovers(among), *choice.model_crossovers(among, fits)),
         recommended=ranges,
-        fusion=choice.fusion(among),
-        ratios=tuple(choice.ratios(group)),
         rejected=group.rejected,
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
@@ -505,47 +442,6 @@ def tied_text(found: Recommended, count: int) -> str:
     return f"the intervals of {who} overlap, or they are within {percent(STAY_WITHIN, 0)}"
 
 
-def same_text(names: Sequence[str]) -> str:
-    """Algorithms that are one at two ranks."""
-    return f"{', '.join(names)} send the same messages at 2 ranks: they count as one, {names[0]}."
-
-
-def fusion_text(found: Fusion | None) -> str:
-    """The recommended fusion size with its rule, in one sentence; empty where there is none."""
-    if found is None:
-        return ""
-    if found.num_bytes is None:
-        return f"No fusion size: {found.title} costs no more for larger messages as far as it was measured."
-    if found.below_measured:
-        return (
-            f"No fusion size: every size measured reaches {percent(RATE_SHARE, 0)} of the asymptotic rate of "
-            f"{found.title}; measure smaller ones."
-        )
-    limit = found.largest if found.beyond_measured else None
-    return _no_fusion(found.num_bytes, found.largest, limit, is_clear=found.is_clear) or (
-        f"{_fusion(found.num_bytes, found.title)}."
-    )
-
-
-def _no_fusion(num_bytes: float, largest: int, limit: int | None, *, is_clear: bool) -> str:
-    """Returns why a size is no recommendation, empty if it is one. `limit`: the largest measured size below it."""
-    if not is_clear:
-        return f"No fusion size: no algorithm is clearly the fastest at {format_bytes(largest)}."
-    if limit is not None:
-        return (
-            f"No fusion size: {about(num_bytes)} would be beyond {format_bytes(limit)}, the largest size measured; "
-            "measure larger ones."
-        )
-    return ""
-
-
-def _fusion(num_bytes: float, title: str, basis: str = "measured") -> str:
-    return (
-        f"Recommended fusion size: {about(num_bytes)}, the smallest message that reaches {percent(RATE_SHARE, 0)} of "
-        f"the asymptotic rate of {title} (9 x start-up / time per byte of a line through its {basis} times)"
-    )
-
-
 # Fits and predictions
 
 
@@ -633,11 +529,19 @@ def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
     """The fusion size, and what it makes of all gradients, or why none is recommended; empty where there is none."""
     if one.fusion_bytes is None:
         return ""
-    is_clear = bool(one.ranges and one.ranges[-1].title)
-    doubt = _no_fusion(one.fusion_bytes, found.sizes[-1], one.fusion_limit, is_clear=is_clear)
-    if doubt:
-        return doubt
-    text = _fusion(one.fusion_bytes, one.fusion_of, "measured" if one.fusion_is_measured else "predicted")
+    size = about(one.fusion_bytes)
+    if not (one.ranges and one.ranges[-1].title):
+        return f"No fusion size: no algorithm is clearly the fastest at {format_bytes(found.sizes[-1])}."
+    if one.fusion_limit is not None:
+        return (
+            f"No fusion size: {size} would be beyond {format_bytes(one.fusion_limit)}, the largest size measured; "
+            "measure larger ones."
+        )
+    basis = "measured" if one.fusion_is_measured else "predicted"
+    text = (
+        f"Recommended fusion size: {size}, the smallest message that reaches {percent(RATE_SHARE, 0)} of the "
+        f"asymptotic rate of {one.fusion_of} (9 x start-up / time per byte of a line through its {basis} times)"
+    )
     if one.fusion_messages is None or one.fusion_workload_s is None:
         return text + "."
     return (
@@ -698,18 +602,12 @@ METHODS: tuple[tuple[str, str], ...] = (
         "Predictions",
         "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
         "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
-        "everything anew. Libraries choose their algorithms themselves and are not predicted.",
+        "everything anew. Libraries choose their algorithms themselves and are not predicted. Algorithms that the fit "
+        f"misses (median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are not recommended.",
     ),
     (
         "Recommended",
         f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and beyond the "
-        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no winner. At "
-        "two ranks algorithms with equal steps, messages and bytes are one.",
-    ),
-    (
-        "Where the lead changes",
-        "Measured: between sizes with different clear winners, where lines through their times meet on logarithmic "
-        "axes. Model: the size from which another algorithm is predicted to be faster; algorithms that the fit misses "
-        f"(median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are left out.",
+        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no winner.",
     ),
 )

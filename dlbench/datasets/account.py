@@ -6,39 +6,35 @@ nothing is left out silently; forms that people have and dlbench does not read a
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.splits import NAMES, Split, of_split
+from dlbench.datasets.splits import Split, of_split
 from dlbench.errors import UserError
 
 NAMED = 20  # names of a list that are given; of the others the number
 _NAMED_IN_LINE = 3
-TEST = "test"  # the split that is left out where data is converted: dlbench trains and validates
-SPLIT_OF = {name: split for split, names in NAMES.items() for name in names} | {TEST: TEST}
-"""Splits by the names that they have in data sets that are converted."""
-
 _COMPANION = re.compile(
     r"(?:licen[cs]es?|readme|copying|notice|vocabulary|[^.]*synset[^.]*|(?:md5|sha\d+)_?sums?)(?:\.\w+)?"
-    r"|.*\.(?:md5|sha\d*|sha\d*sums?|idx|index|lst|list|jsonl?|md|ya?ml|csv|tsv|log|py|sh)|index\.npz|.*_y\.npy",
+    r"|.*\.(?:md5|sha\d*|sha\d*sums?|idx|index|lst|list|jsonl?|md|ya?ml|csv|tsv|log|py|sh)|index\.npz|.*_label\.npy",
     re.IGNORECASE,
 )
 """Files that stand beside samples: indexes, manifests, checksums, lists, licences, descriptions."""
 _OURS = frozenset(("manifest.json", "manifest.files.jsonl", "LICENSES.txt", "index.npz"))
 _LIKE_SAMPLES = re.compile(
-    r".*(?:\.(?:h5|hdf5?|he5|tfrecords?|tar|tgz|parquet|arrow|rec|beton)|_(?:x|data|label)\.npy|-\d+-of-\d+)"
+    r".*(?:\.(?:h5|hdf5?|he5|tfrecords?|tar|tgz|parquet|arrow|rec|beton)|_(?:x|y|data|label)\.npy|-\d+-of-\d+)"
     r"(?:\.(?:gz|bz2|xz|zst))?|.*\.txt\.(?:gz|bz2|xz|zst)|[\w-]*\d",
     re.IGNORECASE,
 )
 _NUMBERED = re.compile(r"-\d+-of-(\d+)")  # In the name of a file, of how many it is one.
-PACK = "`dlbench data pack SOURCE FOLDER` converts it"
 _FOREIGN: tuple[tuple[str, str], ...] = (
-    (r".*\.parquet", f"is parquet, as Hugging Face publishes images; {PACK}"),
-    (r".*_(?:data|label)\.npy", f"is of pairs of _data.npy and _label.npy; {PACK}"),
-    (r".*\.arrow", f"is an Arrow file of Hugging Face; write parquet with Dataset.to_parquet, and {PACK}"),
+    (
+        r".*\.(?:parquet|arrow)",
+        "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)",
+    ),
+    (r".*_[xy]\.npy", "is of an earlier form of dlbench; write each sample as <name>_data.npy and <name>_label.npy"),
     (r".*\.beton", "is FFCV's; give the images that it was written from"),
     (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
     (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),
@@ -52,7 +48,7 @@ class Account:
     """Which files there are, by name."""
 
     splits: Mapping[str, tuple[str, ...]]
-    """Names of files, or of class folders, by split; `all` where there is one. Those of TEST are not read."""
+    """Names of files, or of class folders, by split; `all` where there is one."""
     others: tuple[str, ...] = ()  # companions and files that nobody knows: they are not read
     unit: str = "files"
     is_partial: bool = False  # whether only the first names were looked at
@@ -61,9 +57,6 @@ class Account:
         """Returns text such as `train 500 files, validation 1 (eval.txt), 1 passed over: eval.md5`."""
         parts: list[str] = []
         for split, names in self.splits.items():
-            if split == TEST:
-                parts.append(f"{TEST} {len(names):,} left out (neither training nor validation)")
-                continue
             unit = "" if parts else f" {self.unit}"
             if len(names) == 1:
                 unit = f"{unit.removesuffix('s')} ({names[0]})"
@@ -117,36 +110,6 @@ def sample_names(
             f"{min(samples)!r}; move them away, or bring them into the form that is read: {layout}"
         )
     return of_split(folder, samples, split)
-
-
-def account_below(source: Path, split_of: Callable[[Path], str | None], expected: str) -> Account:
-    """Lists the files of a folder that is converted, and of all folders in it, but for hidden ones.
-
-    `split_of`: gives the split of a sample file by its relative path, None if it is none. `expected`: for messages.
-    Raises UserError: a file is neither a sample file nor a companion, or none is for training.
-    """
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}")
-
-    paths: list[Path] = []
-    for folder, folders, names in os.walk(source, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        paths += [Path(folder, name).relative_to(source) for name in names if not name.startswith(".")]
-    samples: dict[str, list[str]] = {"train": [], "validation": [], TEST: []}
-    companions = []
-    for path in sorted(paths):
-        split = split_of(path)
-        if split is not None:
-            samples[split].append(str(path))
-        elif is_companion(path.name):
-            companions.append(str(path))
-        else:
-            raise UserError(f"{str(source / path)!r}: no sample file of a split; expected {expected}; move it away")
-    if not samples["train"]:
-        raise UserError(f"{str(source)!r} holds no training files; expected {expected}")
-    splits = {split: tuple(names) for split, names in samples.items() if names}
-    return Account(splits=splits, others=tuple(companions))
 
 
 def foreign_form(names: Iterable[str]) -> str | None:

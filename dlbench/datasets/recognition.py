@@ -144,7 +144,7 @@ def _kind_of_file(path: Path, sure: bool) -> str | None:
     name = path.name.lower()
     if name.endswith(".txt") and not is_companion(name):
         return "text"
-    if name.endswith(("_x.npy", "_y.npy")):
+    if name.endswith(("_data.npy", "_label.npy")):
         return "density"
     if name.endswith((".h5", ".hdf5", ".hdf")):
         try:
@@ -271,7 +271,7 @@ _MAX_RECORDS = 1 << 28  # Bytes of a TFRecord file whose first volume is read: a
 _WANTED = {
     "images": f"images: {image_set.LAYOUT}, or shards of them (.tar, .tfrecord)",
     "text": f"text: {corpus.LAYOUT}, or HDF5 files of samples ({', '.join(pretraining_hdf5.SUFFIXES)})",
-    "density": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _x.npy with _y.npy)",
+    "density": "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _data.npy with _label.npy)",
 }
 
 _JPEG_SUFFIXES = tuple(os.fsdecode(suffix) for suffix in image_set.SUFFIXES)

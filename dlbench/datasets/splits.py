@@ -36,7 +36,7 @@ _WORD = re.compile(rf"(?<![^-_. ]){_WORDS}(?=[-_. \d]|$)", re.IGNORECASE)
 _WORD_OF_TEXT = re.compile(rf"(?<![^-_. ]){_WORDS}(?=(?:[-_. ]?(?:\d+|of|part))*\.txt$)", re.IGNORECASE)
 """A word for a split in a file's name; of a text nothing but numbers may follow: `test-driving.txt` is any document."""
 PART = re.compile(r".+-\d+-of-\d+")  # of a numbered part
-_CONTAINER = re.compile(r".*(?:\.(?:h5|hdf5?|tar|tfrecords?(?:\.gz)?)|_x\.npy|-\d+-of-\d+)", re.IGNORECASE)
+_CONTAINER = re.compile(r".*(?:\.(?:h5|hdf5?|tar|tfrecords?(?:\.gz)?)|_data\.npy|-\d+-of-\d+)", re.IGNORECASE)
 
 
 def has_splits(source: Path) -> bool:

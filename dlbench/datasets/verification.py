@@ -6,36 +6,45 @@ the checksums of the manifest.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dlbench import pool
 from dlbench.datasets import volumes
 from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import completeness, open_image_set, resembles_imagenet
 from dlbench.datasets.images.jpeg_decode import decode
-from dlbench.datasets.images.shards import ImageSet, ImageShards
-from dlbench.datasets.making.production import Journal
+from dlbench.datasets.images.shards import ImageSet
+from dlbench.datasets.making.production import BEGUN
 from dlbench.datasets.manifest import NAME, FileEntry, read_files, read_manifest, verify_file
 from dlbench.datasets.recognition import KINDS, detect, take_account
 from dlbench.datasets.splits import NAMES, Split, train_folder, validation_folder
 from dlbench.datasets.text.corpus import UNKNOWN, load_vocabulary, read_documents, text_files
 from dlbench.datasets.text.pretraining_hdf5 import file_fault, index_samples, sample_files
-from dlbench.datasets.volumes import index_density, verify_density
+from dlbench.datasets.volumes import checked_file, index_density, volume_files
 from dlbench.errors import UserError, nearest
-from dlbench.opening import file_sha256
 
+Result = TypeVar("Result")
 Progress = Callable[[str, int, int], None]  # given what is counted, how many are done, and how many there are
+Count = Callable[[int, int], None]
+Say = Callable[[str], None]
 
-_AT_ONCE = 1024
-_COUNTED = re.compile(r"(\d+) of (\d+): ")
+_AT_ONCE = 1024  # files that are digested, or documents that are tokenised, at a time
+_AT_A_TIME = 64  # images that one task decodes
+
+
+def _no_count(_done: int, _total: int) -> None:
+    pass
+
+
+def _silent(_line: str) -> None:
+    pass
 
 
 @dataclass
@@ -74,7 +83,7 @@ def verify(
     kind: str | None = None,
     vocabulary: str | None = None,
     workers: int = 1,
-    progress: Progress | None = None,
+    progress: Progress = lambda _what, _done, _of: None,
 ) -> Verdict:
     """Reads everything in a data set.
 
@@ -88,21 +97,17 @@ def verify(
         raise UserError(f"--kind {kind!r}: {nearest(kind, KINDS)}")
     verdict = Verdict(source, kind or detect(source))
     verdict.account = take_account(source, verdict.kind)
-    report = progress or (lambda _what, _done, _of: None)
-    if Journal.is_in(source):
-        verdict.faults.append(f"{Journal.NAME}: the set is not finished; repeat the command that makes it")
-    _checksums(verdict, workers, report)
-    for split, folder in _splits(source):
-        _verify_split(verdict, split, folder, vocabulary, workers, report)
-    _compare_counts(verdict)
-    return verdict
-
-
-def _splits(source: Path) -> list[tuple[Split | None, Path]]:
+    if (source / BEGUN).is_file():
+        verdict.faults.append(f"{BEGUN}: the set is not finished; repeat the command that makes it")
+    _checksums(verdict, workers, progress)
     validation = validation_folder(source)
     if validation is None:
-        return [(None, source)]
-    return [("train", train_folder(source)), ("validation", validation)]
+        _verify_split(verdict, None, source, vocabulary, workers, progress)
+    else:
+        _verify_split(verdict, "train", train_folder(source), vocabulary, workers, progress)
+        _verify_split(verdict, "validation", validation, vocabulary, workers, progress)
+    _compare_counts(verdict)
+    return verdict
 
 
 # Checksums
@@ -155,25 +160,23 @@ def _verify_split(
     verdict: Verdict, split: Split | None, folder: Path, vocabulary: str | None, workers: int, report: Progress
 ) -> None:
     label = f"{split}: " if split else ""
-    if verdict.kind in ("images", "image-shards"):
-        count = partial(report, f"{label}images")
-        faults = verify_images(verdict.source, count, workers, verdict.remarks.append, split)
-    elif verdict.kind == "density":
-        try:
-            faults = verify_density(folder, partial(report, f"{label}files"), workers, split)
-        except UserError as error:  # a folder that cannot be listed at all is one fault
-            faults = [str(error)]
-        faults = _in_folder(verdict.source, folder, faults)
-    else:
 
-        def say(line: str) -> None:
-            counted = _COUNTED.match(line)
-            if counted is None:
-                verdict.remarks.append(label + line)
-            else:
-                report(f"{label}files", int(counted[1]), int(counted[2]))
+    def remark(line: str) -> None:
+        verdict.remarks.append(label + line)
 
-        faults = _in_folder(verdict.source, folder, verify_text(folder, vocabulary, say, workers, split))
+    count = partial(report, f"{label}files")
+    try:
+        if verdict.kind in ("images", "image-shards"):
+            count = partial(report, f"{label}images")
+            faults = verify_images(folder, count, workers, verdict.remarks.append, split)
+        elif verdict.kind == "density":
+            faults = verify_density(folder, count, workers, split)
+        else:
+            faults = verify_text(folder, vocabulary, count, workers, split, remark)
+    except UserError as error:  # a folder that cannot be listed at all is one fault
+        faults = [str(error)]
+    if folder != verdict.source:  # the name of the folder stands in front of the bare name of a file in it
+        faults = [line if line.startswith("'") else f"{folder.name}/{line}" for line in faults]
     # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
     verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
@@ -183,13 +186,6 @@ def _verify_split(
 def _is_known(line: str, source: Path, named: set[str]) -> bool:
     file = line.partition(": ")[0].strip("'")
     return file in named or file.removeprefix(f"{source}/") in named
-
-
-def _in_folder(source: Path, folder: Path, lines: list[str]) -> list[str]:
-    """Puts the name of the folder in front of lines that begin with the bare name of a file in it."""
-    if folder == source:
-        return lines
-    return [line if line.startswith("'") else f"{folder.name}/{line}" for line in lines]
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
@@ -222,86 +218,45 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
         verdict.lacking.append("a single split: give the folder that holds train and validation")
 
 
-_AT_A_TIME = 64  # images that one task decodes
-
-Found = tuple[int, list[str], list[tuple[str, str]]]  # images seen, lines about bad files, name and oddity of odd ones
-
-
 def verify_images(
     folder: Path,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Count = _no_count,
     workers: int = 1,
-    on_odd: Callable[[str], None] | None = None,
+    on_odd: Say = _silent,
     split: Split | None = None,
 ) -> list[str]:
-    """Decodes every image of a tree or of shards wholly, in all splits of the folder.
+    """Decodes every image of one split of a tree or of shards wholly; TFRecords carry checksums, which are compared.
 
-    Shards are also compared with the checksums in the manifest of the folder or of the one above, if there is one;
-    TFRecords carry checksums of their own. `folder`: an image set, or a
-    folder of the splits `train` and `validation`. `on_progress`: given the number of images seen, and of all.
-    `workers`: threads; decoding and checksums do not hold Python's lock. `on_odd`: given one line for each way in which
-    images are usable but not a plain RGB JPEG: grey, CMYK, a PNG named .jpg; and one for what was passed over.
-    `split`: which one of two splits is read; None: all. Returns one line
-    for each bad file or sample, with its place and the reason, in the order of the set; none if all is well. A set that
-    cannot be opened is one line.
+    `on_progress`: given the number of images seen, and of all. `workers`: threads; decoding does not hold Python's
+    lock. `on_odd`: given one line for each way in which images are usable but not a plain RGB JPEG: grey, CMYK, a PNG
+    named .jpg; and one for what was passed over. `split`: which of two splits that names tell apart is read.
+    Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
+    well. Raises UserError: the set cannot be opened.
     """
-    try:
-        splits = [(name, path) for name, path in _splits(folder) if split in (None, name)]
-        sets = [open_image_set(path, name) for name, path in splits]
-        checksums = [_shard_checksums(images) for images in sets]
-    except UserError as error:
-        return [str(error)]
-    total, seen = sum(images.num_samples for images in sets), 0
+    images = open_image_set(folder, split)
+    for remark in images.remarks:
+        on_odd(f"{str(images.root)!r}: {remark}")
+    starts = range(0, images.num_samples, _AT_A_TIME)
+    spans = [range(start, min(start + _AT_A_TIME, images.num_samples)) for start in starts]
     bad: list[str] = []
     first_odd: dict[str, str] = {}
     num_odd: Counter[str] = Counter()
-    report = on_odd or (lambda _line: None)
-    with ThreadPoolExecutor(workers) as pool:
-        for images, known in zip(sets, checksums, strict=True):
-            for remark in images.remarks:
-                report(f"{str(images.root)!r}: {remark}")
-            for count, lines, odd in _in_order(pool, _tasks(images, known), 2 * workers):
-                seen += count
-                bad += lines
-                for name, oddity in odd:
-                    first_odd.setdefault(oddity, name)
-                    num_odd[oddity] += 1
-                if on_progress is not None and count:
-                    on_progress(seen, total)
-            images.close()
+    with ThreadPoolExecutor(workers) as threads:
+        for span, (lines, odd) in zip(spans, threads.map(partial(_decode, images), spans), strict=True):
+            bad += lines
+            for name, oddity in odd:
+                first_odd.setdefault(oddity, name)
+                num_odd[oddity] += 1
+            on_progress(span.stop, images.num_samples)
+    images.close()
     for oddity, name in sorted(first_odd.items()):
         others = f" and {num_odd[oddity] - 1:,} more" if num_odd[oddity] > 1 else ""
-        report(f"{name}{others}: {oddity}")
+        on_odd(f"{name}{others}: {oddity}")
     return bad
 
 
-def _tasks(images: ImageSet, checksums: Mapping[str, str]) -> Iterator[Callable[[], Found]]:
-    for name, expected in checksums.items():
-        yield partial(_digest, images.root / name, expected)
-    for first in range(0, images.num_samples, _AT_A_TIME):
-        yield partial(_decode, images, range(first, min(first + _AT_A_TIME, images.num_samples)))
-
-
-def _shard_checksums(images: ImageSet) -> dict[str, str]:
-    """SHA-256 of each shard, as the manifest of its folder or of the one above says; none without a manifest."""
-    if not isinstance(images, ImageShards):
-        return {}
-    for folder, prefix in ((images.root, ""), (images.root.parent, f"{images.root.name}/")):
-        if (folder / NAME).is_file():
-            wanted = {prefix + name: name for name in images.index.shards}
-            return {wanted[entry.path]: entry.sha256 for entry in read_files(folder) if entry.path in wanted}
-    return {}
-
-
-def _digest(path: Path, expected: str) -> Found:
-    try:
-        found = file_sha256(path)
-    except OSError as error:
-        return 0, [f"{str(path)!r}: {error.strerror}"], []
-    return 0, [] if found == expected else [f"{str(path)!r}: altered (SHA-256 differs from the manifest)"], []
-
-
-def _decode(images: ImageSet, span: range) -> Found:
+def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns lines about bad images, and the name and the oddity of odd ones."""
     bad, odd = [], []
     for index in span:
         try:
@@ -313,65 +268,69 @@ def _decode(images: ImageSet, span: range) -> Found:
         else:
             if remark is not None:
                 odd.append((images.name(index), remark))
-    return len(span), bad, odd
+    return bad, odd
 
 
-def _in_order(pool: ThreadPoolExecutor, tasks: Iterator[Callable[[], Found]], at_once: int) -> Iterator[Found]:
-    """The results of tasks in their order; no more than `at_once` are waiting, however many there are."""
-    waiting: list[Future[Found]] = []
-    for task in tasks:
-        waiting.append(pool.submit(task))
-        if len(waiting) > at_once:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
+def verify_density(
+    folder: Path, on_progress: Count = _no_count, workers: int = 1, split: Split | None = None
+) -> list[str]:
+    """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
-
-_R = TypeVar("_R")
-_BATCH = 1024  # documents tokenised at a time
+    Returns one line `name: reason` for each bad file, by name; none if all is well.
+    Raises UserError: the folder is missing or has no such files, or a mixture.
+    """
+    container, names = volume_files(folder, split)
+    results = _each(partial(checked_file, folder, container), names, on_progress, workers)
+    shapes = {name: shape for name, shape in zip(names, results, strict=True) if not isinstance(shape, str)}
+    bad = [f"{name}: {fault}" for name, fault in zip(names, results, strict=True) if isinstance(fault, str)]
+    first = next(iter(shapes.items()), None)
+    if first is not None:
+        bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]
+    return sorted(bad)
 
 
 def verify_text(
     source: Path,
     vocabulary: str | None = None,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Count = _no_count,
     workers: int = 1,
     split: Split | None = None,
+    on_remark: Say = _silent,
 ) -> list[str]:
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 
     Raw text must be UTF-8 and hold documents, at least two in all. HDF5 samples must have types and shapes of a
     published layout, and values in range in every row.
     `source`: a text file, a folder of .txt files, or HDF5 samples (file or folder). `vocabulary`: path
-    or name; with it, ids are held against its size, and the share of [UNK] is reported. `on_progress`: given one line a
-    file, and information at the end. `split`: which of two splits that names tell apart is read.
+    or name; with it, ids are held against its size, and the share of [UNK] is reported. `split`: which of two splits
+    that names tell apart is read. `on_remark`: given what was counted.
     Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
-    say = on_progress or (lambda _line: None)
     samples = sample_files(source, split) if source.exists() else []
     if samples:
         size = None if vocabulary is None else len(load_vocabulary(vocabulary))
-        faults = _each(partial(file_fault, vocab_size=size), samples, say, workers)
+        faults = _each(partial(file_fault, vocab_size=size), samples, on_progress, workers)
         return [f"{path.name}: {fault}" for path, fault in zip(samples, faults, strict=True) if fault]
     files = text_files(source, split)
-    read = _each(partial(_read_text, vocabulary=vocabulary), files, say, workers)
-    found = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
+    read = _each(partial(_read_text, vocabulary=vocabulary), files, on_progress, workers)
+    bad = [f"{path.name}: {fault}" for path, (fault, _, _, _) in zip(files, read, strict=True) if fault]
     documents = sum(count for _, count, _, _ in read)
     tokens, unknown = sum(count for _, _, count, _ in read), sum(count for *_, count in read)
-    say(f"{documents} documents in {len(files)} file{'s' * (len(files) > 1)}")
+    on_remark(f"{documents} documents in {len(files)} file{'s' if len(files) > 1 else ''}")
     if tokens:
-        say(f"{unknown / tokens:.3%} of {tokens} tokens are {UNKNOWN}")
-    if not found and documents == 1:
-        found.append(f"{source.name}: a single document; next-sentence prediction needs two, put a blank line between")
-    return found
+        on_remark(f"{unknown / tokens:.3%} of {tokens} tokens are {UNKNOWN}")
+    if not bad and documents == 1:
+        bad.append(f"{source.name}: a single document; next-sentence prediction needs two, put a blank line between")
+    return bad
 
 
-def _each(check: Callable[[Path], _R], files: list[Path], say: Callable[[str], None], workers: int) -> list[_R]:
-    results: list[_R] = []
-    with pool.run(check, files, workers, name=str, verb="read", ahead=2) as found:
-        for number, (path, result) in enumerate(zip(files, pool.in_order(found), strict=True), 1):
+def _each(check: Callable[..., Result], files: list[Any], on_progress: Count, workers: int) -> list[Result]:
+    """What a check says of each file; it runs in several processes."""
+    results: list[Result] = []
+    with pool.run(check, files, workers, name=str, verb="read") as done:
+        for result in pool.in_order(done):
             results.append(result)
-            say(f"{number} of {len(files)}: {path.name}")
+            on_progress(len(results), len(files))
     return results
 
 
@@ -384,7 +343,7 @@ def _read_text(path: Path, vocabulary: str | None) -> tuple[str | None, int, int
     documents = tokens = unknown = 0
     try:
         reading = read_documents([path])
-        while batch := list(islice(reading, _BATCH)):
+        while batch := list(islice(reading, _AT_ONCE)):
             documents += len(batch)
             if tokenizer is not None:
                 sentences = [sentence for document in batch for sentence in document]

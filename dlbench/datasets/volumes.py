@@ -8,8 +8,9 @@ The container follows from the files' names, which may lie in the folder and in 
   is an Example with `x`, the bytes of the counts in C order, and `y`, T floats; one gzip file per sample. Files of
   several records are read too; of a gzip file that reads all records before the one that is wanted. `x` has no shape of
   its own: C is 4 if a quarter of the counts is a cube, else the first of 1, 2, 3, 5 ... 16 that fits.
-- Pairs of .npy files, `<name>_x.npy` and `<name>_y.npy`, of the shapes of HDF5. They have no checksum: only a manifest
-  distinguishes an altered file from a whole one.
+- Pairs of .npy files, one sample each, as MLPerf HPC's submissions prepare cosmoUniverse: `<name>_data.npy`, int16
+  counts (S, S, S, C), and `<name>_label.npy`, float32 (T,). They have no checksum: only a manifest distinguishes an
+  altered file from a whole one.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from dlbench import pool
 from dlbench.datasets import tfrecord
 from dlbench.datasets.account import foreign_form, sample_names
 from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, map_array, open_hdf5, require_plausible
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 else:
     Volume = tuple
 
+_DATA, _LABEL = "_data.npy", "_label.npy"
 MAX_SAMPLE = 1 << 33
 """Bytes of a file of one sample at most: 512 by 512 by 512 voxels of 16 channels in two bytes have half as many."""
 PUBLIC = {"train": (524_288, 262_144), "validation": (65_536,)}
@@ -301,53 +301,34 @@ def decode_volume(payload: bytes | memoryview) -> Volume:
 class NpyVolumes(Volumes):
     """Pairs of .npy files."""
 
-    LAYOUT = "<name>_x.npy (int16, (n, S, S, S, C)) next to <name>_y.npy (float32, (n, T))"
-    SUFFIXES = ("_x.npy",)
+    LAYOUT = "<name>_data.npy (int16, (S, S, S, C)) next to <name>_label.npy (float32, (T,))"
+    SUFFIXES = (_DATA,)
 
     @staticmethod
     def inspect(path: Path) -> FileShape:
-        x, y = _npy_pair(path)
-        return FileShape(num=x.shape[0], size=x.shape[1], channels=x.shape[4], num_targets=y.shape[1])
+        return _shape_of(*_npy_pair(path))
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
-        for x, y in zip(*_npy_pair(path), strict=True):
-            yield np.array(x), np.array(y)
+        yield _npy_pair(path)
 
     def _sample(self, path: Path, place: int, num: int) -> Volume:
-        x, y = _npy_pair(path)
-        if x.shape[0] != num:
-            raise ValueError(f"holds {x.shape[0]} volumes, expected {num}")
-        return x[place], np.array(y[place])
+        return _npy_pair(path)
 
 
-def targets_path(path: Path) -> Path:
-    """The .npy file of the parameters of a .npy file of volumes."""
-    return path.with_name(path.name[: -len("_x.npy")] + "_y.npy")
+def targets_name(name: str) -> str:
+    """The .npy file of the parameters of a .npy file of counts."""
+    return name.removesuffix(_DATA) + _LABEL
 
 
-def npy_pair(path: Path, targets: Path, expected: str) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Returns the arrays of two files with a first dimension of samples, mapped; `expected`: for messages.
-
-    Raises OSError: a file cannot be read. ValueError: it is damaged, or the two are of another type or shape.
-    """
-    x, y = _npy_mapped(path, "int16", expected), _npy_mapped(targets, "float32", expected)
-    if (x.ndim, y.ndim) == (4, 1):
-        x, y = x[None], y[None]
-    if x.ndim != 5 or y.ndim != 2 or x.shape[0] != y.shape[0] or len(set(x.shape[1:4])) != 1 or 0 in x.shape + y.shape:
-        raise ValueError(f"shapes {x.shape} and {y.shape}; expected {expected}")
-    return x, y
-
-
-def _npy_pair(path: Path) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    return npy_pair(path, targets_path(path), NpyVolumes.LAYOUT)
-
-
-def _npy_mapped(path: Path, dtype: str, expected: str) -> Any:
-    found = map_array(path)
-    if found.dtype != dtype:
-        raise ValueError(f"{path.name} is {found.dtype}; expected {expected}")
-    return found
+def _npy_pair(path: Path) -> Volume:
+    x, y = map_array(path), map_array(path.with_name(targets_name(path.name)))
+    for array, name, dtype, dimensions in ((x, _DATA, "int16", 4), (y, _LABEL, "float32", 1)):
+        if array.dtype != dtype or array.ndim != dimensions or not array.size:
+            raise ValueError(f"{name} is {array.dtype} of shape {array.shape}; expected {NpyVolumes.LAYOUT}")
+    if len(set(x.shape[:3])) != 1:
+        raise ValueError(f"{_DATA} has shape {x.shape}; expected {NpyVolumes.LAYOUT}")
+    return x, np.array(y)
 
 
 CONTAINERS: dict[str, type[Volumes]] = {"hdf5": Hdf5Volumes, "tfrecord": TfrecordVolumes, "npy": NpyVolumes}
@@ -418,7 +399,9 @@ class DensityIndex:
     def paths(self) -> Sequence[Path]:
         """The files that samples are read from; of .npy also those of targets."""
         names = Files(len(self.files), lambda number: self.root / self.files[number])
-        return [*names, *map(targets_path, names)] if self.container == "npy" else names
+        if self.container != "npy":
+            return names
+        return [*names, *(self.root / targets_name(name) for name in self.files)]
 
     def place(self, index: int) -> tuple[Path, int, int]:
         """The file of a sample, its place in it, and how many samples the file holds."""
@@ -427,7 +410,7 @@ class DensityIndex:
         return self.root / self.files[file], index - first, int(self.offsets[file + 1]) - first
 
 
-def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
+def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
     """The container of a folder and its files, relative and sorted; of one split where names tell two apart."""
     if not folder.is_dir():
         raise UserError(f"{str(folder)!r}: no such folder; expected {LAYOUT}")
@@ -437,7 +420,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
     try:
         for name in _names(folder):
             names.append(name)
-            if name.lower().endswith("_y.npy"):
+            if name.endswith(_LABEL):
                 targets.add(name)
             elif (container := container_of(name)) is not None:
                 found.setdefault(container, []).append(name)
@@ -452,7 +435,7 @@ def _listed(folder: Path, split: Split | None) -> tuple[str, list[str]]:
     container = next(iter(found))
     chosen = sample_names(folder, names, frozenset(found[container]).__contains__, split, LAYOUT)
     for name in chosen if container == "npy" else ():
-        if name[: -len("_x.npy")] + "_y.npy" not in targets:
+        if targets_name(name) not in targets:
             raise UserError(f"{str(folder / name)!r} has no file of targets next to it; expected {NpyVolumes.LAYOUT}")
     return container, chosen
 
@@ -480,7 +463,7 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
     has them in another type or shape; file and key are named.
     """
-    container, names = _listed(folder, split)
+    container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]
     shapes = {name: file_shape(folder, name, container) for name in probes}
     spread = container in _OPENED_ALL or any(shape.num != 1 for shape in shapes.values())
@@ -524,35 +507,7 @@ def first_shape(path: Path, container: str) -> FileShape:
         raise UserError(f"{str(path)!r}: {str(error) or 'holds no record'}") from None
 
 
-def verify_density(
-    folder: Path, on_progress: Callable[[int, int], None] | None, workers: int, split: Split | None = None
-) -> list[str]:
-    """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
-
-    `on_progress`: given the files that are done and all files. `workers`: processes that read; with 1 or fewer the
-    calling process does.
-    Returns one line `name: reason` for each bad file, by name; none if all is well.
-    Raises UserError: the folder is missing or has no such files, or a mixture.
-    """
-    container, names = _listed(folder, split)
-    check = partial(_checked, folder, container)
-    bad: list[str] = []
-    shapes: dict[str, FileShape] = {}
-    with pool.run(check, names, workers, name=str, verb="read", ahead=2) as results:
-        for number, (name, result) in enumerate(zip(names, pool.in_order(results), strict=True), 1):
-            if isinstance(result, str):
-                bad.append(f"{name}: {result}")
-            else:
-                shapes[name] = result
-            if on_progress is not None:
-                on_progress(number, len(names))
-    first = next(iter(shapes.items()), None)
-    if first is not None:
-        bad += [f"{n}: {s}, but {first[0]!r} has {first[1]}" for n, s in shapes.items() if not s.fits(first[1])]
-    return sorted(bad)
-
-
-def _checked(folder: Path, container: str, name: str) -> FileShape | str:
+def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
     """What one file holds after all of it was read, or what is wrong with it."""
     number, shape = 0, None
     try:

@@ -5,7 +5,7 @@ One key a line and in a fixed order, so that equal runs give equal bytes and a c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,52 +14,33 @@ from pydantic import Field, field_validator
 import dlbench
 from dlbench.analysis.sessions import Circumstances
 from dlbench.errors import MachineError, RunError, UserError
-from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, counts_text, settings_of
+from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, point_label
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.records.scan import given_content, validated
+from dlbench.report.wording import runs_text
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
 
-MAX_SETTINGS = 6  # Settings with too few runs that an error names.
+MAX_FEW = 6  # Points with too few runs that an error names.
 
 
 def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
-    """The file of a side; equal runs give an equal file.
-
-    Raises `UserError`: a point has fewer than five runs and `allow_few` is not set.
-    """
+    """The file of a side; equal runs give an equal file."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
+        names = "; ".join(f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few[:MAX_FEW])
+        if len(few) > MAX_FEW:
+            names += f"; and {len(few) - MAX_FEW} more"
         raise UserError(
-            f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {_named(few)}; "
-            f"{_enough(side.points)}run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
+            f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {names}; "
+            f"choose others with --where, run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
             "--allow-few: no verdict will come of it"
         )
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
     return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
-
-
-def _named(points: Sequence[SidePoint]) -> str:
-    """Each setting once, with its runs at every rank count."""
-    found = [f"{label} ({counts_text(own)})" for label, own in settings_of(points).items()]
-    more = f"; and {len(found) - MAX_SETTINGS} settings more" if len(found) > MAX_SETTINGS else ""
-    return "; ".join(found[:MAX_SETTINGS]) + more
-
-
-def _enough(points: Sequence[SidePoint]) -> str:
-    """How to choose points that have enough runs; empty where no single key does."""
-    for key in ("workload", "engine", "preset", "precision", "data", "goal", "scaling"):
-        values: dict[str, bool] = {}
-        for point in points:
-            value = point.content.registered.get(key, "")
-            values[value] = values.get(value, True) and len(point.runs) >= MIN_RUNS
-        for value, is_enough in values.items():
-            if value and is_enough:
-                return f"--where {key}={value} chooses those with enough; or "
-    return "choose others with --where, "
 
 
 _BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
@@ -78,10 +59,7 @@ def _point(point: SidePoint) -> BaselinePoint:
 
 
 def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a file is, of the points with these registered properties; name and option are for errors.
-
-    Raises `UserError`: no point has them, or a file does not know such a property.
-    """
+    """The side that a file is, of the points with these registered properties; name and option are for errors."""
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
     return Side(name=name, points=tuple(points), left_out=(), damaged=())
 
@@ -164,7 +142,7 @@ class Baseline(Spec):
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Writes the file as a whole. Raises `UserError`: it cannot be written there."""
+    """Writes the file as a whole."""
     try:
         write_result(path, json_text(baseline.model_dump(mode="json")))
     except RunError as error:
@@ -172,11 +150,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The file.
-
-    Raises `UserError`: there is none, it holds something else, or a newer dlbench made it. `IncompleteDataError`: it is
-    damaged.
-    """
+    """The file."""
     content = given_content(path, Baseline, "baseline", "dlbench baseline", MAX_BYTES)
     version = content.get("version")
     if isinstance(version, int) and version > VERSION:

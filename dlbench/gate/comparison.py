@@ -57,8 +57,6 @@ def compare_sides(
     The metrics of these names decide, the others are reported as information. The sides may differ on `allowed` keys;
     `history` holds earlier runs, which only show how far sessions scatter, and `floors` what B must reach besides.
     `options` choose the runs of each side, for errors.
-
-    Raises `UserError`: both sides are the same runs, or they are not comparable; names the keys.
     """
     # Runs compared with themselves are always equal: a gate would pass for ever.
     ids = [
@@ -80,7 +78,7 @@ def compare_sides(
 
 
 def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> ComparisonReport:
-    """Runs against floors alone. Raises `UserError`: as `floors_at`."""
+    """Runs against floors alone."""
     drafts, unasked = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
     a = Side(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
     return _whole(a, b, drafts, rule, only_b=unasked)
@@ -119,11 +117,7 @@ def _whole(
 
 
 def _matches(a: Side, b: Side, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
-    """Every point of A with that of B, and points that only B has.
-
-    Raises `UserError`: runs of equal size on both sides differ in what must not, or no point is on both sides; names
-    the keys and both values.
-    """
+    """Every point of A with that of B, and points that only B has."""
 
     def same(point: SidePoint) -> Hashable:
         return digest(without(point.content, allowed)), point.place
@@ -199,9 +193,6 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) 
     pairs where series, time of the plan, swept values and repeat are equal; equal places of both sides are pairs.
 
     Name and option are for errors, `where` as of `dlbench.gate.sides.chosen`.
-
-    Raises `UserError`: there are no runs with sides, or the sides differ in something else; names the keys.
-    `IncompleteDataError`: no run of a side has figures; names why.
     """
     runs, left_out = chosen(scan, name, where, option)
     sided = [run for run in runs if run.plan.series.side]
@@ -280,7 +271,7 @@ class Floor:
 
 
 def parse_floor(text: str) -> Floor:
-    """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``. Raises `UserError`: it has another form."""
+    """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``."""
     where, _, rate = text.rpartition(":")
     # Digits that are followed at once by one letter alone are 2.5k or 1e3, of which 2.5 or 1 would pass for ever.
     number = r"([0-9]{1,15}(?:\.[0-9]{1,12})?)(?:\s+|(?=[^\W\d_]{2}))"
@@ -295,10 +286,7 @@ def parse_floor(text: str) -> Floor:
 
 
 def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
-    """The floor of each point that has one, by its `id`, samples per second of all ranks: the highest that is for it.
-
-    Raises `UserError`: a floor is for no point of the side of this name, or its unit is not that of the samples.
-    """
+    """Returns the floor of each point that has one, by its `id`: the highest that is for it, samples/s of all ranks."""
     found: dict[int, float] = {}
     for floor in floors:
         meant = at_where(points, floor.where, name, "--at-least")

@@ -467,7 +467,7 @@ def _point_cautions(
 
 
 def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, str]) -> str:
-    """How far apart in time the sides were run, because a machine drifts; empty where that is accounted for."""
+    """Returns how far apart in time the sides were run, because a machine drifts; empty where that is accounted for."""
     advice = "`dlbench run --ab` interleaves them, and --paired compares the pairs."
     times = [[moment for run in side if math.isfinite(moment := run.circumstances.moment)] for side in (a, b)]
     if not all(times):
@@ -481,8 +481,7 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, 
     spans = [max(ends) - min(ends) for ends, is_several in zip(times, several, strict=True) if is_several]
     if gap <= max(spans, default=0.0):
         return ""
-    days = gap / DAY_S
     far = f"{gap / 3600:.0f} hours apart" if gap >= 7200 else "one after the other"
-    if days >= 2:
-        far = f"{days:.0f} days apart"
+    if gap >= 2 * DAY_S:
+        far = f"{gap / DAY_S:.0f} days apart"
     return f"The sides were run {far}: a drift of the machine in between counts as a difference; {advice}"

@@ -30,7 +30,7 @@ from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
-from dlbench.report.wording import place_text, ranks_text, runs_text
+from dlbench.report.wording import place_text
 from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
@@ -115,10 +115,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
 
 
 def parse_allowed(texts: Iterable[str], known: Iterable[Content]) -> frozenset[str]:
-    """Keys that may differ, from `--allow KEY[,KEY]`.
-
-    Raises `UserError`: no run has such a key, or it must never differ.
-    """
+    """Keys that may differ, from `--allow KEY[,KEY]`."""
     keys = {key.strip() for text in texts for key in text.split(",") if key.strip()}
     contents = list(known)
     paths = {path for content in contents for path in content.plan} | {p for ps in _SPEAKS_OF.values() for p in ps}
@@ -188,8 +185,8 @@ def _is_at(path: str, key: str) -> bool:
 _VALUE_WIDTH = 30
 
 
-def setting_label(point: SidePoint, without: Collection[str] = ()) -> str:
-    """Workload, preset, engine, precision, batch and scaling; keys in `without` are left out."""
+def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
+    """Returns workload, preset, engine, precision, batch, scaling and ranks; keys in `without` are left out."""
     known = {key: value for key, value in point.content.registered.items() if key not in without}
     batch = f"batch {known['batch_per_rank']} per rank" if "batch_per_rank" in known else ""
     batch = batch or (f"batch {known['global_batch']} in all" if "global_batch" in known else "")
@@ -200,13 +197,9 @@ def setting_label(point: SidePoint, without: Collection[str] = ()) -> str:
         known.get("precision", ""),
         batch,
         f"{known['scaling']} scaling" if "scaling" in known else "",
+        place_text(point.ranks, point.nodes),
     )
     return ", ".join(filter(None, words))
-
-
-def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
-    """The same with the ranks."""
-    return ", ".join([setting_label(point, without), place_text(point.ranks, point.nodes)])
 
 
 def versus(allowed: Sequence[KeyDifference]) -> str:
@@ -219,46 +212,6 @@ def versus(allowed: Sequence[KeyDifference]) -> str:
         for value in (first.a or "none", first.b or "none")
     )
     return f"{b} (B) against {a} (A)"
-
-
-def settings_of(points: Sequence[SidePoint]) -> dict[str, list[SidePoint]]:
-    """Points by the label of their setting; where labels are equal, keys that differ stand behind them."""
-    groups = list(alike(points, lambda point: digest(point.content)).values())
-    labels = [setting_label(group[0]) for group in groups]
-    found: dict[str, list[SidePoint]] = {}
-    for group, label in zip(groups, labels, strict=True):
-        twins = [other[0] for other, same in zip(groups, labels, strict=True) if same == label and other is not group]
-        more = _apart(group[0], twins)
-        found.setdefault(", ".join([label, *more]), []).extend(group)
-    return found
-
-
-def _apart(point: SidePoint, twins: Sequence[SidePoint]) -> list[str]:
-    """Up to two keys on which a point differs from others of the same label, with its values."""
-    contents: list[Mapping[str, object]] = [{**one.content.plan, **one.content.registered} for one in (point, *twins)]
-    own = contents[0]
-    keys = [key for key in own if any(other.get(key) != own[key] for other in contents[1:])]
-    keys.sort(key=lambda key: key not in point.content.registered)
-    return [f"{TITLES.get(key, key)} {shorten(str(own[key]) or 'none', _VALUE_WIDTH)}" for key in keys[:2]]
-
-
-def counts_text(points: Sequence[SidePoint], sessions: Mapping[str, str] | None = None) -> str:
-    """Runs of the points of one setting, e.g. ``5 runs at 1 and 2 ranks, 4 runs at 4 ranks``; with `sessions` of the
-    runs also how many these are.
-    """
-
-    def held(point: SidePoint) -> str:
-        count = len({sessions[run.run_id] for run in point.runs}) if sessions else 0
-        return runs_text(len(point.runs)) + (f" in {count} session{'s' * (count > 1)}" if sessions else "")
-
-    return ", ".join(f"{count} at {_places(found)}" for count, found in alike(points, held).items())
-
-
-def _places(points: Sequence[SidePoint]) -> str:
-    if any(point.nodes > 1 for point in points) or len(points) == 1:
-        return ", ".join(place_text(point.ranks, point.nodes) for point in points)
-    ranks = [point.ranks for point in points]
-    return f"{', '.join(map(str, ranks[:-1]))} and {ranks_text(ranks[-1])}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,10 +299,7 @@ class Side:
 
 
 def at_where(points: Sequence[SidePoint], where: Mapping[str, str], name: str, option: str) -> list[SidePoint]:
-    """The points with these registered properties; the name of the side and the option are for errors.
-
-    Raises `UserError`: no point has them, or there is no such property.
-    """
+    """The points with these registered properties; the name of the side and the option are for errors."""
     found = list(points)
     for key, wanted in where.items():
         if key not in TITLES:
@@ -369,11 +319,7 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
 
 
 def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
-    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`.
-
-    Raises `UserError`: no run has these properties. `IncompleteDataError`: no run that was chosen has figures; names
-    why.
-    """
+    """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`."""
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
     if plain and len(plain) < len(runs) and "side" not in where:
@@ -400,8 +346,6 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
     For properties see `dlbench.analysis.selection`. Runs of another variant than `plain` are left out unless they were
     asked for: they ran to be subtracted. Always left out are runs that went on after an interruption: they are no
     repeats of those that ran through.
-
-    Raises `UserError`: no run has them; names the values that there are.
     """
     runs = select(scan.runs, name, where, option)
     resumed = [run.plan.run_id for run in runs if run.record is not None and run.record.goes_on]
@@ -415,10 +359,7 @@ def chosen(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tupl
 
 
 def points_of(table: RunTable, damaged: list[str]) -> tuple[SidePoint, ...]:
-    """The points of runs with figures, by ranks in the order in which their kinds are first met.
-
-    Raises `UserError`: runs of one point were asked for unlike of the system; names the keys.
-    """
+    """The points of runs with figures, by ranks in the order in which their kinds are first met."""
     figures = metrics_by_run(table, damaged=damaged)
     rates = table.rates
     contents = {run_id: content_of(run) for run_id, run in table.runs.items()}
@@ -482,10 +423,7 @@ def _doubts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:
-    """A side without figures cannot be compared.
-
-    Raises `IncompleteDataError`: there is no point; names the first reasons.
-    """
+    """A side without figures cannot be compared."""
     if points:
         return
     reasons = [*damaged, *left_out][:3] or ["there is no run"]

@@ -154,10 +154,7 @@ def _found(level: float, freedom: float) -> float:
 
 
 def evidence_of(sample: Sample) -> Evidence | None:
-    """What can be tested; None where nothing says how far sessions scatter.
-
-    Raises `ValueError`: a side has fewer than two runs.
-    """
+    """What can be tested; None where nothing says how far sessions scatter."""
     if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
     if sample.floor is not None:

@@ -5,7 +5,7 @@
     STORE/partial/<who>/             what is being copied in; <who> is host, process namespace, process,
                                      and a random word
     STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.store`
-    STORE/index.sqlite               a cache, see `dlbench.history.store`
+    STORE/index.jsonl                a cache, see `dlbench.history.store`
 
 A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
 or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes
@@ -148,7 +148,7 @@ def _copy_file(source: Path, target: Path) -> None:
 
 
 MARKER = "history.json"
-INDEX = "index.sqlite"
+INDEX = "index.jsonl"
 DAY_S = 86_400.0
 
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
@@ -190,7 +190,7 @@ class Store:
             path.mkdir(parents=True, exist_ok=True)
             # Another process may be making the same one right now.
             others = {name.name for name in path.iterdir() if not name.name.startswith(".")}
-            if others - {MARKER, "runs", "partial", "acknowledged", INDEX, f"{INDEX}-journal"}:
+            if others - {MARKER, "runs", "partial", "acknowledged", INDEX}:
                 raise UserError(f"{path}: holds other files and is no history of runs; choose an empty folder")
             for folder in (path / "runs", path / "partial"):
                 folder.mkdir(exist_ok=True)
@@ -230,14 +230,6 @@ class Store:
         except OSError as error:
             raise RunError(f"{self.runs}: cannot be read: {error.strerror or error}") from None
         return found
-
-    def holds(self, folder: str) -> bool:
-        """Whether there is such a folder, relative to the store and reached through no link."""
-        try:
-            with folder_below(self.path, *Path(folder).parts):
-                return True
-        except OSError:
-            return False
 
     def place_of(self, run_id: str, created: str) -> str:
         """Where a run's folder belongs, relative to the store."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from dlbench.analysis.causes import Causes
@@ -32,16 +31,12 @@ def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
     runs: dict[Path, Run] = {}
     found: dict[Path, HistoryEntry] = {}
     for folder in folders:
-        is_plain, digest = False, ""
         try:
             # First: reading a named pipe would wait forever.
             files_of(folder.path)
-            is_plain = True
             runs[folder.path] = read_run(folder.path)
         except (IncompleteDataError, UserError) as error:
-            with suppress(IncompleteDataError):
-                digest = content_digest(folder) if is_plain else ""
-            found[folder.path] = _damaged(folder, str(error), digest)
+            found[folder.path] = _damaged(folder, str(error))
     for chosen in _each_name_once(list(runs.values())):
         table = tabulate(Scan(root=Path(), runs=chosen), with_causes=True)
         figures = metrics_by_run(table)
@@ -56,7 +51,7 @@ def make_entries(folders: Sequence[RunFolder]) -> list[HistoryEntry]:
                 )
             except IncompleteDataError as error:
                 # Changed, or taken away, since it was read.
-                found[run.folder.path] = _damaged(run.folder, str(error), "")
+                found[run.folder.path] = _damaged(run.folder, str(error))
     return [found[folder.path] for folder in folders]
 
 
@@ -74,14 +69,12 @@ def _each_name_once(runs: list[Run]) -> list[list[Run]]:
 MAKER = EntryMaker(make=make_entries, version=f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}")
 
 
-def open_history(
-    path: Path, *, index: Path | None = None, create: bool = False, notify: Notify = lambda line: None
-) -> History:
-    """`History.open` with entries as this module makes them.
+def open_history(path: Path, *, create: bool = False, notify: Notify = lambda line: None) -> History:
+    """Opens a `History` with entries as this module makes them.
 
     Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
     """
-    return History.open(path, MAKER, index=index, create=create, notify=notify)
+    return History(path, MAKER, create=create, notify=notify)
 
 
 def _entry(
@@ -167,7 +160,6 @@ def _submitted_job(folder: RunFolder) -> str:
     return job if isinstance(job, str) else ""
 
 
-def _damaged(folder: RunFolder, why: str, digest: str) -> HistoryEntry:
-    """All that is known of a folder that cannot be read: its name, and the digest if there is one."""
-    name = folder.path.name
-    return HistoryEntry(run_id=name, folder=str(folder.path), state="damaged", why=why, content_digest=digest)
+def _damaged(folder: RunFolder, why: str) -> HistoryEntry:
+    """Returns all that is known of a folder that cannot be read: its name."""
+    return HistoryEntry(run_id=folder.path.name, folder=str(folder.path), state="damaged", why=why, content_digest="")

@@ -2,11 +2,8 @@
 
 Entries are made by analysis, of which this room knows nothing: who opens a history brings the maker along. Opening it
 compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
-missed something, because its writer was killed or another index was in use, is right again after the next opening.
-
-The index is an SQLite file, a cache that may be deleted at any time: SQLite's own locks order its writers, and one that
-cannot be read is deleted and made anew. Stores lie on file systems of clusters, hence a rollback journal and no
-write-ahead log, which needs memory shared between hosts (sqlite.org/wal.html).
+missed something, because its writer was killed or another wrote at the same time, is right again after the next
+opening. It may be deleted at any time, and is made anew where it is damaged.
 
 Changes of level that somebody knows of: who said so, when, and why; a file each in the history, next to its runs.
 
@@ -21,10 +18,8 @@ import errno
 import gc
 import json
 import os
-import sqlite3
-import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -32,11 +27,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.errors import DlbenchError, IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, matches
 from dlbench.history.files import INDEX, Store, sync_folder
-from dlbench.opening import folder_below, kind_of
-from dlbench.records.files import write_json
+from dlbench.opening import folder_below, open_file
+from dlbench.records.files import write_atomic, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Count, Name, Positive, Spec
@@ -105,135 +100,66 @@ def acknowledge(store: Store, made: Acknowledgement) -> None:
         raise UserError(f"{path.parent}: cannot be written: {why}") from None
 
 
-INDEX_VERSION = 2  # Of the tables; what entries mean depends on the version that their maker gives.
-LOCK_TIMEOUT_S = 60.0
-
-_NEW_TABLES = (
-    "DROP TABLE IF EXISTS meta",
-    "DROP TABLE IF EXISTS runs",
-    "CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE runs (folder TEXT PRIMARY KEY, changed_ns INTEGER NOT NULL, entry TEXT NOT NULL) WITHOUT ROWID",
-)
-
-
-class IndexOutdatedError(DlbenchError):
-    """The index is one of another version; the next writing replaces its tables."""
-
-
-class IndexDamagedError(DlbenchError):
-    """The file is no index, or a damaged one."""
-
-
-class IndexUnusableError(DlbenchError):
-    """The index cannot be written, or not be locked: entries are kept in memory."""
-
+INDEX_VERSION = 3  # Of the file's form; what entries mean depends on the version that their maker gives.
+SPARE_LINES = 64  # Lines of runs that are gone, or were read anew, that an index may hold beyond as many as its runs.
 
 Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
 
 
 class Index:
-    """The file; it is open only within a call."""
+    """The file: a line that says which version made it, then a line for each run, of which a folder's last counts.
 
-    def __init__(self, path: Path, version: str, *, is_named: bool = False) -> None:
-        """Makes nothing yet.
+    A line is the time of the last change of the run's folder, a blank, and the entry in JSON.
+    """
 
-        Args:
-            path: the file.
-            version: version of the way entries are made; an index of another one is outdated.
-            is_named: whether a person named the file, so that it may hold anything and is never deleted.
-        """
+    def __init__(self, path: Path, version: str) -> None:
         self.path = path
-        self._version = f"{INDEX_VERSION}: {version}"
-        self._is_named = is_named
+        self._head = f"{json.dumps({'format': 'dlbench.history-index', 'version': f'{INDEX_VERSION}: {version}'})}\n"
+        self._is_whole = False
+        """Whether lines may be appended; else the file is missing, damaged, or of another version."""
 
-    def read(self) -> dict[str, Row]:
-        """Returns all rows by folder; none if there is no file.
-
-        Raises `IndexOutdatedError`, `IndexDamagedError`, `IndexUnusableError`: see there.
-        """
-        if not self._is_there():
-            return {}
+    def read(self) -> tuple[dict[str, Row], str]:
+        """Returns the rows that can be read, by folder, and what is wrong with the file, empty if nothing."""
+        try:
+            # No link leads out of a store.
+            with open_file(self.path, follow=False) as file:
+                head, *lines, end = file.read().decode().split("\n")
+        except FileNotFoundError:
+            return {}, ""
+        except OSError as error:
+            return {}, error.strerror or str(error)
+        except ValueError:
+            return {}, "is no index"
+        if f"{head}\n" != self._head:
+            return {}, "was made by another version of dlbench, or is no index"
         rows: dict[str, Row] = {}
-        with self._connected("rw" if os.access(self.path, os.W_OK) else "ro") as connection:
-            version = _stored_version(connection)
-            if version is None:
-                return {}
-            if version != self._version:
-                raise IndexOutdatedError(f"{self.path}: was made by another version of dlbench")
-            for folder, changed_ns, entry in connection.execute("SELECT folder, changed_ns, entry FROM runs"):
-                rows[folder] = (changed_ns, HistoryEntry.from_json(entry))
-        return rows
+        is_damaged = end != ""
+        for line in lines:
+            changed_ns, _, entry = line.partition(" ")
+            try:
+                made = HistoryEntry.from_json(entry)
+                rows[made.folder] = (int(changed_ns), made)
+            except (ValueError, KeyError, TypeError):
+                is_damaged = True
+        self._is_whole = not is_damaged and len(lines) <= 2 * len(rows) + SPARE_LINES
+        return rows, "is damaged" if is_damaged else ""
 
-    def write(self, put: Mapping[str, Row], remove: Iterable[str] = ()) -> None:
-        """Replaces rows and removes others, all or none.
-
-        Raises `IndexDamagedError`: see there. `IndexUnusableError`: no permission, no space, or the lock was not to be
-        had in time.
-        """
-        rows = []
-        for folder, (changed_ns, entry) in put.items():
-            rows.append((folder, changed_ns, json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)))
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise IndexUnusableError(f"{self.path}: cannot be written: {error.strerror or error}") from None
-        self._is_there()
-        with self._connected("rwc") as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            if _stored_version(connection) != self._version:
-                for statement in _NEW_TABLES:
-                    connection.execute(statement)
-                connection.execute("INSERT INTO meta VALUES ('version', ?)", (self._version,))
-            connection.executemany("DELETE FROM runs WHERE folder = ?", [(folder,) for folder in remove])
-            connection.executemany("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", rows)
-
-    def discard(self) -> None:
-        """Deletes a damaged file.
-
-        Raises `UserError`: a person named it, and it may be anything. `OSError`: it cannot be deleted.
-        """
-        if self._is_named:
-            raise UserError(f"--index {self.path}: is no index of a history; name another file, or delete it")
-        for path in (self.path.with_name(f"{self.path.name}-journal"), self.path):
-            path.unlink(missing_ok=True)
-
-    def _is_there(self) -> bool:
-        """Returns whether there is a file. Raises `IndexDamagedError`: something else is in its place."""
-        try:
-            # No link leads out of a store; a person may name one.
-            mode = self.path.stat(follow_symlinks=self._is_named).st_mode
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        except OSError as error:
-            raise IndexUnusableError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-        if not stat.S_ISREG(mode):
-            raise IndexDamagedError(f"{self.path}: is {kind_of(mode)}, not an index")
-        return True
-
-    @contextmanager
-    def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
-        """Opens the file; a transaction that was begun is committed at the end."""
-        address = f"{self.path.absolute().as_uri()}?mode={mode}"
-        try:
-            # Autocommit, so that transactions begin where the code says so.
-            connection = sqlite3.connect(address, uri=True, isolation_level=None, timeout=LOCK_TIMEOUT_S)
-            with closing(connection), connection:
-                yield connection
-        except sqlite3.OperationalError as error:
-            # No space, no permission, no locks on this file system; but also tables that are not as they should be.
-            if "no such" in str(error) or "has no column" in str(error):
-                raise IndexDamagedError(f"{self.path}: is no index: {error}") from None
-            raise IndexUnusableError(f"{self.path}: {error}") from None
-        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
-            raise IndexDamagedError(f"{self.path}: is damaged: {error}") from None
+    def write(self, new: Mapping[str, Row], every: Mapping[str, Row]) -> None:
+        """Appends rows, or writes the file with all of them where it is not whole. Raises `OSError`: it cannot be."""
+        if self._is_whole:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(_lines(new))
+        else:
+            write_atomic(self.path, self._head.encode() + _lines(every), follow=False)
+            self._is_whole = True
 
 
-def _stored_version(connection: sqlite3.Connection) -> str | None:
-    """Returns the version that an index has; None for a new file, in which nothing was ever committed."""
-    if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-        return None
-    (version,) = connection.execute("SELECT value FROM meta WHERE name = 'version'").fetchone()
-    return str(version)
+def _lines(rows: Mapping[str, Row]) -> bytes:
+    lines = []
+    for changed_ns, entry in rows.values():
+        lines.append(f"{changed_ns} {json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)}\n")
+    return "".join(lines).encode()
 
 
 BATCH = 64  # Runs that are read at once, and written in one transaction.
@@ -254,41 +180,25 @@ Notify = Callable[[str], None]
 class History:
     """An open history."""
 
-    def __init__(self, store: Store, index: Index, maker: EntryMaker, notify: Notify) -> None:
-        """See `open`."""
-        self.store = store
+    def __init__(self, path: Path, maker: EntryMaker, *, create: bool = False, notify: Notify = lambda line: None):
+        """Opens the history in a folder and brings its index up to date.
+
+        Args:
+            path: the folder.
+            maker: makes the entries.
+            create: whether one is made if the folder is empty or missing.
+            notify: gets a line for what happened to the index.
+
+        Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
+        """
+        self.store = Store.at(path, create=create)
         self.maker = maker
-        self.notify = notify
-        self._index = index
+        self._notify = notify
+        self._index = Index(path / INDEX, maker.version)
         self._is_writable = True
         self._rows: dict[str, Row] = {}
         self._by_id: dict[str, str] = {}
-        self._noted: set[str] = set()
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        maker: EntryMaker,
-        *,
-        index: Path | None = None,
-        create: bool = False,
-        notify: Notify = lambda line: None,
-    ) -> History:
-        """The history in a folder, its index brought up to date; `create` makes one if the folder is empty or missing.
-
-        The index may lie elsewhere (a file that is no index is left as it is); `notify` gets a line for what happened
-        to it.
-
-        Raises `UserError`: it is no history, or the index is another file. `RunError`: its folders cannot be read.
-        """
-        store = Store.at(path, create=create)
-        own = path / INDEX
-        is_named = index is not None and os.path.realpath(index) != os.path.realpath(own)
-        history = cls(store, Index(index or own, maker.version, is_named=is_named), maker, notify)
-        history._load()
-        history._catch_up()
-        return history
+        self._catch_up()
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
         """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
@@ -323,85 +233,38 @@ class History:
             made = self.maker.make([RunFolder(self.store.path / name) for name in names])
             self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, made, strict=True))
 
-    def remember(self, put: Iterable[HistoryEntry], remove: Iterable[str] = ()) -> None:
-        """Takes entries of folders that lie in the store into the index, and folders that are gone out of it."""
-        gone = list(remove)
+    def remember(self, entries: Iterable[HistoryEntry]) -> None:
+        """Takes entries of folders that lie in the store into the index."""
         rows: dict[str, Row] = {}
-        for entry in put:
-            try:
-                changed_ns = (self.store.path / entry.folder).stat().st_mtime_ns
-            except (FileNotFoundError, NotADirectoryError):
-                # Another process has taken it away in this moment.
-                gone.append(entry.folder)
-                continue
-            rows[entry.folder] = (changed_ns, entry)
-        for folder in gone:
-            row = self._rows.pop(folder, None)
-            if row is not None and self._by_id.get(row[1].run_id) == folder:
-                del self._by_id[row[1].run_id]
+        for entry in entries:
+            # Else another process has taken it away in this moment.
+            with suppress(FileNotFoundError, NotADirectoryError):
+                rows[entry.folder] = ((self.store.path / entry.folder).stat().st_mtime_ns, entry)
         self._rows |= rows
         for folder, (_, entry) in rows.items():
             self._by_id.setdefault(entry.run_id, folder)
-        self._save(rows, gone)
+        if not self._is_writable or not rows:
+            return
+        try:
+            self._index.write(rows, self._rows)
+        except (OSError, RunError) as error:
+            self._is_writable = False
+            why = error.strerror if isinstance(error, OSError) else error
+            self._notify(f"{self._index.path}: {why}; entries are kept in memory, for this command alone")
 
-    def _load(self) -> None:
-        rows: dict[str, Row] = {}
+    def _catch_up(self) -> None:
         # Entries stay, in no cycles: collecting meanwhile takes a sixth of a page.
         is_collecting = gc.isenabled()
         gc.disable()
         try:
-            rows = self._index.read()
-        except IndexOutdatedError as error:
-            self.notify(f"{error}; the index is made anew")
-        except IndexDamagedError as error:
-            self._discard(error)
-        except IndexUnusableError as error:
-            self._keep_in_memory(error)
+            rows, problem = self._index.read()
         finally:
             if is_collecting:
                 gc.enable()
-        self._set(rows)
-
-    def _discard(self, damage: IndexDamagedError) -> None:
-        try:
-            self._index.discard()
-        except OSError as error:
-            self._keep_in_memory(IndexUnusableError(f"{damage}, and cannot be deleted: {error.strerror or error}"))
-        else:
-            self.notify(f"{damage}; the index is made anew")
-
-    def _catch_up(self) -> None:
-        listing = self.store.listing(self._note_stray)
-        gone = [folder for folder in self._rows if folder not in listing]
-        # Put there by another process after the listing was made: not gone.
-        gone = [folder for folder in gone if not self.store.holds(folder)]
-        if gone:
-            self.remember((), gone)
-        known = {folder: changed_ns for folder, (changed_ns, _) in self._rows.items()}
-        self.refresh([folder for folder, changed_ns in listing.items() if known.get(folder) != changed_ns])
-
-    def _note_stray(self, folder: str) -> None:
-        if folder not in self._noted:
-            self._noted.add(folder)
-            self.notify(f"{folder!a}: a name that no run has; passed over")
-
-    def _set(self, rows: dict[str, Row]) -> None:
-        self._rows = rows
-        self._by_id = {}
-        for folder, (_, entry) in sorted(rows.items()):
+        if problem:
+            self._notify(f"{self._index.path}: {problem}; the index is made anew")
+        listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: a name that no run has; passed over"))
+        self._rows = {folder: row for folder, row in rows.items() if listing.get(folder) == row[0]}
+        for folder, (_, entry) in sorted(self._rows.items()):
             self._by_id.setdefault(entry.run_id, folder)
-
-    def _save(self, rows: Mapping[str, Row], gone: Sequence[str]) -> None:
-        if not self._is_writable or not (rows or gone):
-            return
-        try:
-            self._index.write(rows, gone)
-        except IndexDamagedError:
-            # Another version of dlbench, or the disk, has been at it since it was read: the next opening sees to it.
-            self._keep_in_memory(IndexUnusableError(f"{self._index.path}: was changed by something else meanwhile"))
-        except IndexUnusableError as error:
-            self._keep_in_memory(error)
-
-    def _keep_in_memory(self, error: IndexUnusableError) -> None:
-        self._is_writable = False
-        self.notify(f"{error}; entries are kept in memory, for this command alone")
+        self.refresh([folder for folder in listing if folder not in self._rows])

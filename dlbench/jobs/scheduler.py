@@ -1,6 +1,6 @@
-"""What a campaign asks of a batch scheduler: to render, submit, list and cancel jobs; and which job a run became.
+"""What a campaign hears of a batch scheduler, `dlbench.jobs.slurm.scheduler`; and which job a run became.
 
-`dlbench.jobs.slurm.scheduler` is the one that there is. The job of a run stands in its `submission.json`.
+The job of a run stands in its `submission.json`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -34,10 +34,6 @@ class QueueFullError(RefusedError):
 
 class DoubtError(RunError):
     """The scheduler said neither yes nor no: the job may be queued."""
-
-
-class StuckError(RunError):
-    """Jobs that have to leave the queue first never start."""
 
 
 class UnansweredError(RunError):
@@ -116,54 +112,6 @@ def array_of(job_id: str) -> str:
     array, mark, rest = job_id.partition("_")
     _, semicolon, cluster = rest.partition(";")
     return f"{array}{semicolon}{cluster}" if mark else ""
-
-
-class Scheduler(Protocol):
-    """A batch scheduler."""
-
-    name: str  # As people call it.
-
-    def require(self) -> None:
-        """Raises EnvironmentLacksError: no job can be submitted from this machine."""
-
-    def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """The script of a job.
-
-        `python`: Python of the nodes, unless the system names another. `comment`: by which the job is found again.
-        """
-
-    def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
-        """The command that submits a script.
-
-        `folder`: that of the first, absolute; its `script` is there. `after`: id of the job that must have ended
-        before; None: none.
-        """
-
-    def variables(self, job: Job) -> Sequence[str]:
-        """Names of the environment variables that a job is given."""
-
-    def clusters(self, job: Job) -> Sequence[str]:
-        """Names of the clusters that a job may go to; an empty one for the cluster here."""
-
-    def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int]) -> Answer:
-        """Runs that command.
-
-        `keep_open`: descriptors that the command inherits: they hold the series' lock until it ends, even if this
-        process is killed meanwhile.
-        """
-
-    def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """This user's jobs in few calls, however many they are.
-
-        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs besides this
-        user's. `clusters`: as of `clusters`, asked besides those of the ids; where there is neither, the one here.
-        """
-
-    def script(self, job_id: str) -> str:
-        """The script of a job that waits or runs, as the scheduler keeps it; empty if it does not say."""
-
-    def cancel(self, job_ids: Sequence[str]) -> str:
-        """Cancels jobs; returns what the scheduler said against it, empty if nothing."""
 
 
 Log = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}/slurm-[A-Za-z0-9._-]{1,100}\.out$")]

@@ -43,10 +43,7 @@ _FIRST_CORE = 1 << 16
 
 
 def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
-    """Reduced precisions that the CPU computes in natively: a subset of `bf16` and `fp16`.
-
-    Returns None where the flags do not say: another processor than x86 and 64-bit ARM, or /proc/cpuinfo without flags.
-    """
+    """Returns those of `bf16` and `fp16` that the CPU computes in natively; None where its flags do not say."""
     flags = _flags(root)
     if not flags:
         return None
@@ -54,9 +51,8 @@ def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
 
 
 def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
-    """Why ranks on this machine's CPU would have to emulate a precision, in a clause; empty where they would not.
-
-    Empty as well where that is not known: the flags do not say, or the machine has a GPU, which ranks would use.
+    """Returns why this machine's CPU would emulate a precision; empty where it would not, where ranks use a GPU, or if
+    unknown.
     """
     if precision == "tf32" and not has_gpu(root):
         return TF32_NEEDS
@@ -82,10 +78,7 @@ def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
 
 
 def is_in_processor(root: Path = Path("/")) -> bool:
-    """Whether AMD's driver shows no GPU but one that is part of the processor, and torch is not built for it.
-
-    Such a GPU computes only where somebody has installed torch for ROCm; any other is meant for it.
-    """
+    """Whether AMD's driver shows no GPU but one in the processor, which computes only where torch is built for ROCm."""
     nodes = [_start(file) for file in (root / _AMD_NODES).glob("*/properties")]
     versions = [int(number) for node in nodes for number in re.findall(r"^gfx_target_version (\d+)$", node, re.M)]
     if any(version not in _IN_PROCESSORS for version in versions):

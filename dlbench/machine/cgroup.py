@@ -52,10 +52,7 @@ class Group:
 
 
 def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Throttled time and memory of the group whose limit is the tightest; of the own group where nothing is limited.
-
-    What has no group here goes into `unavailable`; limits and their groups go into `facts`.
-    """
+    """Reads throttled time and memory of the group with the tightest limit; of the own one where none is limited."""
     plan = (
         ("cpu", "host.cpu.throttled_s", "host.cgroup.cpu_limit_cores", _cpu_limit, _throttled),
         ("memory", "host.cgroup.memory_bytes", "host.cgroup.memory_limit_bytes", memory_limit, _memory),

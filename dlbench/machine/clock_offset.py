@@ -23,10 +23,7 @@ WIDE = 10  # A point whose bound is this many times the narrowest one makes the 
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """One message there and back; nanoseconds of two clocks.
-
-    Raises `ValueError`: a clock went backwards, or the two run at rates further apart than `MAX_DRIFT_PPM`.
-    """
+    """One message there and back; nanoseconds of two clocks."""
 
     sent_ns: int  # t0, own clock.
     received_ns: int  # t1, the other's clock.
@@ -49,9 +46,8 @@ class Exchange:
 
     @property
     def bound_ns(self) -> int:
-        """Largest possible error of `offset_ns`, at any moment between sending and the answer.
-
-        Half of the round trip; what two clocks may drift apart in the meantime; and 1, as clocks give whole numbers.
+        """Returns the largest possible error of `offset_ns`: half the round trip, drift meanwhile, and 1 for whole
+        numbers.
         """
         drift = _rounded_up((self.returned_ns - self.sent_ns) * MAX_DRIFT_PPM, 1_000_000)
         return _rounded_up(self.round_trip_ns, 2) + drift + 1
@@ -68,10 +64,7 @@ class OffsetEstimate:
 
 
 def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
-    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip.
-
-    Raises `ValueError`: no exchange.
-    """
+    """The estimate of the exchange with the narrowest bound, which is the one with the shortest round trip."""
     if not exchanges:
         raise ValueError("no exchange to estimate an offset from")
     best = min(exchanges, key=lambda exchange: exchange.bound_ns)
@@ -84,11 +77,7 @@ def estimate(exchanges: Sequence[Exchange]) -> OffsetEstimate:
 
 
 def worth_keeping(estimates: Sequence[OffsetEstimate]) -> tuple[OffsetEstimate, ...]:
-    """Those of which a line through time is made: the first, the last, and the narrow ones between.
-
-    Between two good estimates a straight line is off by the change of drift alone; an estimate made while the network
-    was busy is off by more.
-    """
+    """Returns the first, the last, and those between that a busy network did not make much wider than the narrowest."""
     if len(estimates) < 3:
         return tuple(estimates)
     limit = WIDE * min(one.bound_ns for one in estimates)

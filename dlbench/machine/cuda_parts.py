@@ -72,11 +72,10 @@ def compiler_lacks(
 def find_cuda_parts(
     cuda: str, packages: Path | None, environment: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> tuple[Nccl, Nvcc] | str:
-    """NCCL and nvcc for a torch built for CUDA, or what is missing and how to get it, in a clause.
+    """Returns NCCL and nvcc for a torch built for CUDA, or what is missing and how to get it.
 
-    `cuda`: version of torch's CUDA, e.g. 13.0. `packages`: the folder that torch is installed in, where pip puts
-    NVIDIA's packages as well; None if not known. `environment`: may name the places: HOROVOD_NCCL_HOME, NCCL_HOME;
-    HOROVOD_CUDA_HOME, CUDA_HOME, CUDA_PATH, PATH. `root`: of the file system.
+    `packages`: the folder that torch is installed in, where pip puts NVIDIA's packages as well; None if not known.
+    `environment`: may name the places, e.g. HOROVOD_NCCL_HOME and CUDA_HOME.
     """
     nccl = _find_nccl(packages, environment, root)
     nvcc = _find_nvcc(cuda, packages, environment, root)

@@ -62,9 +62,8 @@ def capture(
 ) -> dict[str, str]:
     """What shapes a run's speed, by name; a thing that is not known is left out.
 
-    `problems`: gets a line for each thing that could not even be asked: no fact is worth a finished run. `variables`:
-    environment of the process. Bytes that are not UTF-8 become escapes. `withheld`: names of variables that are not to
-    be written down, besides those that look like secrets.
+    `problems`: gets a line for each thing that could not be asked. `withheld`: names of variables that are not to be
+    written down, besides those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):
@@ -77,41 +76,20 @@ def capture(
 
 def _facts(
     variables: Mapping[str, str], withheld: Collection[str]
-) -> Iterable[tuple[str, Callable[[], dict[str, str]]]]:
-    yield from (
-        (name, partial(_fact, name, call))
-        for name, call in (
-            ("host", platform.node),
-            ("boot_id", lambda: _text("/proc/sys/kernel/random/boot_id")),
-            ("os", _os_name),
-            ("kernel", platform.release),
-            ("python", platform.python_version),
-            ("libc", lambda: " ".join(platform.libc_ver())),
-            ("cpu.model", lambda: _cpu_field("model name")),
-            ("cpu.cores", lambda: str(os.cpu_count() or "")),
-            ("cpu.governor", lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
-            ("cpu.clocksource", lambda: _text("/sys/devices/system/clocksource/clocksource0/current_clocksource")),
-            ("memory.bytes", _memory_bytes),
-            ("memory.transparent_hugepages", lambda: _chosen(_text("/sys/kernel/mm/transparent_hugepage/enabled"))),
-            ("mpi.library", _mpi_library),
-            ("dlbench.version", lambda: dlbench.__version__),
-            ("dlbench.commit", bundled.commit),
-            ("dlbench.files", bundled.installed_files),
-        )
-    )
+) -> Iterable[tuple[str, Callable[[], Mapping[str, str]]]]:
+    for name, call in _SINGLE.items():
+        yield name, partial(_fact, name, call)
     yield "container", lambda: _container(variables)
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
     allowed = {
         k: v
         for k, v in sorted(variables.items())
         if k not in withheld
-        and (
-            (k in VARIABLES or k.startswith(VARIABLE_PREFIXES))
-            and not INTERNAL.match(k)
-            and (k, v) != _OWN_TIMELINE
-            and not is_secret_name(k)
-            and not is_secret_value(v)
-        )
+        and (k in VARIABLES or k.startswith(VARIABLE_PREFIXES))
+        and not INTERNAL.match(k)
+        and (k, v) != _OWN_TIMELINE
+        and not is_secret_name(k)
+        and not is_secret_value(v)
     }
     yield "variable", lambda: {f"variable.{k}": v for k, v in allowed.items()}
     lists = {k: variables[k] for k in DIGESTED if variables.get(k) and k not in withheld}
@@ -147,25 +125,14 @@ def _text(path: str) -> str:
         return ""
 
 
-def _chosen(text: str) -> str:
-    """``always [madvise] never`` -> ``madvise``."""
-    match = re.search(r"\[(\w+)\]", text)
-    return match[1] if match else text
+def _line(path: str, pattern: str) -> str:
+    """The group of a pattern in the first line of a file that begins so; empty where there is none."""
+    match = re.search(rf"^{pattern}", _text(path), re.MULTILINE)
+    return match[1].strip() if match else ""
 
 
 def _os_name() -> str:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', _text("/etc/os-release"), re.MULTILINE)
-    return match[1] if match else platform.system()
-
-
-def _cpu_field(name: str) -> str:
-    match = re.search(rf"^{name}\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
-    return match[1].strip() if match else platform.processor()
-
-
-def _memory_bytes() -> str:
-    match = re.search(r"^MemTotal:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
-    return str(int(match[1]) * 1024) if match else ""
+    return _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system()
 
 
 def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -219,6 +186,27 @@ def _gpus() -> dict[str, str]:
         except nvml.NVMLError as error:
             facts["gpu.error"] = str(error)
     return facts
+
+
+_SINGLE: dict[str, Callable[[], str]] = {
+    "host": platform.node,
+    "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),
+    "os": _os_name,
+    "kernel": platform.release,
+    "python": platform.python_version,
+    "libc": lambda: " ".join(platform.libc_ver()),
+    "cpu.model": lambda: _line("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor(),
+    "cpu.cores": lambda: str(os.cpu_count() or ""),
+    "cpu.governor": lambda: _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+    "cpu.clocksource": lambda: _text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
+    "memory.bytes": lambda: str(int(_line("/proc/meminfo", r"MemTotal:\s*(\d+) kB") or 0) * 1024 or ""),
+    "memory.transparent_hugepages": lambda: _line("/sys/kernel/mm/transparent_hugepage/enabled", r".*\[(\w+)\]"),
+    "mpi.library": _mpi_library,
+    "dlbench.version": lambda: dlbench.__version__,
+    "dlbench.commit": bundled.commit,
+    "dlbench.files": bundled.installed_files,
+}
+"""Facts that are one text each, by their names."""
 
 
 HOST_NAME_REMEDY = (

@@ -171,9 +171,8 @@ def nvml_words(error: Exception) -> str:
 
 
 def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """The GPUs that CUDA will show, in its order; none where that is not known.
-
-    Of the environment `CUDA_DEVICE_ORDER` and `CUDA_VISIBLE_DEVICES` are read; `root` is where `sys` is.
+    """Returns the GPUs that CUDA will show, in its order, by two variables of the environment; none where that is not
+    known.
     """
     boards: list[tuple[Gpu, list[Gpu]]] = []
     with nvml_session() as nvml:
@@ -191,11 +190,9 @@ def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tupl
 
 
 def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """What CUDA makes of a list of devices.
+    """Returns what CUDA makes of `CUDA_VISIBLE_DEVICES` (None: not set); none at all where an entry is not understood.
 
-    `listed`: text of `CUDA_VISIBLE_DEVICES`; None: not set. `gpus`: whole GPUs, by PCI bus; one in MIG mode computes
-    only in its slices. Returns None at all where an entry is not understood: a list that CUDA would cut there is not
-    guessed at.
+    `gpus`: whole GPUs, by PCI bus; one in MIG mode computes only in its slices.
     """
     if listed is None:
         # A GPU in MIG mode is not counted as one, and of its slices CUDA takes the first.
@@ -239,9 +236,8 @@ _WAIT_S = 5.0  # How long NVML may take to answer.
 
 
 def gpu_trouble(uuid: str) -> str:
-    """What NVML says against a GPU, in its words; empty where it answers for it, or is not here.
-
-    Asked on a thread of its own: a driver may wait for a GPU that is gone.
+    """Returns what NVML says against a GPU; empty where it answers for it. On a thread: a driver may wait for a lost
+    GPU.
     """
 
     def trouble(nvml: ModuleType) -> str:
@@ -262,10 +258,10 @@ _MODES = {
 
 
 def restricted_mode(uuid: str | None) -> str:
-    """A GPU's compute mode and who computes on it, where the mode keeps processes off it; empty where it does not.
+    """Returns e.g. `exclusive process mode, used by process 4711`; empty where processes may use it
+    (nvmlComputeMode_t).
 
-    E.g. `exclusive process mode, used by process 4711`. `uuid`: None where the GPU is not known: the first of the
-    machine that is in such a mode counts. Source: nvml.h, `nvmlComputeMode_t`.
+    `uuid`: None where the GPU is not known: the first of the machine that is in such a mode counts.
     """
 
     def mode(nvml: ModuleType) -> str:
@@ -407,10 +403,7 @@ def driver_version(root: Path = Path("/")) -> str:
 
 
 def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/")) -> Unusable | None:
-    """What is known against a torch on this machine's GPU; None where nothing is.
-
-    `cuda`, `hip`: the versions of CUDA and ROCm it was built for.
-    """
+    """Returns what is known against a torch, built for `cuda` or `hip`, on this machine's GPU; None for nothing."""
     base, driver = torch.partition("+")[0], driver_version(root)
     branch = int(driver.partition(".")[0] or 0)
     if not _has_nvidia_driver(root):

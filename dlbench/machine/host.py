@@ -1,6 +1,6 @@
 """Cores, memory, networks, disks, cgroup and energy of this machine: counters of the kernel, read and never changed.
 
-psutil reads what it knows; InfiniBand, cgroups and RAPL are read from sysfs here. Counters that fall were reset, and go
+psutil reads what it knows, InfiniBand, cgroups and RAPL are read from sysfs here; counters that fall were reset, and go
 on from where they stood. Sources:
 
 - InfiniBand: `port_rcv_data` and `port_xmit_data` of /sys/class/infiniband count units of four bytes (InfiniBand
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.machine.cgroup import cgroup_readings
+from dlbench.machine.gpus import cpu_list
 from dlbench.machine.nvml import open_nvml
 from dlbench.machine.sources import (
     DOUBLE,
@@ -31,7 +32,6 @@ from dlbench.machine.sources import (
     fact,
     field_parts,
     guarded,
-    number_in,
     read_line,
     read_number,
     read_text,
@@ -47,19 +47,14 @@ def _moved_bytes(
     names: list[str], counters: Callable[[], Mapping[str, Any]], members: tuple[str, ...]
 ) -> Callable[[], Values]:
     """Counters of several devices from one call of psutil: for each name, each member, in this order."""
-    counters_of = {(name, member): MonotonicCounter() for name in names for member in members}
 
     def call() -> Values:
-        found = counters()
-        values: list[float | ReadingFailedError] = []
-        for name in names:
-            device = found.get(name)
-            for member in members:
-                if device is None:
-                    values.append(ReadingFailedError(f"{fact(name)} is gone"))
-                else:
-                    values.append(float(counters_of[name, member].at(getattr(device, member))))
-        return values
+        devices = counters()
+        return [
+            float(getattr(devices[name], member)) if name in devices else ReadingFailedError(f"{fact(name)} is gone")
+            for name in names
+            for member in members
+        ]
 
     return call
 
@@ -69,7 +64,7 @@ def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str
     import psutil
 
     def all_interfaces() -> dict[str, Any]:
-        return psutil.net_io_counters(pernic=True, nowrap=False) or {}
+        return psutil.net_io_counters(pernic=True) or {}
 
     try:
         known = guarded(all_interfaces)
@@ -161,21 +156,24 @@ def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, s
     if not zones:
         unavailable["host.energy"] = "the kernel offers no RAPL counters"
         return []
-    names: dict[str, str] = {}
+    names: dict[Path, str] = {}
+    counters: dict[Path, Callable[[], Values]] = {}
     for zone in zones:
         try:
             name = _name(zone)
+            if name:
+                names[zone] = name if name not in names.values() else f"{name}.{zone.name}"
+                counters[zone] = _joules(zone)
         except ReadingFailedError as error:
-            unavailable[f"host.energy.{zone.name}_j"] = error.reason
-            continue
-        if name:
-            names[zone.name] = name if name not in names.values() else f"{name}.{zone.name}"
-    parts = field_parts(list(names.values()))
+            unavailable[f"host.energy.{names.get(zone, zone.name)}_j"] = error.reason
+    parts = field_parts([names[zone] for zone in counters])
     readings = []
-    for zone_name, name in names.items():
-        field = Field(name=f"host.energy.{parts[name]}_j", kind=DOUBLE)
-        facts[f"host.energy.{parts[name]}.zone"] = zone_name
-        readings.append(Reading(fields=(field,), call=_joules(top / zone_name), keep_up_s=KEEP_UP_S))
+    for zone, call in counters.items():
+        part = parts[names[zone]]
+        facts[f"host.energy.{part}.zone"] = zone.name
+        readings.append(
+            Reading(fields=(Field(name=f"host.energy.{part}_j", kind=DOUBLE),), call=call, keep_up_s=KEEP_UP_S)
+        )
     return readings
 
 
@@ -191,21 +189,17 @@ def _name(zone: Path) -> str:
 
 
 def _joules(zone: Path) -> Callable[[], Values]:
-    rising: list[MonotonicCounter] = []
+    # Without its end a counter that wraps cannot be told from one that was reset.
+    rising = MonotonicCounter(wraps_at=read_number(zone / "max_energy_range_uj"))
 
     def call() -> Values:
-        path = zone / "energy_uj"
         try:
-            now = read_number(path)
+            return [rising.at(read_number(zone / "energy_uj")) / 1e6]
         except ReadingFailedError as error:
-            if isinstance(error.__cause__, PermissionError):
-                reason = f"{error.reason}; most systems let only root read it since CVE-2020-8694"
-                raise ReadingFailedError(reason) from error
-            raise
-        if not rising:
-            # Without its end a counter that wraps cannot be told from one that was reset.
-            rising.append(MonotonicCounter(wraps_at=read_number(zone / "max_energy_range_uj")))
-        return [rising[0].at(now) / 1e6]
+            if not isinstance(error.__cause__, PermissionError):
+                raise
+            reason = f"{error.reason}; most systems let only root read it since CVE-2020-8694"
+            raise ReadingFailedError(reason) from error
 
     return call
 
@@ -230,10 +224,7 @@ def open_sources(root: Path = Path("/")) -> Source:
 
 
 def open_host(root: Path = Path("/")) -> Source:
-    """Host counters of this machine; what it lacks is in `unavailable`.
-
-    `root`: where `proc` and `sys` are. What psutil reads follows `psutil.PROCFS_PATH` instead.
-    """
+    """Host counters of this machine; `root`: where `proc` and `sys` are, but for psutil (`psutil.PROCFS_PATH`)."""
     unavailable: dict[str, str] = {}
     facts: dict[str, str] = dict(_ABOUT)
     load = Field(name="host.load_1min")
@@ -312,16 +303,11 @@ def _mean_and_maximum(shares: list[float]) -> Values:
 
 def _core_numbers(root: Path, count: int) -> list[int]:
     """The kernel's numbers of the cores that are online, where it tells as many as psutil; else from 0."""
-    path = root / "sys/devices/system/cpu/online"
     try:
-        spans = [[number_in(end, path) for end in part.split("-")] for part in read_line(path).split(",")]
+        numbers = sorted(cpu_list(read_line(root / "sys/devices/system/cpu/online")))
     except ReadingFailedError:
-        return list(range(count))
-    # A span is as long as its numbers say: without a limit `0-18446744073709551615` would fill the memory.
-    if sum(span[-1] - span[0] + 1 for span in spans) != count or any(span[-1] < span[0] for span in spans):
-        return list(range(count))
-    numbers = [number for span in spans for number in range(span[0], span[-1] + 1)]
-    return numbers if len(set(numbers)) == count else list(range(count))
+        numbers = []
+    return numbers if len(numbers) == count else list(range(count))
 
 
 def _mean_frequency() -> Values:
@@ -337,28 +323,16 @@ def _mean_frequency() -> Values:
 
 
 def _memory_readings(root: Path) -> list[Reading]:
-    """Memory in use and page cache.
-
-    Not by psutil, which says zero where the kernel does not say.
-    """
+    """Memory in use and page cache; not by psutil, which counts memory of the kernel (SReclaimable) as cache."""
     path = root / "proc/meminfo"
 
     def call() -> Values:
-        known = {
-            key: rest.removesuffix(" kB")
-            for key, _, rest in (line.partition(":") for line in read_text(path).splitlines())
-        }
-
-        def value(key: str, less: str = "") -> float | ReadingFailedError:
-            try:
-                kilobytes = [number_in(known[one].strip(), path) for one in (key, less) if one]
-            except KeyError as error:
-                return ReadingFailedError(f"{path}: no line {error.args[0]}")
-            except ReadingFailedError as error:
-                return error
-            return float((kilobytes[0] - sum(kilobytes[1:])) * 1024)
-
-        return [value("MemTotal", "MemAvailable"), value("Cached")]
+        lines = re.findall(r"^(\w+): +(\d+) kB$", read_text(path), re.MULTILINE)
+        sizes = {name: 1024.0 * int(kilobytes) for name, kilobytes in lines}
+        try:
+            return [sizes["MemTotal"] - sizes["MemAvailable"], sizes["Cached"]]
+        except KeyError as error:
+            raise ReadingFailedError(f"{path}: no line {error.args[0]}") from error
 
     fields = (Field(name="host.memory_used_bytes", kind=DOUBLE), Field(name="host.page_cache_bytes", kind=DOUBLE))
     return [Reading(fields=fields, call=call)]
@@ -368,7 +342,7 @@ def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
     import psutil
 
     def all_disks() -> dict[str, Any]:
-        return psutil.disk_io_counters(perdisk=True, nowrap=False) or {}
+        return psutil.disk_io_counters(perdisk=True) or {}
 
     try:
         # Partitions have no folder in /sys/block; where nothing at all has one, there is nothing to tell them by.

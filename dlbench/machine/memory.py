@@ -57,9 +57,8 @@ def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still put into memory; page cache counts as free. None where nobody says.
-
-    `root` is where `proc` and the mounted hierarchies are.
+    """Returns the bytes that this process may still put into memory, page cache counted as free; None where nobody
+    says.
     """
     rooms = [_kilobytes(root / "proc/meminfo", "MemAvailable")]
     with suppress(ReadingFailedError):

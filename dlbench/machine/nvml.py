@@ -153,10 +153,7 @@ class _Device:
         return Reading(fields=fields, call=call)
 
     def memory(self, name: str) -> Reading:
-        """Memory in use: what is allocated, without the driver's reserve.
-
-        Drivers that do not have the second version of the call count the reserve in.
-        """
+        """Reads memory in use without the driver's reserve, which drivers without version 2 of the call count in."""
         field = Field(name=f"{name}memory_used_bytes", kind=DOUBLE)
         return self.reading(
             (field,),
@@ -176,11 +173,7 @@ class _Device:
         return [rates.gpu / 100, rates.memory / 100]
 
     def field_values(self, wanted: Sequence[tuple[str, int]]) -> list[float | ReadingFailedError]:
-        """Several field values in one call, each with its own return code.
-
-        `wanted`: name of the field's constant, and its scope: number of the link, else 0.
-        Raises `ReadingFailedError`: the package does not know a field. `NVMLError`: the call failed as a whole.
-        """
+        """Returns several field values by one call, each with its return code; `wanted`: constant and link, else 0."""
         asked = [(self.has(name), scope) for name, scope in wanted]
         types = {getattr(self.nvml, name, None): member for name, member in _VALUE_TYPES}
         values: list[float | ReadingFailedError] = []
@@ -210,9 +203,8 @@ class _Device:
         return links
 
     def by_field_values(self) -> Reading:
-        """What NVML tells by field values alone, all slow: memory temperature and NVLink, each a sum of field values.
-
-        What failed is not asked for again.
+        """Reads memory temperature and NVLink, which NVML tells by field values alone; what failed is not asked for
+        again.
         """
         names = ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
         wanted = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
@@ -378,10 +370,7 @@ def _fact(nvml: ModuleType, call: Callable[[], Any], member: str = "", factor: f
 
 
 def open_nvml() -> Source:
-    """All GPUs of this machine.
-
-    Without the package, the library or a driver there are no fields, and `unavailable["gpu"]` says why.
-    """
+    """Opens all GPUs of this machine; without package, library or driver `unavailable["gpu"]` says why."""
     try:
         import pynvml
     except ImportError:

@@ -56,10 +56,7 @@ class _Counts(ctypes.Structure):
 
 
 def cached_pages(files: Sequence[Path]) -> CachedPages:
-    """The share of the pages of files that is in the page cache, nothing being read for it.
-
-    Of a data set some hundred files, drawn at random, are looked at.
-    """
+    """Returns the share of files' pages that is in the page cache; of a data set some hundred files are looked at."""
     generator = random.Random(0)
     library = ctypes.CDLL(None)
     chosen = list(files) if len(files) <= _LOOKED_AT else generator.sample(files, _LOOKED_AT)
@@ -121,14 +118,11 @@ def _look(
 
 
 def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CACHES) -> Iterator[None]:
-    """Takes files out of the page cache; whoever iterates hears of the progress, and stops it by not going on.
+    """Takes files out of the page cache, for as long as somebody iterates; `report` gets a line on how, or why not.
 
-    Each file is written where it is dirty, and advised as not needed: what other programs have cached, libraries first
-    of all, stays, so that nobody else becomes slow. Where this process may, the kernel then forgets names and
-    attributes of files (of the whole machine), so that opening is cold as well. Pages that a process has mapped stay.
-
-    `report` gets a line each on how it was done, or why not; `drop_caches` is the kernel's file for names and
-    attributes.
+    Each file is written where it is dirty, and advised as not needed: what other programs have cached stays. Where this
+    process may, the kernel then forgets names and attributes of files (of the whole machine), so that opening is cold,
+    too.
     """
     yield from _advise(files, report)
     try:
@@ -168,11 +162,7 @@ def _advise(files: Sequence[Path], report: list[str]) -> Iterator[None]:
 
 
 def fill(files: Sequence[Path], report: list[str], room_bytes: int | None = None) -> Iterator[None]:
-    """Reads files, several at a time, so that they are in the page cache; iterated as `evict`.
-
-    `report` gets one line: what was read, or that not all of it fits. `room_bytes` is the memory for it; None: as much
-    as the kernel says is available. What does not fit is not read.
-    """
+    """Reads files into the page cache as far as `room_bytes` reach (None: available memory); iterated as `evict`."""
     room = memory_room() if room_bytes is None else room_bytes
     sizes = [_size(path) for path in files]
     total = sum(sizes)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
 Kind = Literal["<f4", "<f8"]
@@ -47,47 +47,37 @@ _UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticErr
 
 
 def guarded(call: Callable[[], T]) -> T:
-    """What a call answers.
-
-    Raises:
-        ReadingFailedError: the call raised it, or one of what libraries raise where they do not understand the answer.
-    """
+    """What a call answers."""
     try:
         return call()
     except _UNEXPECTED as error:
         raise ReadingFailedError(" ".join(f"{type(error).__name__}: {error}".split())[:200]) from error
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
     """One call that yields the values of one or several fields of the same tier."""
 
     fields: tuple[Field, ...]
     call: Callable[[], Values]
-    """One value for each field; an error in place of a value ends that field, a raised `ReadingFailedError` all.
-
-    So does any other error that a library may raise, and an answer that is no number.
-    """
+    """One value for each field; an error in place of a value ends that field, a raised one all."""
     keep_up_s: float = math.inf
     """How often it must be called, seconds, so that it does not miss that its source started again at zero."""
-    places: list[tuple[int, int]] = field(default_factory=list)
-    """Of each field that lives: its place among the call's values, and among the source's."""
 
     def values(self) -> list[float | ReadingFailedError]:
-        """One for each field; nothing is raised."""
+        """Returns one for each field, whatever a library raised or answered; nothing is raised."""
 
-        def number(value: object) -> float | ReadingFailedError:
+        def number(value: Any) -> float | ReadingFailedError:
             try:
-                # Whatever a library answered.
-                return value if isinstance(value, ReadingFailedError) else guarded(lambda: float(value))  # type: ignore[arg-type]
+                return value if isinstance(value, ReadingFailedError) else guarded(lambda: float(value))
             except ReadingFailedError as error:
                 return error
 
         def numbers() -> list[float | ReadingFailedError]:
-            found = self.call()
-            if len(found) != len(self.fields):
-                raise ValueError(f"{len(found)} values instead of {len(self.fields)}")
-            return [number(value) for value in found]
+            answer = self.call()
+            if len(answer) != len(self.fields):
+                raise ValueError(f"{len(answer)} values instead of {len(self.fields)}")
+            return [number(value) for value in answer]
 
         try:
             return guarded(numbers)
@@ -96,11 +86,10 @@ class Reading:
 
 
 class Source:
-    """The fields of these readings, sampled together.
+    """The fields of these readings, sampled together; each is called once, here, to see whether it answers.
 
-    `readings`: what to read; each is called once, here, to see whether it answers. `unavailable`: what is known to be
-    missing: name of the field, or of a whole group (`gpu`), and the reason. `facts`: what `describe` returns: devices,
-    limits, and what a field of this machine means. `close`: called once at the end; gives libraries and files back.
+    `unavailable`: what is known to be missing, by field or group (`gpu`), and why. `facts`: what `describe` returns.
+    `close`: called once at the end.
     """
 
     def __init__(
@@ -113,41 +102,45 @@ class Source:
         self.unavailable = dict(unavailable or {})
         self._facts = dict(facts or {})
         self._close = close
-        self._failed: list[tuple[str, str]] = []
-        self._ended: dict[str, str] = {}
         self._readings = list(readings)
+        self._ended: set[str] = set()  # Fields that failed.
+        self._failed: list[tuple[str, str]] = []
         for reading in self._readings:
-            self._probe(reading)
-        self.unavailable |= self._failed
-        self._failed = []
-        every = [one for reading in self._readings for one in reading.fields]
-        for prefix, reason in self._ended.items():
-            self.unavailable |= {one.name: reason for one in every if one.name.startswith(prefix)}
-        self.fields: tuple[Field, ...] = tuple(one for one in every if one.name not in self.unavailable)
-        self._place()
+            if self._lives(reading):
+                self._values(reading)
+        self.unavailable |= self.drain_failures()
+        self._set_fields()
 
-    def _probe(self, reading: Reading) -> None:
-        for prefix, reason in self._ended.items():
-            if reading.fields[0].name.startswith(prefix):
-                self._failed += [(one.name, reason) for one in reading.fields]
-                return
-        for one, value in zip(reading.fields, reading.values(), strict=True):
-            if isinstance(value, ReadingFailedError):
-                self._failed.append((one.name, value.reason))
-                if value.ends:
-                    self._ended[value.ends] = value.reason
+    def _set_fields(self) -> None:
+        every = [field for reading in self._readings for field in reading.fields]
+        self.fields: tuple[Field, ...] = tuple(field for field in every if field.name not in self._ended)
+        self._places = {field.name: place for place, field in enumerate(self.fields)}
 
-    def _place(self) -> None:
-        place = {one.name: number for number, one in enumerate(self.fields)}
-        for reading in self._readings:
-            reading.places = [(n, place[one.name]) for n, one in enumerate(reading.fields) if one.name in place]
+    def _lives(self, reading: Reading) -> bool:
+        return any(field.name not in self._ended for field in reading.fields)
+
+    def _values(self, reading: Reading) -> dict[str, float]:
+        """Values of the fields that live, by name; notes what fails, and all that ends with it."""
+        values = {}
+        for field, value in zip(reading.fields, reading.values(), strict=True):
+            if field.name in self._ended:
+                continue
+            if not isinstance(value, ReadingFailedError):
+                values[field.name] = value
+                continue
+            every = [other.name for reading in self._readings for other in reading.fields]
+            beside = [name for name in every if value.ends and name.startswith(value.ends) and name != field.name]
+            for name in (field.name, *(name for name in beside if name not in self._ended)):
+                self._ended.add(name)
+                self._failed.append((name, value.reason))
+        return values
 
     def joined(self, other: Source) -> Source:
         """Both as one, the fields of `other` last; neither is probed again, nor used by itself any more."""
         both = Source([], self.unavailable | other.unavailable, self._facts | other._facts)
         both._readings = [*self._readings, *other._readings]
-        both.fields = (*self.fields, *other.fields)
-        both._place()
+        both._ended = self._ended | other._ended
+        both._set_fields()
 
         def close() -> None:
             self.close()
@@ -162,36 +155,21 @@ class Source:
         # Expensive reads last, so that the others are read at one time, close to the sample's own.
         for tier in (False, True) if slow else (False,):
             for reading in self._readings:
-                if reading.places and reading.fields[0].is_slow == tier:
-                    self._read(reading, values)
+                if reading.fields[0].is_slow == tier and self._lives(reading):
+                    for name, value in self._values(reading).items():
+                        values[self._places[name]] = value
         return values
 
     @property
     def keep_up_s(self) -> float:
         """How often `read` or `keep_up` must be called, seconds, for counters that start again at zero; or infinity."""
-        return min((reading.keep_up_s for reading in self._readings if reading.places), default=math.inf)
+        return min((reading.keep_up_s for reading in self._readings if self._lives(reading)), default=math.inf)
 
     def keep_up(self) -> None:
         """Reads what else would miss such a start, and keeps it to itself; nothing else is read."""
         for reading in self._readings:
-            if reading.places and reading.keep_up_s < math.inf:
-                self._read(reading, [math.nan] * len(self.fields))
-
-    def _read(self, reading: Reading, values: list[float]) -> None:
-        found = reading.values()
-        for number, place in tuple(reading.places):
-            value = found[number]
-            if (number, place) not in reading.places:
-                continue  # it ended with its device, an entry before
-            if not isinstance(value, ReadingFailedError):
-                values[place] = value
-                continue
-            reading.places.remove((number, place))
-            self._failed.append((self.fields[place].name, value.reason))
-            for other in self._readings if value.ends else ():
-                over = [pair for pair in other.places if self.fields[pair[1]].name.startswith(value.ends)]
-                self._failed += [(self.fields[gone].name, value.reason) for _, gone in over]
-                other.places = [pair for pair in other.places if pair not in over]
+            if reading.keep_up_s < math.inf and self._lives(reading):
+                self._values(reading)
 
     def drain_failures(self) -> list[tuple[str, str]]:
         """Field and reason of what failed since the last call. Each field fails once: it is NaN from then on."""
@@ -211,11 +189,7 @@ class Source:
 
 
 class MonotonicCounter:
-    """A counter that goes on where its source falls.
-
-    `wraps_at`: the source starts again at zero after this value; None: a fall means that somebody reset it, and what
-    was counted between the last reading and the reset is lost.
-    """
+    """A counter that goes on where its source falls: by a wrap after `wraps_at`, or (None) because it was reset."""
 
     def __init__(self, wraps_at: int | None = None) -> None:
         self._wraps_at = wraps_at
@@ -231,10 +205,7 @@ class MonotonicCounter:
 
 
 def read_text(path: Path) -> str:
-    """A file of the kernel, such as those of sysfs, whatever its encoding.
-
-    Raises `ReadingFailedError`: it cannot be read.
-    """
+    """A file of the kernel, such as those of sysfs, whatever its encoding."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -259,10 +230,7 @@ def read_number(path: Path) -> int:
 
 
 def keyed_number(path: Path, key: str) -> int | None:
-    """The number after `key` in a file of lines `key number`; None without such a line.
-
-    Raises `ReadingFailedError`: the file cannot be read, or it is no number.
-    """
+    """The number after `key` in a file of lines `key number`; None without such a line."""
     for line in read_text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == key:
@@ -271,10 +239,7 @@ def keyed_number(path: Path, key: str) -> int | None:
 
 
 def field_parts(names: list[str]) -> dict[str, str]:
-    """Names from outside, each as one part of a field's name; names that would become equal get a number.
-
-    All but letters, digits and `_.:-` becomes `_`, and 64 characters are kept.
-    """
+    """Returns each name from outside as up to 64 letters, digits and `_.:-`; equal ones get a number."""
     parts: dict[str, str] = {}
     for name in names:
         part = plain = re.sub(r"[^A-Za-z0-9_.:-]", "_", name[:64]) or "_"

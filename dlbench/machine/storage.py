@@ -101,10 +101,7 @@ def storage_reads(counter: Path = COUNTER) -> int | None:
 
 
 def counts_reads(path: Path, root: Path = Path("/")) -> bool:
-    """Whether reads of a file are sure to be counted, because its file system reads through a block device.
-
-    `root` is where `proc` and `sys` are.
-    """
+    """Whether reads of a file are sure to be counted, because its file system reads through a block device."""
     try:
         device = _device(path)
         if (root / "sys/dev/block" / device).exists():

@@ -36,11 +36,7 @@ from dlbench.units import utc_now  # noqa: E402
 
 
 def load_plan(path: Path) -> RunPlan | CommPlan:
-    """The plan of a run, of training or of the collective benchmark as its format says.
-
-    Raises UserError: the file is missing or damaged. EnvironmentLacksError: another version of dlbench made it, and
-    this one cannot read it.
-    """
+    """The plan of a run, of training or of the collective benchmark as its format says."""
     try:
         content = read_json(path, MAX_JSON)
         if isinstance(content, dict) and content.get("format") == CommPlan.model_fields["format"].default:
@@ -133,7 +129,7 @@ def _train(
     from dlbench.node.training.progress import Watchdog
     from dlbench.node.training.run import train
 
-    device = device_for(plan, place, chosen=binding.gpu_by_mask)
+    device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
     _collect_garbage()
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
@@ -195,7 +191,7 @@ def _exchange(
     from dlbench.node.training.progress import Watchdog
 
     _collect_garbage()
-    device = device_for(plan, place, chosen=binding.gpu_by_mask)
+    device = device_for(plan, place)
     nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
 
     def give_up(reason: str) -> None:

@@ -6,13 +6,10 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from dlbench.machine.arithmetic import has_gpu
 from dlbench.machine.gpus import BY_BUS, ORDER, VISIBLE, Gpu, gpus_of_node, nvidia_buses, place_of, slices_listed
-from dlbench.node.local_sockets import decided
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.plan import YIELD, LaunchPlan
 
@@ -27,8 +24,6 @@ class CoreBinding:
     threads: int
     warnings: tuple[str, ...]
     gpu: Gpu | None = None  # The GPU that this rank will compute on, as far as that is known before torch is imported.
-    gpu_by_mask: int | None = None
-    """Its number among those that CUDA shows, where the launcher's mask chose it; None: the rank's place did."""
 
 
 def by_physical_core(cpus: Iterable[int], siblings: Callable[[int], str] | None = None) -> list[int]:
@@ -57,17 +52,12 @@ def _read_siblings(cpu: int) -> str:
 def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBinding:
     """Pins this process as planned, next to its GPU, and sets what libraries read at import: threads, order of GPUs.
 
-    Where the launcher has bound the ranks, each gets the GPU that is nearest to its cores instead: see `assign`.
-
     Must run before numpy, torch or Horovod are imported. Whether a mask that the launcher gave is this rank's own shows
     only when ranks have met: see `settle`.
-
-    `root`: where `dev` and `sys` are.
     """
     allowed = by_physical_core(os.sched_getaffinity(0))
     wanted = plan.layout.cores_per_rank
     needed = wanted * place.local_size
-    listed = os.environ.get(VISIBLE)
     seat, seats = _seats_by_gpu(place, root)
     pinned = False
     cores = allowed
@@ -81,13 +71,6 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
                 cores = list(deal(allowed, wanted, [gpu.cores for gpu in seats])[seat])
             os.sched_setaffinity(0, cores)
             pinned = True
-    chosen = None
-    if plan.system.launch.launcher != "local" and place.local_size > 1 and has_gpu(root, {}):
-        # Slurm lists visible devices in order, which leaves open which rank takes which; a person's own order is meant.
-        numbers = [part.strip() for part in (listed or "").split(",") if part.strip()]
-        is_free = all(map(str.isdecimal, numbers)) and numbers == sorted(numbers, key=int)
-        # What differs between ranks is part of what each says: one that said nothing would keep the others waiting.
-        chosen = _nearest(plan, place, allowed if cores is allowed and is_free else (), root)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
     return CoreBinding(
@@ -95,54 +78,8 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
         pinned=pinned,
         threads=wanted,
         warnings=(*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))),
-        gpu=chosen[1] if chosen is not None else None if seat is None else seats[seat],
-        gpu_by_mask=None if chosen is None else chosen[0],
+        gpu=None if seat is None else seats[seat],
     )
-
-
-def _nearest(plan: LaunchPlan, place: RankPlace, cores: Sequence[int], root: Path) -> tuple[int, Gpu] | None:
-    """The GPU that is this rank's by the masks of all ranks of its node, with its number; all ranks of it ask at once.
-
-    `cores`: to which the launcher bound this rank; empty where its GPU is given otherwise. None, on all ranks, where
-    that is so for one of them, a mask is the whole node's, or ranks do not see the same GPUs, one for each or more.
-    Raises PeerLostError: a rank of the node did not ask.
-    """
-    seen = gpus_of_node(os.environ, root) if cores and has_gpu(root) else ()
-    known = [gpu.cores for gpu in seen]
-    is_open = len(seen) >= place.local_size and all(known) and not any(gpu.is_slice for gpu in seen)
-    is_bound = len(cores) < (os.cpu_count() or 0)
-    own = [[gpu.pci_bus_id for gpu in seen], list(cores)] if is_open and is_bound else None
-
-    def decide(said: list[Any]) -> list[int] | None:
-        if None in said or any(buses != said[0][0] for buses, _ in said):
-            return None
-        return assign([mask for _, mask in said], known)
-
-    name = f"GPUs of {plan.run_id}-{place.token}-{place.node_rank}"
-    given = decided(name, place.local_rank, place.local_size, own, decide)
-    return None if given is None else (given[place.local_rank], seen[given[place.local_rank]])
-
-
-def assign(masks: Sequence[Collection[int]], near: Sequence[Collection[int]]) -> list[int]:
-    """A GPU of its own for each rank of a node, so that fewest of their cores are away from their GPU.
-
-    Of equal ways one in which most ranks have the GPU of their place. All sets of GPUs are looked at: a second for
-    sixteen of each, and a millisecond for eight. `near`: the processors next to each GPU; at least as many GPUs as
-    ranks.
-    """
-    away = [[len(set(mask).difference(close)) for close in near] for mask in masks]
-
-    @cache
-    def best(rank: int, free: frozenset[int]) -> tuple[int, int, tuple[int, ...]]:
-        """Cores away, ranks without the GPU of their place, and GPUs, of this rank and those behind it."""
-        if rank == len(masks):
-            return 0, 0, ()
-        ways = ((gpu, best(rank + 1, free - {gpu})) for gpu in free)
-        return min(
-            (away[rank][gpu] + cores, (gpu != rank) + others, (gpu, *gpus)) for gpu, (cores, others, gpus) in ways
-        )
-
-    return list(best(0, frozenset(range(len(near))))[2])
 
 
 def _seats_by_gpu(place: RankPlace, root: Path) -> tuple[int | None, list[Gpu]]:
@@ -181,9 +118,6 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
 
     Ranks with the same cores next to them share these evenly where they do not suffice, and take the rest from what the
     others leave over.
-
-    `cores`: those that ranks may use, in the order in which they are dealt; at least `wanted` for each rank. `near`:
-    for each rank, the processors next to its GPU: sets that are equal or disjoint; empty where not known.
     """
     left = list(cores)
     dealt: list[list[int]] = [[] for _ in near]
@@ -219,10 +153,7 @@ _FINE = re.compile(r"(quiet,|verbose,|[qv],)?(cores|threads|rank|map_|mask_)")
 
 
 def _unbound(plan: LaunchPlan, allowed: int, there: int) -> list[str]:
-    """What shows that srun did not bind this rank, though the system asks for it: it only warns of that itself.
-
-    `allowed`: processors that the rank was started on.
-    """
+    """What shows that srun did not bind this rank, though the system asks for it: it only warns of that itself."""
     asked = plan.system.slurm.cpu_bind
     by_srun = plan.system.launch.launcher in ("srun-mpi", "srun-gloo")
     if asked is None or not by_srun or not _FINE.match(asked):

@@ -49,18 +49,12 @@ def device_for(
     place: RankPlace,
     root: Path = Path("/"),
     *,
-    chosen: int | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
-    A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met:
-    see `require_own_gpu`. `root`: where `dev`, `proc` and `sys` are. `chosen`: the number of the GPU that
-    the launcher's core masks chose, see `dlbench.node.cores`; None: that of the rank's place on its node.
-
-    Raises EnvironmentLacksError: a node has GPUs, but fewer than ranks, or torch cannot compute on them, or GPUs were
-    asked for and none is seen, or more are seen than Slurm granted: CUDA numbers all of them, so that a rank might take
-    one of another job.
+    A launcher that shows a rank one GPU has chosen; whether two ranks got the same one shows when they have met: see
+    `require_own_gpu`.
     """
     asked = plan.system.slurm.gpu_request if plan.system.scheduler == "slurm" else "none"
     if not torch.cuda.is_available():
@@ -90,7 +84,7 @@ def device_for(
             "job's; leave CUDA_VISIBLE_DEVICES as Slurm sets it (launch.environment, setup), or ask for all GPUs of a "
             "node (slurm.gpu_count node)"
         )
-    device = torch.device("cuda", 0 if visible == 1 else place.local_rank if chosen is None else chosen)
+    device = torch.device("cuda", 0 if visible == 1 else place.local_rank)
     torch.cuda.set_device(device.index)
     _require_kernels(device, place)
     return device
@@ -136,14 +130,8 @@ def rank_gpu(
     device: torch.device,
     by_nvml: Gpu | None = None,
     environment: Mapping[str, str] = os.environ,
-    *,
-    by_mask: bool = False,
 ) -> RankGpu | None:
-    """The GPU of this rank as CUDA has it; None on a CPU.
-
-    `by_nvml`: what NVML said before torch was imported; believed where CUDA says nothing against it. `by_mask`: whether
-    the launcher's core masks chose it.
-    """
+    """The GPU of this rank as CUDA has it; None on a CPU."""
     if device.type != "cuda":
         return None
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack the address
@@ -167,18 +155,13 @@ def rank_gpu(
         is_slice=is_slice or uuid.startswith("MIG-"),
         visible=torch.cuda.device_count(),
         no_peer_access=tuple(number for number in others if not torch.cuda.can_device_access_peer(own, number)),
-        by_mask=by_mask,
     )
 
 
 def require_own_gpu(
     gpu: RankGpu | None, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, by_nccl: bool
 ) -> None:
-    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one.
-
-    `gpu`: this rank's; None on a CPU, where nothing is asked: ranks compute on GPUs all, or none. `gather`: what every
-    rank, or every rank of this node, says. Raises EnvironmentLacksError: they do.
-    """
+    """Fails on all ranks where two of a node share a GPU, or where NCCL would have to join slices of one."""
     if place.size == 1 or gpu is None:
         return
     own = [place.rank, place.host, gpu.uuid, gpu.pci_bus_id or ""]
@@ -186,10 +169,7 @@ def require_own_gpu(
 
 
 def require_distinct(ranks: Sequence[tuple[int, str, str, str]], by_nccl: bool) -> None:
-    """The same, of ranks as (rank, host, UUID, PCI address or nothing).
-
-    Raises EnvironmentLacksError: two ranks have the same GPU, or NCCL would have to join two slices of one.
-    """
+    """The same, of ranks as (rank, host, UUID, PCI address or nothing)."""
     shared = _alike(ranks, lambda one: one[2])
     if shared:
         numbers, host, uuid = shared

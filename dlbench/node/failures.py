@@ -70,11 +70,7 @@ class RankFailure:
 
 
 def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
-    """What a rank says of the exception that ends it.
-
-    `place`: of the rank; the line names rank, host and GPU where a GPU failed. `gpu`: of the rank, as NVML named it;
-    None on a CPU, or where it is not known.
-    """
+    """What a rank says of the exception that ends it."""
     kind: FailureKind = "peer" if is_of_peer(error) else "own"
     said = " ".join(str(error).split())
     code = error.exit_code if isinstance(error, DlbenchError) else ExitCode.RUN_FAILED

@@ -45,11 +45,7 @@ def main(text: str, say: Callable[[str], object] = print) -> int:
 
 
 def measure(plan: RunPlan) -> MemoryProfile:
-    """The chain of one rank's passes, and its transfers.
-
-    Raises UserError: the network is no chain. EnvironmentLacksError: memory cannot be measured, or there is nothing to
-    swap to.
-    """
+    """The chain of one rank's passes, and its transfers."""
     place = RankPlace(
         rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host=socket.gethostname(), token=""
     )

@@ -30,10 +30,7 @@ Beat = Callable[[str], None]
 
 
 def page_lock(address: int, num_bytes: int) -> int:
-    """Locks memory where it is. Returns CUDA's error number: 0 where that worked.
-
-    Raises EnvironmentLacksError: CUDA's note of a refusal could not be cleared, so nothing was asked of it.
-    """
+    """Locks memory where it is. Returns CUDA's error number: 0 where that worked."""
     forget = _last_error()
     error = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE))  # type: ignore[no-untyped-call]
     if error:
@@ -78,7 +75,6 @@ def locked_memory(
     `what`: what needs it, which begins the error's line. `borders`: where one call's piece ends and the next one's
     begins, at multiples of a page; every `PIECE_BYTES` by default (`pieces`). No copy may cross them, as each piece is
     locked by itself. `beat`: called before each.
-    Raises EnvironmentLacksError: the node or its cgroup has not so much left, or CUDA does not lock it.
     """
     room = memory_room()
     if room is not None and num_bytes > room:
@@ -129,12 +125,7 @@ def pieces(first: int, num_bytes: int) -> list[tuple[int, int]]:
 def require_room(
     num_bytes: int, what: str, place: RankPlace, gather: Callable[[Any], Sequence[Any]], *, checkpoint_bytes: int = 0
 ) -> None:
-    """Refuses what all ranks of a node together cannot page-lock; called by all of them, before any of them locks.
-
-    `num_bytes`: of each rank. `what`: needs it; begins the error's line. `gather`: a value of every rank, on every
-    rank. `checkpoint_bytes`: of this rank alone, locked at its first checkpoint. Raises EnvironmentLacksError, on all
-    ranks: on some node there is not so much.
-    """
+    """Refuses what all ranks of a node together cannot page-lock; called by all of them, before any of them locks."""
     everyone = gather([place.host, memory_room(), checkpoint_bytes])
     for host, left, _ in everyone:
         later = sum(of_rank for its_host, _, of_rank in everyone if its_host == host)

@@ -24,10 +24,7 @@ _INDEX_ARRAYS = 3  # Besides them, for each part that is computed unpadded.
 
 
 def require_version(planned: object) -> None:
-    """Checks that the plan was made by this version of dlbench: another may do other work by the same keys.
-
-    Raises EnvironmentLacksError: it is another one.
-    """
+    """Checks that the plan was made by this version of dlbench: another may do other work by the same keys."""
     if isinstance(planned, str) and planned != dlbench.__version__:
         raise EnvironmentLacksError(
             f"python: {sys.executable} has dlbench {dlbench.__version__}, and {planned} made the plan: set "
@@ -52,10 +49,7 @@ def needs_host_name(plan: RunPlan | CommPlan) -> bool:
 
 
 def require_shared_memory(plan: RunPlan, place: RankPlace, folder: Path = SHARED_MEMORY) -> None:
-    """Checks that the batches which loader processes hold ready fit into shared memory.
-
-    Raises EnvironmentLacksError: they do not, or there is none.
-    """
+    """Checks that the batches which loader processes hold ready fit into shared memory."""
     needed = place.local_size * loader_bytes(plan)
     if not needed:
         return

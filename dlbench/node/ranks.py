@@ -56,11 +56,7 @@ def switch_of(variables: Mapping[str, str]) -> str:
 
 
 def detect(plan: LaunchPlan, variables: Mapping[str, str] = os.environ) -> RankPlace:
-    """This process's place.
-
-    Raises EnvironmentLacksError: the planned launcher's variables are missing. RunError: the launcher started another
-    number of ranks than planned, or spread them unevenly.
-    """
+    """This process's place."""
     launcher = plan.system.launch.launcher
     names = next((n for n in _VARIABLES[launcher] if all(v in variables for v in n)), None)
     if names is None:

@@ -1,9 +1,7 @@
 """How ranks find each other without MPI: rank 0 listens and says where in the run's folder, the others read it.
 
-The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. Whoever can read the
-file can take part: until all ranks have met it is for its owner alone (mode 0600), and holds the secret that rank 0
-asks for before it reads anything else. A token per start keeps a requeued run from reading its predecessor's address;
-it is no secret (Slurm's is made of the job's number).
+The folder is on a file system that all nodes share, so neither ssh nor a fixed port is needed. A token per start keeps
+a requeued run from reading its predecessor's address; it is no secret (Slurm's is made of the job's number).
 
 The folder itself is not used to exchange keys (torch's FileStore): that needs locks that hold between nodes, which
 Lustre and BeeGFS may have switched off or hold on one node only, and every look at a key opens a file on their metadata
@@ -20,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import PeerLostError, RunError
 from dlbench.opening import read_json
@@ -49,46 +47,38 @@ _SOMEWHERE = ("192.0.2.1", 9)  # An address of nobody (RFC 5737), for asking whi
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where rank 0 listens, and what it wants to hear first."""
+    """Where rank 0 listens."""
 
     address: str  # IPv4.
     port: int
-    secret: str  # Chosen by rank 0 at random for this start.
 
 
 def publish(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
-    """Says where rank 0 listens, to its own user alone. Raises RunError: the file cannot be written."""
-    write_json(path, {**_open_part(place, endpoint), "secret": endpoint.secret}, private=True)
+    """Says where rank 0 listens."""
+    content = {"address": endpoint.address, "port": endpoint.port, "token": place.token}
+    write_json(path, {"format": FORMAT, "version": VERSION, **content})
 
 
-def conceal(path: Path, place: RankPlace, endpoint: Endpoint) -> None:
-    """Takes the secret out of the file once all ranks have read it: a run's files may be read by whom the umask allows.
-
-    Raises RunError: the file cannot be written.
-    """
-    write_json(path, _open_part(place, endpoint))
-
-
-def _open_part(place: RankPlace, endpoint: Endpoint) -> dict[str, str | int]:
-    content: dict[str, str | int] = {"address": endpoint.address, "port": endpoint.port, "token": place.token}
-    return {"format": FORMAT, "version": VERSION, **content}
+def read_published(path: Path, token: str) -> dict[str, Any] | None:
+    """Returns what the file of an address holds; None if nothing has been published in this start of the run."""
+    try:
+        content = read_json(path, MAX_BYTES)
+    except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
+        return None
+    return content if isinstance(content, dict) and content.get("token") == token else None
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float, pause: Callable[[float], None] = time.sleep) -> Endpoint:
     """Where rank 0 listens, as soon as it has published it for this start.
 
     Shared file systems show new files late (NFS: up to 60 s by default). `pause`: waits N seconds between two looks.
-    Raises RunError: nothing was published in time.
     """
     deadline = time.monotonic() + wait_s
     pauses = pauses_s(random.Random(place.rank))
     while time.monotonic() < deadline:
-        try:
-            content = read_json(path, MAX_BYTES)
-        except (OSError, ValueError):  # not there yet, or replaced under the reader on NFS
-            content = None
-        if isinstance(content, dict) and content.get("token") == place.token and "secret" in content:
-            return Endpoint(address=str(content["address"]), port=int(content["port"]), secret=str(content["secret"]))
+        content = read_published(path, place.token)
+        if content is not None:
+            return Endpoint(address=str(content["address"]), port=int(content["port"]))
         pause(next(pauses))
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
@@ -105,11 +95,7 @@ def pauses_s(chance: random.Random) -> Iterator[float]:
 
 
 def own_address(single_machine: bool, interface: str | None = None) -> str:
-    """The address others reach this machine at: loopback if there are no others.
-
-    `interface`: the planned network interface (`launch.interface`); None: the one the host name stands for. Raises
-    RunError: the interface has no IPv4 address, or the node has none.
-    """
+    """The address others reach this machine at: loopback if there are no others."""
     if single_machine:
         return LOOPBACK
     if interface is not None:
@@ -129,10 +115,7 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
 
 
 def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:
-    """The network interface at which Gloo of this rank listens: loopback if there are no other machines.
-
-    Raises RunError: no interface leads to rank 0.
-    """
+    """The network interface at which Gloo of this rank listens: loopback if there are no other machines."""
     if planned is not None and not single_machine:
         return planned
     import psutil

@@ -45,10 +45,7 @@ def lacking_tf32(device: torch.device) -> str:
 
 
 def torch_facts(problems: list[str], device: torch.device) -> dict[str, str]:
-    """Facts by name, as `dlbench.machine.environment.capture` has them; what does not act on the device is left out.
-
-    `problems`: gets a line for each thing that could not be asked: no fact is worth a finished run.
-    """
+    """Facts by name, as `dlbench.machine.environment.capture` has them; what does not act on the device is left out."""
     asked: dict[str, Callable[[], object]] = {
         "torch.cuda": lambda: torch.version.cuda,
         "torch.hip": lambda: torch.version.hip,

@@ -260,12 +260,12 @@ class Counter:
     is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
 
 
-def counters_of(columns: Sequence[str], *, cores: bool) -> list[Counter]:
-    """A node's counters but of energy, in the order of its fields. `cores`: whether every core has its own."""
+def counters_of(columns: Sequence[str]) -> list[Counter]:
+    """Returns a node's counters but of energy, in the order of its fields; of its cores the mean."""
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
     result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
     for column in columns:
-        if _REASONS.fullmatch(column) or column.endswith("_j") or (column in busy and not cores):
+        if _REASONS.fullmatch(column) or column.endswith("_j") or column in busy:
             continue
         known = next(((unit, factor, grows) for end, unit, factor, grows in _UNITS if column.endswith(end)), None)
         unit, factor, grows = known or ("value", 1.0, False)
@@ -282,8 +282,6 @@ def _title(column: str) -> str:
         for end, words in (("received", "received"), ("sent", "sent"), ("read", "read"), ("written", "written")):
             if rest.endswith(f".{end}_bytes"):
                 return clean(f"{rest.removesuffix(f'.{end}_bytes').replace('.', ' ')} {words}")
-        if match := re.fullmatch(r"cpu\.(\d+)\.busy", rest):
-            return f"core {match[1]} busy"
         return clean(_WORDS.get(rest, rest.replace("_", " ").replace(".", " ")))
     return clean(column)
 

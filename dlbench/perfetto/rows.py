@@ -36,7 +36,7 @@ ROWS_AT_ONCE = 1024  # Steps, or samples, that are read together.
 
 @dataclass(kw_only=True)
 class Notes:
-    """Collected while a run is read; can be sent to other processes."""
+    """Collected while a run is read."""
 
     problems: dict[str, None] = field(default_factory=dict)
     """Missing or damaged data, a sentence each, in the order in which they were met."""
@@ -53,11 +53,6 @@ class Notes:
     def torn(self, num_bytes: int) -> None:
         """A file was read that ends with these bytes of an incomplete block."""
         self.count("files end in the middle of a block, as who wrote them was killed", int(num_bytes > 0))
-
-    def add(self, other: Notes) -> None:
-        self.problems.update(other.problems)
-        self.counts.update(other.counts)
-        self.num_events += other.num_events
 
     @property
     def sentences(self) -> list[str]:
@@ -106,7 +101,7 @@ _LARGEST_DRIFT = 0.01  # No kernel corrects a clock faster: beyond that and thei
 
 @dataclass(frozen=True, kw_only=True)
 class NodeClock:
-    """One node's clock; can be sent to other processes."""
+    """One node's clock."""
 
     node: int
     host: str

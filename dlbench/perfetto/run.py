@@ -29,7 +29,6 @@ class Selection:
 
     ranks: tuple[int, ...]  # In order, each once.
     steps: tuple[int, int] | None = None  # First and last step; None: all.
-    cores: bool = False  # Whether every core has a counter of its own.
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
@@ -69,7 +68,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class TraceRun:
-    """What reading the files of a run takes; can be sent to other processes."""
+    """What reading the files of a run takes."""
 
     folder: RunFolder
     run_id: str

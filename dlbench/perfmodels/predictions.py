@@ -9,11 +9,8 @@ where its share is no smaller.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from itertools import pairwise
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dlbench.errors import UserError
@@ -23,9 +20,6 @@ from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
     from dlbench.perfmodels.patterns import Load, StepLoads
-
-GRID_PER_OCTAVE = 4
-"""Sizes at which the best algorithm is looked up before bisection; what changes twice in between stays unseen."""
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
@@ -57,16 +51,12 @@ class Features:
     contention coefficient of Kahira et al. (HPDC 2021, section 4). 1 for a port or link of one's own."""
 
     def seconds(self, network: NetworkModel) -> float:
-        return self.reduced_bytes * network.gamma_s_per_byte + sum(self.by_level(network).values())
-
-    def by_level(self, network: NetworkModel) -> dict[LevelName, float]:
-        """Seconds of messages by level; bytes added are of no level."""
-        found: dict[LevelName, float] = {}
+        by_level: dict[LevelName, float] = {}
         for (name, index), count in self.starts.items():
-            found[name] = found.get(name, 0.0) + count * level_of(network, name).pieces[index].alpha_s
+            by_level[name] = by_level.get(name, 0.0) + count * level_of(network, name).pieces[index].alpha_s
         for (name, index), size in self.num_bytes.items():
-            found[name] = found.get(name, 0.0) + size * level_of(network, name).pieces[index].beta_s_per_byte
-        return found
+            by_level[name] = by_level.get(name, 0.0) + size * level_of(network, name).pieces[index].beta_s_per_byte
+        return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
         """The prediction by each of the network's `draws`, seconds: the same ports and links decide; none for none."""
@@ -181,47 +171,3 @@ def _piece(level: Level, num_bytes: float) -> int:
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
 """What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
 and halving and doubling, both with a hierarchy on top."""
-
-
-def crossovers(
-    collective: Collective,
-    algorithms: Sequence[str],
-    layout: Layout,
-    network: NetworkModel,
-    low: int,
-    high: int,
-    *,
-    element_bytes: int = 4,
-    shards: int | None = None,
-) -> list[tuple[int, str, str]]:
-    """Where the best algorithm changes between two sizes: first size of the new one in bytes, from which, to which.
-
-    Looked up at `GRID_PER_OCTAVE` sizes an octave, then bisected to the element.
-
-    Raises `ValueError`: no algorithm, or no range of sizes; `UserError`: as `predict`.
-    """
-    first, last = -(-low // element_bytes), high // element_bytes
-    if not 1 <= first <= last:
-        raise ValueError(f"no sizes from {low} to {high} bytes")
-
-    @cache
-    def best(elements: int) -> str:
-        def took(name: str) -> float:
-            size = elements * element_bytes
-            return predict(collective, name, size, layout, network, element_bytes=element_bytes, shards=shards)
-
-        return min(algorithms, key=took)
-
-    octaves = math.log2(last / first)
-    points = max(1, math.ceil(octaves * GRID_PER_OCTAVE))
-    grid = sorted({round(first * 2 ** (octaves * i / points)) for i in range(points)} | {first, last})
-    changes = []
-    for left, right in pairwise(grid):
-        while best(left) != best(right):
-            start, below, above = left, left, right
-            while above - below > 1:
-                middle = (below + above) // 2
-                below, above = (middle, above) if best(middle) == best(start) else (below, middle)
-            changes.append((above * element_bytes, best(below), best(above)))
-            left = above
-    return changes

@@ -132,9 +132,9 @@ def pipeline_chunks(collective: Collective, algorithm: str, layout: Layout, elem
 def level_chunks(engine: str, carrier: str, layout: Layout, num_bytes: int) -> int:
     """In how many chunks training sends a message of the hierarchical exchange: one over NCCL, whose communicators
     should not work at once, and where Horovod's one thread serves both levels; else as fp32 of so many bytes, whatever
-    the wire's type. `carrier`: in words, that inside groups too where it is another.
+    the wire's type.
     """
-    if "nccl" in carrier or (engine == "horovod" and "shared memory" not in carrier):
+    if "nccl" in carrier or engine == "horovod":
         return 1
     return pipeline_chunks("allreduce", "hierarchical", layout, num_bytes // 4)
 

@@ -1,4 +1,4 @@
-"""Networks by their cables: collectives on a fat tree, a loop with shortcuts, a torus, a dragonfly, optical circuits.
+"""Networks by their cables: collectives on a fat tree, and on a loop with shortcuts.
 
 A topology is one function, `links`: what a message between two hosts passes. Each step of a schedule takes as long as
 its busiest link: the longest start-up of a message on it, then its bytes one after the other. Where the messages of a
@@ -9,15 +9,13 @@ host r, which has one link to its switch. Nothing here is measured.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.algorithms import patterns
@@ -49,8 +47,8 @@ class Cables(Spec):
     def links(self, source: int, target: int) -> list[Link]:
         return [("up", source), *self.between(source, target), ("down", target)]
 
-    def step_s(self, messages: Messages, width: float, held: Messages) -> tuple[float, Messages]:
-        """Seconds of a step and the circuits it leaves. `width`: bytes of an element; `held`: circuits from before."""
+    def step_s(self, messages: Messages, width: float) -> float:
+        """Seconds of a step. `width`: bytes of an element."""
         own, loads, starts = Counter(source for source, _, _ in messages), Counter[Link](), dict[Link, float]()
         for source, target, count in messages:
             path = self.links(source, target)
@@ -58,9 +56,7 @@ class Cables(Spec):
             for link in path:
                 loads[link] += count
                 starts[link] = max(starts.get(link, 0.0), start)
-        return max(
-            (starts[one] + load * width * self.beta_s_per_byte for one, load in loads.items()), default=0.0
-        ), held
+        return max((starts[one] + load * width * self.beta_s_per_byte for one, load in loads.items()), default=0.0)
 
 
 class FatTree(Cables):
@@ -73,27 +69,6 @@ class FatTree(Cables):
         here, there = source // self.hosts_per_leaf, target // self.hosts_per_leaf
         if here != there:
             yield from (("to spine", here, target % self.uplinks), ("from spine", there, target % self.uplinks))
-
-
-class Optical(FatTree):
-    """A fat tree, and beside it a switch of optical circuits for long messages (Farrington et al., SIGCOMM 2010)."""
-
-    threshold_bytes: Count = Field(description="Least bytes of a message that takes a circuit.")
-    ports: Ranks = Field(description="Ports of the optical switch: circuits at once, one a host each way.")
-    circuit_s_per_byte: Positive = Field(description="Seconds per byte of a circuit.")
-    reconfiguration_s: NonNegative = Field(description="Seconds until other circuits stand.")
-
-    def step_s(self, messages: Messages, width: float, held: Messages) -> tuple[float, Messages]:
-        far = frozenset(one for one in messages if one[2] * width >= self.threshold_bytes)
-        electrical, _ = super().step_s(messages - far, width, held)
-        if not far:
-            return electrical, held
-        circuits = frozenset((source, target, 0) for source, target, _ in far)
-        busiest = max(max(Counter(one[end] for one in far).values()) for end in (0, 1))
-        rounds = max(busiest, -(-len(far) // self.ports))
-        again = 0 if circuits <= held else rounds
-        took = rounds * (self.alpha_s + max(count for *_, count in far) * width * self.circuit_s_per_byte)
-        return max(electrical, took + again * self.reconfiguration_s), circuits if rounds == 1 else frozenset()
 
 
 class Loop(Cables):
@@ -111,58 +86,16 @@ class Loop(Cables):
             source, left = (source + way * length) % self.hosts, left - length
 
 
-class Torus(Cables):
-    """A grid that goes around in each dimension; messages go along one dimension after the other, the shorter way."""
-
-    extents: tuple[Ranks, ...] = Field(min_length=1, description="Switches along each dimension, with a host each.")
-
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        if math.prod(self.extents) != self.hosts:
-            raise ValueError(f"extents: are of {math.prod(self.extents)} hosts, not of {self.hosts}")
-        return self
-
-    def between(self, source: int, target: int) -> Iterator[Link]:
-        stride = 1
-        for axis, extent in enumerate(self.extents):
-            ahead = (target // stride - source // stride) % extent
-            way = 1 if 2 * ahead <= extent else -1
-            for _ in range(min(ahead, extent - ahead)):
-                yield ("torus", source, axis, way)
-                place = source // stride % extent
-                source += ((place + way) % extent - place) * stride
-            stride *= extent
-
-
-class Dragonfly(Cables):
-    """Groups of routers, each linked to all of its group; one link between any two groups (Kim et al., ISCA 2008)."""
-
-    routers: Ranks = Field(description="Routers of a group.")
-    hosts_per_router: Ranks = Field(description="Hosts of a router.")
-
-    def between(self, source: int, target: int) -> Iterator[Link]:
-        own = self.hosts_per_router
-        (group, router), (other, last) = divmod(source // own, self.routers), divmod(target // own, self.routers)
-        if group != other:
-            # Links to the groups behind are dealt to the routers in turn.
-            groups = -(-self.hosts // (own * self.routers))
-            leaving, entering = ((one % groups - 1) % self.routers for one in (other - group, group - other))
-            if router != leaving:
-                yield ("local", group, router, leaving)
-            yield ("global", group, other)
-            group, router = other, entering
-        if router != last:
-            yield ("local", group, router, last)
-
-
-KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "optical": Optical, "loop": Loop, "torus": Torus}
-KINDS["dragonfly"] = Dragonfly
+KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
+GONE = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
     """A file: `kind`, one of `KINDS`, and its values. Raises `UserError`: what is wrong with it."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
+    if kind in GONE:
+        raise UserError(f"{path}: kind: {kind} has been removed: use {' or '.join(KINDS)}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:
@@ -192,13 +125,12 @@ def seconds(
     # From one element a rank on, parts are exact shares of the vector: one walk serves all sizes.
     walked = 2 * ranks * power_below(ranks) * (shards or 1) * chunks if elements >= ranks else elements
     width = num_bytes / walked if walked else 0.0
-    total, held = 0.0, Messages()
-    known: dict[tuple[Messages, Messages], tuple[float, Messages]] = {}
+    total = 0.0
+    took: dict[Messages, float] = {}
     for messages, reduced in steps_of(collective, algorithm, layout, walked, shards, chunks):
-        if (messages, held) not in known:
-            known[messages, held] = topology.step_s(messages, width, held)
-        took, held = known[messages, held]
-        total += took + reduced * width * topology.gamma_s_per_byte
+        if messages not in took:
+            took[messages] = topology.step_s(messages, width)
+        total += took[messages] + reduced * width * topology.gamma_s_per_byte
     return total
 
 

@@ -28,12 +28,9 @@ from dlbench.projection.exchange import (
     NoModelError,
     Price,
     Way,
-    last_stretch,
     messages_of,
     price_of,
     priced_as,
-    ready_at,
-    taken_apart,
     way_of,
 )
 from dlbench.projection.ingredients import Ingredients
@@ -240,25 +237,6 @@ class Costs:
             longer * np.array([self._rows(price(size)) for price in prices])[picks, self.rows]
             for size in messages.sizes
         ]
-
-    def by_level(
-        self, ranks: int, way: Way | None, messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """By level of the network, of the last busy stretch: its seconds in the middle of the draws, and the most flows
-        that a link carries at once. `costs`: of messages.
-        """
-        taken, ready = ([float(np.median(one)) for one in all_of] for all_of in (costs, ready_at(messages, computing)))
-        first = last_stretch(ready, taken)
-        layout = self._layout(ranks, way, self.orders[len(self.orders) // 2])
-        levels: dict[str, float] = {}
-        phi: dict[str, float] = {}
-        for size, seconds in zip(messages.sizes[first:], taken[first:], strict=True):
-            apart = taken_apart(self.network, layout, way or self.ran, self.names(way)[0], size)
-            whole = apart.seconds(self.network)
-            for level, part in apart.by_level(self.network).items():
-                levels[level] = levels.get(level, 0.0) + seconds * part / whole
-            phi |= {level: max(flows, phi.get(level, 0.0)) for level, flows in apart.phi.items()}
-        return levels, phi
 
 
 def _crowding(ingredients: Ingredients) -> float:

@@ -217,16 +217,6 @@ def bisected(gives: Callable[[Array], Array], wanted: Array, low: float, high: f
     return below, above
 
 
-def last_stretch(ready: Sequence[float], costs: Sequence[float]) -> int:
-    """The first message of the last busy stretch: from it on, the channel is never idle."""
-    free, first = -math.inf, 0
-    for place, (start, cost) in enumerate(zip(ready, costs, strict=True)):
-        if start > free:
-            first = place
-        free = max(free, start) + cost
-    return first
-
-
 def _by_cycles(
     sizes: Sequence[float], ready: Sequence[float], seconds: Callable[[float], float], cycle: Cycle
 ) -> tuple[list[float], list[float]]:

@@ -8,19 +8,15 @@ Accuracy is 1 - |projected / measured - 1|. Congestion by others is in none of t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
-from dlbench.projection.strategies.network import unshared
-from dlbench.projection.strategies.section import measured_rows, section
+from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import Case, Row, best
 from dlbench.report.document import BaseReport, Document, Section
-from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
@@ -49,21 +45,19 @@ def ideal_rows(
     batch: int,
     strategies: Sequence[str],
     memory_limit: int | None = None,
-    sharing: bool = True,
 ) -> tuple[Row, ...]:
-    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks. `sharing`: whether
-    flows share links. Raises `UserError`: the layers, the peak, the memory's rate or a link is not stated.
+    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks. Raises `UserError`: the
+    layers, the peak, the memory's rate or a link is not stated.
     """
     layers, train = workload.model.layer_table(workload.data), workload.train
     if not layers:
         raise UserError(f"--from-spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
     per_rank, slots = max(1, batch // layout.ranks), train.optimizer.slots
     times = ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots)
-    network = network_of(system)
     case = Case(
         layers=layers,
         times=times,
-        network=network if sharing else unshared(network),
+        network=network_of(system),
         layout=layout,
         batch=batch,
         slots=slots,
@@ -87,18 +81,17 @@ def by_data_sheet(
     that does not fill nodes.
     """
     per_node = system.node.default_ranks
-    asked: dict[str, Any] = {"strategies": strategies, "memory_limit": memory_limit}
     rows: list[Row] = []
     words: list[str] = []
     batches = {count: workload.train.batch_per_rank * (min(ranks) if is_strong else count) for count in sorted(ranks)}
     for count, batch in batches.items():
         if count > per_node and count % per_node:
             raise UserError(f"--to {count}: does not fill nodes of {per_node} ranks; ask for a multiple of it")
-        found = ideal_rows(workload, system, layout_of(system, count), batch=batch, **asked)
+        found = ideal_rows(
+            workload, system, layout_of(system, count), batch=batch, strategies=strategies, memory_limit=memory_limit
+        )
         rows += found
         fastest = best([row for row in found if row.strategy != "serial"] or found)
-        if fastest is None and not is_strong:
-            words += _strong_instead(workload, system, count, min(ranks), asked)
         if fastest is not None:
             alone = max(1, batch // count)
             (one,) = ideal_rows(workload, system, layout_of(system, 1), batch=alone, strategies=("serial",))
@@ -138,68 +131,3 @@ def by_data_sheet(
         command="dlbench project --from-spec",
     )
     return document, is_told
-
-
-def _strong_instead(
-    workload: Workload, system: SystemSpec, ranks: int, smallest: int, asked: dict[str, Any]
-) -> list[str]:
-    """Returns what strong scaling leaves at a rank count where weak scaling leaves nothing; empty where nothing."""
-    base = smallest if ranks > smallest else 1
-    batch = workload.train.batch_per_rank * base
-    fitting = best(ideal_rows(workload, system, layout_of(system, ranks), batch=batch, **asked))
-    if fitting is None or base == ranks:
-        return []
-    return [
-        f"{ranks_text(ranks)}: weak scaling leaves nothing; {fitting.strategy} fits with --scaling strong --to "
-        f"{base},{ranks}, a global batch of {batch:,}."
-    ]
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """How right each step is at a measured point; None: what it needs is not known."""
-
-    ranks: int = field(metadata=column("Ranks"))
-    strategy: str = field(metadata=column("Strategy"))
-    measured_s: float = field(metadata=column("Measured step", unit="s"))
-    ideal: float | None = field(metadata=column("Ideal", unit="fraction", missing="no data sheet"))
-    empirical: float | None = field(metadata=column("Empirical", unit="fraction"))
-    shared: float | None = field(metadata=column("+ phi", unit="fraction"))
-
-
-def accuracy_section(
-    workload: Workload, case: Case, rows: Sequence[Row], given: Ingredients, system: SystemSpec, *, anchor: str
-) -> Section | None:
-    """The steps at every measured point; None where none was measured. `case`, `rows`: of the runs (`case_of`,
-    `measured_rows`). `system`: that of the runs, as its file states it. `anchor`: unique in a document.
-    """
-    alone = measured_rows(replace(case, network=unshared(case.network)), given)
-    batches = {point.ranks: point.ranks * (point.batch_per_rank or 0) for point in given.points}
-    found = []
-    for row, plain in zip(rows, alone, strict=True):
-        if row.accuracy is None or row.measured_s is None:
-            continue
-        ideal = None
-        if system.device is not None and system.network is not None:
-            layout = replace(case.layout, ranks=row.ranks)
-            (one,) = ideal_rows(
-                workload, system, layout, batch=batches[row.ranks], strategies=(row.strategy,), sharing=False
-            )
-            ideal = replace(one, measured_s=row.measured_s).accuracy
-        found.append(Accuracy(row.ranks, row.strategy, row.measured_s, ideal, plain.accuracy, row.accuracy))
-    if not found:
-        return None
-    last = found[-1]
-    steps = {"ideal": last.ideal, "empirical": last.empirical, "with shared links": last.shared}
-    said = ", ".join(f"{name} {percent(value)}" for name, value in steps.items() if value is not None)
-    return Section(
-        id=anchor,
-        title="Accuracy by data sheet, by measured costs, with shared links",
-        words=(f"Accuracy at {ranks_text(last.ranks)}, {last.strategy}: {said}.",),
-        sheets=(Sheet(name="accuracy", title="Accuracy", columns=columns_of(Accuracy), rows=tuple(found)),),
-        notes=(
-            "Accuracy: 1 - |projected / measured - 1|. Ideal: peaks and links of data sheets. Empirical: measured "
-            "times of layers, links as fitted and scaled to the largest point's exchange, each flow on its own; + phi: "
-            "flows share links. Congestion is in none.",
-        ),
-    )

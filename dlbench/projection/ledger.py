@@ -29,17 +29,15 @@ from dlbench.opening import folder_below, parse_json, read_bytes, why_unreadable
 from dlbench.perfmodels.extrapolation import Miss
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import QUANTILES, Projection
-from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.report.table import column
 from dlbench.report.wording import percent
-from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
+from dlbench.specs.base import Positive, Ranks, Spec
 from dlbench.stats.estimates import Estimate
 
 FOLDER = ".projections"  # Scans of runs pass over hidden folders.
 _NAME = re.compile(r"\d{8}T\d{6}Z-(?P<digest>[0-9a-f]{12})\.json")
-MEASURABLE = ("zero-1", "fsdp", "local-sgd", "tensor", "out-of-core")  # Modelled strategies that runs can have.
 _UTC = "%Y-%m-%dT%H:%M:%SZ"  # As plans say when they were made, so that texts compare as times do.
 
 Quantiles = Annotated[tuple[Positive, ...], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
@@ -54,17 +52,6 @@ class RecordedTarget(Spec):
     step_s: Quantiles = Field(description="Quantiles 2.5, 5, 10, 25, 50, 75, 90, 95, 97.5 % of the step, seconds.")
     throughput: Quantiles | None = Field(None, description="The same of samples per second; null: batch not known.")
     by: Literal["model", "points"] = Field(description="Who said it: the model of the step, or the points alone.")
-
-
-class RecordedStrategy(Spec):
-    """What the model of strategies said of one at a rank count; it has no band."""
-
-    strategy: str = Field(description="What ranks share: zero-1, fsdp, ...")
-    average_every: Count | None = Field(None, description="Updates between two averages of local SGD; null: no such.")
-    ranks: Ranks = Field(description="Ranks.")
-    nodes: Ranks = Field(description="Nodes.")
-    step_s: Positive = Field(description="The step, seconds.")
-    memory_bytes: NonNegative = Field(description="What the rank with most holds, bytes.")
 
 
 class RecordedProjection(Spec):
@@ -82,14 +69,12 @@ class RecordedProjection(Spec):
     changes: tuple[str, ...] = Field((), description="Settings that runs behind it did not have, in words.")
     anchor_ranks: Ranks = Field(description="The largest measured rank count.")
     targets: tuple[RecordedTarget, ...] = Field(description="What was projected.")
-    strategies: tuple[RecordedStrategy, ...] = Field((), description="Strategies by their model (--strategy).")
+    strategies: tuple[dict[str, Any], ...] = Field((), description="Of files of earlier versions; not read.")
     refused: tuple[str, ...] = Field((), description="What was not, and why.")
     ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `--from` takes it.")
 
 
-def record(
-    runs: Path, ingredients: Ingredients, projection: Projection, now: datetime, strategies: Sequence[StrategyRow] = ()
-) -> Path:
+def record(runs: Path, ingredients: Ingredients, projection: Projection, now: datetime) -> Path:
     """Writes a projection into the ledger of a folder of runs and returns its file. `now`: aware, any time zone.
 
     Raises `UserError`: it is a run's own folder, nothing was projected, or it cannot be written. `RunError`: no space.
@@ -98,16 +83,12 @@ def record(
         raise UserError(f"--record: {runs} is a single run, whose folder never changes; give the folder of runs")
     if not projection.targets:
         raise UserError("--record: nothing was projected, so there is nothing to record")
-    kept = recorded(ingredients, projection, now, strategies)
+    kept = recorded(ingredients, projection, now)
     return _put(runs, re.sub("[-:]", "", kept.created), kept.model_dump_json(indent=1).encode() + b"\n")
 
 
-def recorded(
-    ingredients: Ingredients, projection: Projection, now: datetime, strategies: Sequence[StrategyRow] = ()
-) -> RecordedProjection:
-    """What is written of a projection. `now`: aware, any time zone. Of `strategies` those that nobody has measured and
-    that runs can have.
-    """
+def recorded(ingredients: Ingredients, projection: Projection, now: datetime) -> RecordedProjection:
+    """What is written of a projection. `now`: aware, any time zone."""
     return RecordedProjection(
         created=now.astimezone(UTC).strftime(_UTC),
         dlbench_version=dlbench.__version__,
@@ -124,18 +105,6 @@ def recorded(
                 by="model" if one.parts else "points",
             )
             for one in projection.targets
-        ),
-        strategies=tuple(
-            RecordedStrategy(
-                strategy=row.strategy,
-                average_every=row.average_every if row.strategy == "local-sgd" else None,
-                ranks=row.ranks,
-                nodes=ingredients.nodes_of(row.ranks),
-                step_s=row.step_s,
-                memory_bytes=row.memory_bytes,
-            )
-            for row in strategies
-            if row.strategy in MEASURABLE and row.measured_s is None and not row.refused
         ),
         refused=tuple(f"{one.code}, {one.ranks or 'all'} ranks: {one.text}" for one in projection.refused),
         ingredients=ingredients.model_dump(mode="json"),
@@ -221,10 +190,6 @@ class Measured(NamedTuple):
     nodes: int
     created: str  # When it was planned, UTC, ISO 8601.
     step_s: float  # Its mean step.
-    training: str = ""  # `Ingredients.training`.
-    strategy: str = ""
-    average_every: int | None = None
-    memory_bytes: float | None = None
 
 
 def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Measured]:
@@ -236,10 +201,6 @@ def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Me
             point.nodes,
             created[run.run_id],
             run.step_s,
-            ingredients.training,
-            point.strategy,
-            ingredients.average_every if point.strategy == "local-sgd" else None,
-            point.memory_bytes,
         )
         for point in ingredients.points
         for run in point.runs
@@ -266,55 +227,6 @@ class Row:
     is_in_95: bool = field(metadata=column("Within 95 %"))
     interval_score: float  # Of the 80 % band, over the measured step (1); smaller is better.
     by: Literal["model", "points"]  # Who projected it; what points alone miss is no miss of the model.
-
-
-@dataclass(frozen=True, kw_only=True)
-class StrategyScore:
-    """A strategy that was recorded, and measured afterwards. Its model has no band."""
-
-    created: str = field(metadata=column("Recorded"))
-    title: str = field(metadata=column("Of"))
-    strategy: str = field(metadata=column("Strategy", is_brief=True))
-    ranks: int = field(metadata=column("Ranks", is_brief=True))
-    projected_s: float = field(metadata=column("Projected step", unit="s", is_brief=True))
-    measured_s: float = field(metadata=column("Measured step", unit="s", is_brief=True))
-    runs: int = field(metadata=column("Runs"))
-    accuracy: float = field(metadata=column("Accuracy", unit="fraction", is_brief=True))
-    memory_ratio: float | None = field(metadata=column("Memory, measured / projected", text=lambda one: f"{one:.2f}"))
-
-
-def strategies_against(kept: Iterable[RecordedProjection], measured: Sequence[Measured]) -> tuple[StrategyScore, ...]:
-    """Every recorded strategy that was measured afterwards; of equal ones the last before its first run counts. Runs
-    match that differ from those behind the projection in engine, exchange and strategy alone.
-    """
-    found: dict[tuple[object, ...], list[StrategyScore]] = {}
-    for one, row in [(projection, row) for projection in kept for row in projection.strategies]:
-        training = one.ingredients.get("training", "")
-        wanted = (training, row.strategy, row.average_every, row.ranks, row.nodes)
-        runs = [
-            run
-            for run in measured
-            if (run.training, run.strategy, run.average_every, run.ranks, run.nodes) == wanted
-            and run.created > one.created
-        ]
-        if not training or not runs:
-            continue
-        step = statistics.geometric_mean(run.step_s for run in runs)
-        held = [run.memory_bytes for run in runs if run.memory_bytes is not None]
-        scored = StrategyScore(
-            created=one.created,
-            title=one.title,
-            strategy=row.strategy,
-            ranks=row.ranks,
-            projected_s=row.step_s,
-            measured_s=step,
-            runs=len(runs),
-            accuracy=1 - abs(row.step_s / step - 1),
-            memory_ratio=statistics.median(held) / row.memory_bytes if held and row.memory_bytes else None,
-        )
-        found.setdefault(wanted, []).append(scored)
-    rows = [max(same, key=lambda row: (row.runs, row.created)) for same in found.values()]
-    return tuple(sorted(rows, key=lambda row: (row.created, row.ranks, row.strategy)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import alt
 from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.ledger import Row, Score, StrategyScore, line, score
+from dlbench.projection.ledger import Row, Score, line, score
 from dlbench.projection.projected import PARTS, HeldOut, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import Row as StrategyRow
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
-from dlbench.report.charts.style import FORECAST, IDEAL, MEASURED, PART_COLOURS, WIDE
+from dlbench.report.charts.style import FORECAST, MEASURED, PART_COLOURS, WIDE
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
@@ -33,7 +33,7 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.units import format_bytes, format_number
+from dlbench.units import format_number
 
 PART_LOOKS = {
     "compute": ("forward and backward", PART_COLOURS["backward"]),
@@ -46,8 +46,6 @@ PART_LOOKS = {
 """Parts of a projected step: title and colour."""
 _AS_CAUSES = ("optimizer", "input", "straggler", "exchange")  # Parts that the account knows by the same names.
 _WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
-_COSTS = {"up_to_bytes", "alpha_s", "beta_s_per_byte"}  # Of a piece of a level's costs.
-_LEVELS = {"inside": "inside a node", "across": "between nodes", "beyond": "between leaf switches"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +61,6 @@ class MeasuredPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelCost:
-    """What messages of some sizes cost on one level of the network."""
-
-    level: str = field(metadata=column("Messages", text=lambda name: _LEVELS.get(name, name)))
-    up_to_bytes: int | None = field(metadata=column("Up to", text=format_bytes, missing="any size"))
-    alpha_s: float = field(metadata=column("Start-up, alpha", unit="s"))
-    beta_s_per_byte: float = field(
-        metadata=column("1/beta, GB/s", text=lambda beta: format_number(1e-9 / beta, 3) if beta else "free")
-    )
-    links: int | None = field(metadata=column("Links of a block", missing="one per rank"))
-    phi: float | None = field(metadata=column("Flows per link, phi", text=lambda phi: f"{phi:.3g}"))
-
-
-@dataclass(frozen=True, kw_only=True)
 class ProjectedGroup:
     """One comparable group: what is known of it, and what is projected."""
 
@@ -88,7 +72,6 @@ class ProjectedGroup:
     sample_unit: str
     measured: tuple[MeasuredPoint, ...]
     anchor_parts: Mapping[str, float]  # Seconds by `PARTS` of the largest measured point; empty: not known.
-    network: tuple[LevelCost, ...]  # Empty: not known.
     notes: tuple[str, ...]
     projection: Projection
     ledger: tuple[Row, ...]  # Of its system.
@@ -106,7 +89,6 @@ class ProjectionReport(BaseReport):
     as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
     ledger: tuple[Row, ...] = ()  # Every recorded target that was measured since.
-    strategies: tuple[StrategyScore, ...] = ()  # Every recorded strategy likewise.
     damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
 
 
@@ -119,8 +101,6 @@ def projected_group(
     more: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
-    phi = dict(projection.targets[-1].phi) if projection.targets else {}
-    levels = given.network.levels.items() if given.network is not None else ()
     rows = [row for one in more for sheet in one.sheets for row in sheet.rows]
     anchor, first, network = given.anchor, given.points[0], given.network
     costs = "not known" if network is None else f"{network.system}, {network.transport}"
@@ -143,11 +123,6 @@ def projected_group(
         sample_unit=given.sample_unit,
         measured=measured_points(given),
         anchor_parts=_anchor_parts(given.anchor),
-        network=tuple(
-            LevelCost(level=name, **piece.model_dump(include=_COSTS), links=level.links, phi=phi.get(name))
-            for name, level in levels
-            for piece in level.pieces
-        ),
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
@@ -218,8 +193,6 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
         Column("step_95_s", "", of("step", "s", 95), has_interval=True),
         Column("model_error", "Model error", of("model_error", "ratio"), _model_error, has_interval=True),
         Column("largest_loss", "Most lost to", lambda one: largest_loss(one) or None, is_brief=True),
-        Column("points_only_step_s", "", of("second", "s"), has_interval=True),
-        *columns_of(Target, "is_disputed"),
         Column("flags", "Flags", lambda one: " ".join(flag.code for flag in one.flags) or None, is_brief=True),
     )
 
@@ -265,57 +238,33 @@ def part_rows(targets: Sequence[Target]) -> list[PartRow]:
 def projection_chart(
     subject: Subject, measured: Sequence[MeasuredPoint], targets: Sequence[Target], more: Sequence[Any] = ()
 ) -> Chart:
-    """Efficiency (or the step) over ranks: measured filled, projected hollow with both bands, points alone dashed.
+    """Efficiency (or the step) over ranks: measured filled, projected hollow with the 80 % band.
 
     `more`: further layers over the same axes, `ranks` and `value`.
     """
-    name, unit = _quantity(targets)
-    rows: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
+    name = _quantity(targets)[0]
+    known: Rows = [{"ranks": one.ranks, "series": "measured", **figure_row(getattr(one, name))} for one in measured]
+    foretold: Rows = []
     for one in targets:
-        near, far = _main(one, name), _main(one, name, 95)
-        basis = f"80 %; 95 %: {interval_text(far)}; projected, not measured"
-        band = {"least": far.low, "most": far.high, "basis": basis}
-        rows.append({"ranks": one.ranks, "series": "projected", **figure_row(near), **band})
-        if one.second is not None:
-            # Efficiency times step is the ideal step, of either model.
-            value = one.second.median if name == "step" else near.value * one.step.median / one.second.median
-            said = {"shown": number_text(value, unit), "basis": "second opinion"}
-            rows.append({"ranks": one.ranks, "series": "points alone", "value": value, **said})
+        far = interval_text(_main(one, name, 95))
+        band = {**figure_row(_main(one, name)), "basis": f"80 %; 95 %: {far}; projected, not measured"}
+        foretold.append({"ranks": one.ranks, "series": "projected", **band})
+    rows = [*known, *foretold]
     for row in rows:
         row["place"] = ranks_text(row["ranks"])
     y = Axis("seconds per step", scale={"domainMin": 0})
     if name == "efficiency":
         y = y._replace(title="scaling efficiency", format=".0%")
-    by = Series("series", {"measured": MEASURED, "projected": FORECAST, "points alone": IDEAL}, columns=3)
+    by = Series("series", {"measured": MEASURED, "projected": FORECAST})
     tooltip = {"place": "at", "series": "is", "shown": name, "basis": "interval"}
-    base = lines(rows, y, by, tooltip).layer[0]
-    own = {series: [row for row in rows if row["series"] == series] for series in by.colours}
-
-    def of(series: str, *before: dict[str, Any]) -> Any:
-        return base.properties(data=alt.InlineData(values=[*before, *own[series]]))
-
-    def rule(series: str, low: str, high: str, **look: float) -> Any:
-        return of(series).mark_rule(**look).encode(y=alt.Y(f"{low}:Q"), y2=f"{high}:Q")
-
-    def points(series: str, **look: Any) -> Any:
-        return of(series).mark_point(opacity=1, **look).encode(tooltip=tooltips(tooltip))
-
-    # Lines of what was not measured begin at the anchor.
-    anchor, dashes = own["measured"][-1], {"projected": [1, 4], "points alone": [7, 4]}
-    layers = [
-        *(
-            of(one, {**anchor, "series": one}).mark_line(strokeWidth=2, strokeDash=dash, strokeCap="round")
-            for one, dash in dashes.items()
-            if own[one]
-        ),
-        rule("projected", "least", "most", strokeWidth=1.5),
-        rule("projected", "low", "high", strokeWidth=6, opacity=0.35),
-        of("measured"),
-        rule("measured", "low", "high", strokeWidth=3, opacity=0.5),
-        *([points("points alone", filled=False, shape="diamond", size=50)] if own["points alone"] else []),
-        points("measured", filled=True, size=60),
-        points("projected", filled=False, size=80, strokeWidth=2),
-    ]
+    # The line of what was not measured begins at the anchor.
+    begin = {**known[-1], "series": "projected", "low": None, "high": None}
+    layers: list[Any] = []
+    for some, is_forecast in (([begin, *foretold], True), (known, False)):
+        # Of all rows, so that all layers have the same axes.
+        for layer in lines(rows, y, by, tooltip, is_forecast=is_forecast).layer:
+            layer.data = inline(some)
+            layers.append(layer)
     return finish(
         alt.layer(*layers, *more),
         subject,
@@ -391,7 +340,7 @@ METHODS = (
 
 def document_of(report: ProjectionReport) -> Document:
     """The whole report."""
-    empty = () if report.groups or report.ledger or report.strategies else ("Nothing is projected.",)
+    empty = () if report.groups or report.ledger else ("Nothing is projected.",)
     unit = report.groups[0].sample_unit if report.groups else "samples"
     cards = tuple(map(_card, report.groups))
     return report.document(
@@ -423,7 +372,7 @@ def _card(group: ProjectedGroup) -> Card:
         link=link,
         big=value_text(near),
         small=(f"{name} at {ranks_text(last.ranks)}, {by}", f"80 %: {interval_text(near)}, 95 %: {interval_text(far)}"),
-        words=(sentence(_headline(last, name)), *tuple(opinions(targets))[:1]),
+        words=(sentence(_headline(last, name)),),
         warnings=tuple(f"{one.code}: {one.text}" for one in refused),
         warnings_link=f"refused-{group.id}",
     )
@@ -443,23 +392,6 @@ def held_out_line(held_out: Sequence[HeldOut]) -> str:
         f"{percent(abs(last.error))} too {'long' if last.error > 0 else 'short'}: "
         f"{number_text(last.projected_s, 's')}, measured {number_text(last.measured_s, 's')}."
     )
-
-
-def opinions(targets: Sequence[Target]) -> Iterator[str]:
-    """What the points alone say: where the two models disagree both figures, else that of the largest target."""
-    known = [(one, one.second) for one in targets if one.second is not None and one.doublings > 0]
-    disputed = [pair for pair in known if pair[0].is_disputed]
-    for one, second in disputed:
-        yield (
-            f"Two models disagree at {ranks_text(one.ranks)}: {figure_text(figure(one.step, 's'))} per step here, "
-            f"{figure_text(figure(second, 's'))} by the points alone."
-        )
-    if known and not disputed:
-        one, second = known[-1]
-        yield (
-            f"Second opinion, by the points alone: {figure_text(figure(second, 's'))} per step at "
-            f"{ranks_text(one.ranks)}; here {number_text(one.step.median, 's')}."
-        )
 
 
 def refusals(refused: Sequence[Refused]) -> list[str]:
@@ -508,7 +440,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             title="Projected",
             level="answer",
             headline=_headline(targets[-1], _quantity(targets)[0]),
-            words=(held_out_line(projection.held_out), line(group.ledger), *opinions(targets), *flag_lines(projection)),
+            words=(held_out_line(projection.held_out), line(group.ledger), *flag_lines(projection)),
             charts=lambda: [
                 projection_chart(subject, group.measured, targets),
                 *([parts_chart(subject, group.anchor_parts, parts)] if parts else []),
@@ -543,22 +475,13 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             sheets=(Sheet(name="parts", title=title, columns=columns_of(PartRow), rows=parts),),
         )
     yield from group.more
-    if group.network:
-        stand_ins = sorted({name for one in targets for name in one.algorithms})
-        yield Section(
-            id=f"network-{group.id}",
-            title="Network used",
-            headline=f"messages {', '.join(dict.fromkeys(_LEVELS[one.level] for one in group.network))}",
-            words=(f"For the library's own all-reduce may stand: {', '.join(stand_ins)}.",) if stand_ins else (),
-            sheets=(Sheet(name="network", title="Network used", columns=columns_of(LevelCost), rows=group.network),),
-        )
 
 
 def _ledger(report: ProjectionReport) -> Iterator[Section]:
-    if not (report.ledger or report.strategies or report.damaged):
+    if not (report.ledger or report.damaged):
         return
     is_all = not report.groups
-    scores, columns = score(report.ledger), columns_of(StrategyScore)
+    scores = score(report.ledger)
     yield Section(
         id="ledger",
         title="Recorded projections and what was measured since",
@@ -568,13 +491,6 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
         marks=tuple(remark("serious", text) for text in report.damaged),
         sheets=(
             Sheet(name="ledger", title="By target", columns=columns_of(Row), rows=report.ledger, in_terminal=is_all),
-            Sheet(
-                name="ledger-strategies",
-                title="By strategy",
-                columns=columns,
-                rows=report.strategies,
-                in_terminal=is_all,
-            ),
             Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
         ),
     )

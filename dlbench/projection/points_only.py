@@ -1,4 +1,4 @@
-"""The second opinion: what measured steps alone say of more ranks, without a word on why a step takes as long.
+"""What measured steps alone say of more ranks, without a word on why a step takes as long, where no model can.
 
 With k the nodes (inside one node: the ranks over those of the smallest point),
 

@@ -88,12 +88,8 @@ class Target:
     efficiency: Band | None  # Share of the ideal, against the smallest measured point.
     parts: tuple[Part, ...]  # Empty: points only.
     model_error: Band  # Factor on the step (1) that the model's own error puts there.
-    exchange_by_level: tuple[tuple[str, float], ...]  # Seconds of the exchange's last busy stretch, by level.
     algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]
-    second: Band | None  # The step by the points alone, seconds; None: they do not say.
-    is_disputed: bool  # Whether the 80 % bands of the two models are apart.
-    phi: tuple[tuple[str, float], ...] = ()  # Most flows that a link carries at once, by level.
     drawn: Any = field(default_factory=dict, repr=False, compare=False, metadata={HIDDEN: False})
     """By draw, arrays of shape (draws,): `step`, the model's `error` on it, and its parts. Empty: written by hand."""
 

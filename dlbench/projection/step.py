@@ -99,20 +99,13 @@ def project(
         why = reasons(place, count)
         if isinstance(model, Refused) and not why:
             why = (model,)
-        points = None if changes else points_only(ingredients, count, draws=draws)
         if isinstance(model, _Model) and not why:
             try:
-                found = model.at(count, error, way)
+                targets.append(model.at(count, error, way))
+                continue
             except NoModelError as problem:
                 why = (refused("R8", count, what=str(problem)),)
-            else:
-                if points is not None:
-                    second = Band.of(points.step_s)
-                    found = replace(
-                        found, second=second, is_disputed=found.doublings > 0 and _is_apart(found.step, second)
-                    )
-                targets.append(found)
-                continue
+        points = None if changes else points_only(ingredients, count, draws=draws)
         if points is None:
             not_told += why
         else:
@@ -133,12 +126,6 @@ def project(
         flags=tuple(of_all),
         cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, _Model) else 1.0,
     )
-
-
-def _is_apart(one: Band, other: Band) -> bool:
-    """Whether two middle 80 % have nothing in common."""
-    (low, high), (least, most) = one.middle(80), other.middle(80)
-    return high < least or most < low
 
 
 def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
@@ -225,7 +212,7 @@ class _Model:
     is_home: bool = True  # Whether targets are of the system that was measured.
 
     def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
-        """Without its second opinion. Raises `NoModelError`: the exchange has no model."""
+        """Raises `NoModelError`: the exchange has no model."""
         found, at = self.ingredients, self.figures
         draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
         begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
@@ -244,8 +231,6 @@ class _Model:
         if way is not None and unknown > (1 - LEAST_EXPLAINED) * whole:
             share = percent(1 - unknown / whole, 0)
             raise NoModelError(f"the network's costs are {share} of the measured exchange, too little for another one")
-        levels: dict[str, float] = {}
-        phi: dict[str, float] = {}
         if ranks > 1:
             if self.costs is None:
                 raise NoModelError("an exchange of which one rank alone says nothing")
@@ -259,7 +244,6 @@ class _Model:
                 computing["backward"] = np.maximum(0.0, alone + self.slowed * hidden)
                 shown = _shown(messages, costs, computing, straggler)
                 hidden = sum(costs) - shown
-            levels, phi = self.costs.by_level(ranks, way, messages, costs, computing)
         parts = {
             "compute": computing["forward"] + computing["backward"],
             "optimizer": updating,
@@ -297,12 +281,8 @@ class _Model:
                 told = (*told, flagged("F10", seconds=format_seconds(unknown)))
             if self.costs is not None and self.costs.is_order_open(ranks):
                 told = (*told, flagged("F12"))
-        return replace(
-            _target(found, ranks, ended, factor, parts, told),
-            exchange_by_level=tuple(levels.items()),
-            phi=tuple(phi.items()),
-            algorithms=() if self.costs is None or ranks == 1 else self.costs.names(way),
-        )
+        names = () if self.costs is None or ranks == 1 else self.costs.names(way)
+        return replace(_target(found, ranks, ended, factor, parts, told), algorithms=names)
 
 
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
@@ -422,11 +402,8 @@ def _target(
         efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
         parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
         model_error=Band.of(error),
-        exchange_by_level=(),
         algorithms=(),
         flags=told,
-        second=None,
-        is_disputed=False,
         drawn={"step": step, "error": error, **parts},
     )
 

@@ -67,7 +67,7 @@ class AutotuneResult(Spec):
 class ExchangeResult(Spec):
     """The exchange of one run as rank 0 counted it, per step, unless a field says otherwise."""
 
-    carrier: str = Field(description="Who moved the bytes: gloo, mpi, nccl, shared memory, ...")
+    carrier: str = Field(description="Who moved the bytes: gloo, mpi, nccl, ...")
     by: Literal["backend", "dlbench"] = Field(
         description="Who grouped gradients and chose the exchange; backend: Horovod or PyTorch DDP."
     )

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
-from dlbench.specs.base import CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
+from dlbench.specs.base import CountOrZero, Flag, RankNumber, RunName, Spec
 
 FindingState = Literal["ok", "doubt", "wrong", "unknown"]
 """doubt: it works, and figures may suffer. unknown: it could not be asked, or is not measured here."""
@@ -32,21 +32,6 @@ class SeenScratch(Spec):
     file_system: str = Field("", description="Kind of its file system, e.g. ext4 or tmpfs; empty: not known.")
     free_bytes: CountOrZero | None = Field(None, description="Free there; null: not known.")
     problem: str = Field("", description="Why it cannot be written; empty: a file was written, synced and read back.")
-
-
-class SeenClock(Spec):
-    """A node's clock against that of the first node."""
-
-    offset_s: float = Field(description="The first node's clock less this one's, by the time of day.")
-    bound_s: NonNegative = Field(description="Largest possible error of that.")
-
-
-class SeenLoad(Spec):
-    """Who computed on a node's cores while a pre-flight looked and did next to nothing."""
-
-    window_s: NonNegative = Field(description="How long was looked.")
-    cores: CountOrZero = Field(description="Cores of the node.")
-    others_s: NonNegative = Field(description="CPU time of processes other than dlbench's on them.")
 
 
 class SeenRank(Spec):
@@ -72,9 +57,6 @@ class SeenRank(Spec):
     compiler: str = Field("", description="What torch.compile would lack on its GPU; empty: nothing, or no GPU.")
     problems: tuple[str, ...] = Field((), description="What a run of this rank would end with, each a sentence.")
     scratch: tuple[SeenScratch, ...] = Field((), description="Of a node's first rank: the system's places.")
-    clock: SeenClock | None = Field(None, description="Of a node's first rank; null: the first node, or not compared.")
-    clock_problem: str = Field("", description="Why clocks were not compared.")
-    load: SeenLoad | None = Field(None, description="Of a node's first rank; null: not measured.")
 
 
 class PreflightNode(Spec):
@@ -95,9 +77,10 @@ class PreflightReport(Spec):
     system: str = Field(description="Name of the system.")
     created: str = Field(description="UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that asked.")
-    static: tuple[Finding, ...] = Field((), description="The system file against what Slurm says of itself.")
     job_id: str = Field("", description="Slurm's id of the job; empty: none was submitted.")
-    job: tuple[Finding, ...] = Field((), description="What concerns the job as a whole, the all-reduce among it.")
+    job: tuple[Finding, ...] = Field(
+        (), description="What concerns the job as a whole: what sbatch --test-only says to it, the all-reduce."
+    )
     nodes: tuple[PreflightNode, ...] = Field((), description="Its nodes.")
     exclude: str = Field("", description="Nodes to leave out, as --exclude takes them; empty: none.")
     exit_code: CountOrZero = Field(description="What the command ended with.")
@@ -115,9 +98,7 @@ class PreflightFolder:
     seen = Named("seen")  # What ranks write.
     hosts = Named("seen/hosts")  # Names of the job's nodes, a line each.
     ended = Named("seen/ended")  # What the job's script ended with.
-    clock = Named("seen/clock.json")  # Where the first node answers about its clock.
     rank = Numbered("seen/rank-{:04d}.json")  # What a rank saw.
     begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name; the folder is visible there and can be written.
     failed = Numbered("seen/rank-{:04d}.failed")  # What its Python ended with, where that is not 0.
     log = Numbered("seen/rank-{:04d}.log")  # What it printed.
-    looked = Numbered("seen/node-{:04d}.looked")  # Its first rank has looked at the load of its cores.

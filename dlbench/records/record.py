@@ -58,8 +58,7 @@ class RankGpu(Spec):
     )
     by_mask: Flag = Field(
         False,
-        description="Whether it was chosen as the nearest to the cores that the launcher bound the rank to, and not by "
-        "the rank's place on its node.",
+        description="Of earlier versions: whether it was chosen as the nearest to the cores that the launcher bound.",
     )
 
 

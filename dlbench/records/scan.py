@@ -383,6 +383,6 @@ def refused_file(path: Path, model: type[BaseModel], error: ValidationError) -> 
     """The error of a file that is JSON and not as its model has it: damaged, or plans of an earlier dlbench."""
     problem = problem_of(model, error)
     is_of_engine = problem.known and problem.path[0] == "engine" and key_for_name(problem.path[-1])
-    if is_of_engine or problem.path == ("system", "image"):
+    if is_of_engine or problem.path in (("system", "image"), ("sync", "inside")):
         return WithheldError(f"{path}: {EARLIER}")
     return IncompleteDataError(f"{path}: damaged: {problem}")

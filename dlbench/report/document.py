@@ -84,7 +84,6 @@ class Card:
     link: str = ""  # Anchor of what it is about; empty: none.
     big: str
     small: tuple[str, ...]  # What the number is, a few words a line.
-    chips: tuple[tuple[str, bool], ...] = ()  # Conditions, each with whether it is a warning.
     words: tuple[str, ...] = ()
     rating: Rating | None = None
     facts: tuple[tuple[str, str], ...] = ()  # Names and values, a few words each: machine, throughput, loss.
@@ -96,7 +95,7 @@ class Card:
     note: str = ""
 
     def __post_init__(self) -> None:
-        _clean(self, "title", "big", "next_step", "note", "small", "words", "warnings", "facts", "chips")
+        _clean(self, "title", "big", "next_step", "note", "small", "words", "warnings", "facts")
 
 
 def no_charts() -> Sequence[Chart]:

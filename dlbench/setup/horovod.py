@@ -243,96 +243,33 @@ def _run_pip(arguments: list[str], folder: Path) -> None:
         raise RunError(f"pip {' '.join(arguments)} failed:\n{tail}")
 
 
-class BuildProgress:
-    """How far a build of Horovod is, from the text that pip, CMake and make print.
-
-    CMake prints at the start of a step which share of the steps has begun. Steps are files, not seconds: the last ones
-    include all of torch's headers and take a third of the build. Steps that run side by side report out of order, and
-    a further pass of CMake would begin at 0, so the largest share seen so far is kept.
-    """
-
-    def __init__(self) -> None:
-        self.percent: int | None = None
-        """Share of the steps that have begun, in percent; None before the first. It never falls."""
-        self.step = "preparing"
-        """What began last, e.g. ``compiling operations.cc``."""
-        self._unfinished = ""
-
-    def feed(self, text: str) -> None:
-        """Takes the next piece of the build's output; it may end within a line."""
-        *lines, self._unfinished = (self._unfinished + text).split("\n")
-        for line in map(str.strip, lines):
-            if mark := re.match(r"\[ *(\d+)%\] (.*)", line):
-                self.percent = max(self.percent or 0, min(int(mark[1]), 100))
-                self.step = self._named(mark[2]) or self.step
-            elif self.percent is None and line.startswith("-- "):
-                self.step = "configuring"
-            elif line == "running install":
-                self.step = "packing the wheel"
-
-    @staticmethod
-    def _named(words: str) -> str | None:
-        """``Building CXX object a/CMakeFiles/b.dir/c.cc.o`` as ``compiling c.cc``; None if no step begins here."""
-        name = words.rsplit("/", 1)[-1].rsplit(" ", 1)[-1]
-        if words.startswith("Building "):
-            return f"compiling {name.removesuffix('.o')}"
-        return f"linking {name.split('.')[0]}" if words.startswith("Linking ") else None
-
-    def line(self, elapsed_s: float) -> str:
-        """One line for a person, e.g. ``building Horovod: 42 % of steps, 48 s, compiling loop.cc``."""
-        share = "" if self.percent is None else f"{self.percent} % of steps, "
-        return f"building Horovod: {share}{format_seconds(max(1, int(elapsed_s)))}, {self.step}"
-
-
-def _compile(
-    source: Path,
-    environment: Mapping[str, str],
-    log: Path,
-    say: Callable[[str], None],
-    rewrite: Callable[[str], None] | None,
-) -> None:
-    """Runs the build; the whole output goes to `log`. How far it is goes to `rewrite` every second, or without one to
-    `say` every ten seconds.
-    """
+def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Callable[[str], None]) -> None:
+    """Runs the build; its output goes to `log`, and a sign of life to `say` every ten seconds."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
-    progress, due_s, start = BuildProgress(), SIGN_OF_LIFE_S, time.monotonic()
+    start = time.monotonic()
     # Without what asks for a CUDA build, left over from the caller's shell or an installation guide.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_GPU")}
-    with log.open("wb") as sink, log.open(encoding="utf-8", errors="replace") as output:
+    with log.open("wb") as sink:
         process = subprocess.Popen(
-            command,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            env=inherited | dict(environment),
-            cwd=source,
+            command, stdout=sink, stderr=subprocess.STDOUT, env=inherited | dict(environment), cwd=source
         )
         while process.returncode is None:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=1)
-            elapsed_s, unknown_before = time.monotonic() - start, progress.percent is None
-            progress.feed(output.read())
-            if rewrite is not None:
-                rewrite(progress.line(elapsed_s))
-            elif elapsed_s >= due_s or (unknown_before and progress.percent is not None):
-                say(progress.line(elapsed_s))
-                due_s = (elapsed_s // SIGN_OF_LIFE_S + 1) * SIGN_OF_LIFE_S
+                process.wait(timeout=SIGN_OF_LIFE_S)
+            took = format_seconds(max(1, int(time.monotonic() - start)))
+            if process.returncode is None:
+                say(f"building Horovod: {took}")
     if process.returncode != 0:
         errors = [line for line in log.read_text(errors="replace").splitlines() if "error" in line.lower()]
         raise RunError(f"building Horovod failed; the log is {log}\n" + "\n".join(errors[:5]))
-    say(f"built Horovod {VERSION} in {format_seconds(max(1, int(elapsed_s)))}")
+    say(f"built Horovod {VERSION} in {took}")
 
 
-def build_wheel(
-    facts: Mapping[str, str | None],
-    say: Callable[[str], None],
-    rewrite: Callable[[str], None] | None = None,
-    source: Path | None = None,
-) -> Path:
+def build_wheel(facts: Mapping[str, str | None], say: Callable[[str], None], source: Path | None = None) -> Path:
     """Builds the wheel for a toolchain and puts it into the cache in one step; returns its path.
 
-    `say` takes lines that stay, `rewrite` one that is replaced every second, for terminals. `source` is the archive,
-    where it is not to be downloaded.
+    `say` takes lines. `source` is the archive, where it is not to be downloaded.
 
     Raises `EnvironmentLacksError`: a compiler or CMake is missing; `RunError`: download, check, patch or build failed;
     the message says where the log is.
@@ -355,7 +292,7 @@ def build_wheel(
             parts.append(f"NCCL {nccl} and CUDA {facts['nvcc']} for compute capabilities {facts['architectures']}")
         say(f"building Horovod {VERSION} with {', '.join(parts)}; once, some minutes, the last files take longest")
         say(f"log {log}")
-        _compile(unpacked, build_environment(facts) | _link_libraries(facts, work / "links"), log, say, rewrite)
+        _compile(unpacked, build_environment(facts) | _link_libraries(facts, work / "links"), log, say)
         built = work / "wheels"
         (built / "toolchain.json").write_text(json.dumps(dict(facts), indent=2) + "\n", encoding="utf-8")
         shutil.rmtree(target, ignore_errors=True)
@@ -363,17 +300,11 @@ def build_wheel(
     return next(iter(sorted(target.glob("horovod-*.whl"))))
 
 
-def install(
-    say: Callable[[str], None],
-    *,
-    rewrite: Callable[[str], None] | None = None,
-    rebuild: bool = False,
-    source: Path | None = None,
-) -> Path:
+def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path | None = None) -> Path:
     """Makes `import horovod.torch` work in this environment; returns the wheel that was installed.
 
     Installs the build requirements, takes the cached wheel of this toolchain or builds one, and
-    installs it unless that very wheel is installed already. `say`, `rewrite` and `source`: see `build_wheel`.
+    installs it unless that very wheel is installed already. `say` and `source`: see `build_wheel`.
     """
     source = given_source(source)
     facts = toolchain()
@@ -388,7 +319,7 @@ def install(
     say("installing what Horovod's build needs")
     _run_pip(["install", *BUILD_REQUIREMENTS], Path.cwd())
     if wheel is None:
-        wheel = build_wheel(facts, say, rewrite, source)
+        wheel = build_wheel(facts, say, source)
     else:
         say(f"using the Horovod wheel built earlier ({wheel})")
     _run_pip(["install", "--no-deps", "--force-reinstall", str(wheel)], Path.cwd())

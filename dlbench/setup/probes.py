@@ -268,11 +268,11 @@ def _slurm() -> Finding:
         # Slurm's programs answer nothing, not even their version, without a configuration.
         configured = "SLURM_CONF" in os.environ
         detail = "sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration")
-        remedy = "set SLURM_CONF to the cluster's slurm.conf; for a trial: dlbench box start /tmp/box"
+        remedy = "set SLURM_CONF to the cluster's slurm.conf"
         return Finding("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
     partitions = _command("sinfo", "--noheader", "--format=%R %D")
     if partitions is None:
-        remedy = "set SLURM_CONF, or ask the cluster's admin; for a trial: dlbench box start /tmp/box"
+        remedy = "set SLURM_CONF, or ask the cluster's admin"
         return Finding("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
     listed = _command("srun", "--mpi=list") or ""
     plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))

@@ -142,10 +142,7 @@ class WorkloadFile:
 
 
 def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
-    """A workload's choices; `overrides` maps dotted keys to a value and to who says so.
-
-    Raises `UserError`: a wrong key or value, with the file or option that holds it.
-    """
+    """A workload's choices; `overrides` maps dotted keys to a value and to who says so."""
     return choose_with_origins(file, preset, overrides)[0]
 
 
@@ -188,10 +185,7 @@ def _make_paths_absolute(layers: Layers, file: Path) -> None:
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
-    """A system to run on, by name or path, with overrides (keys without the leading ``system.``).
-
-    Raises `UserError`: unknown system, wrong key or value; a system that is modelled alone.
-    """
+    """A system to run on, by name or path, with overrides (keys without the leading ``system.``)."""
     system = choose_system_with_origins(name, overrides)[0]
     if system.modelled:
         raise UserError(
@@ -216,10 +210,7 @@ def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValu
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
-    """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting.
-
-    Raises `UserError`: the value of such a key is no size.
-    """
+    """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
     found: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
     readers["sync.fusion"] = read_fusion

@@ -114,11 +114,8 @@ class ContainerSpec(Spec):
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
-    """The same with the digest of the image's file, and by what nodes know it again; a folder or a name stays as it is.
-
-    The digest is computed once for each state of a file (its path, size, time of change) and kept in the user's cache.
-
-    Raises `UserError`: there is no such file, or it is another than the system file says.
+    """Adds the digest of the image's file, kept in the user's cache, and what nodes know it by; not of a folder or
+    name.
     """
     if not container.is_used or not container.is_path:
         return container

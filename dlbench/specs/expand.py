@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -59,9 +59,8 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """All runs of a request, in the order in which they should run. `machine_cores`: cores of this machine, used where
-    the system YAML leaves a node's cores open and no scheduler is involved. `lacking`: why this machine cannot do a
-    plan, for steps of a ladder; empty where it can. Raises `UserError`: anything wrong with the request, in one line.
+    """Returns all runs of a request in their order; `lacking`: why this machine cannot do a step of a ladder, else
+    empty.
     """
     option_of(request)
     refuse_other_options(request)
@@ -83,7 +82,7 @@ def expand(
     swept = math.prod(len(values) for values in request.sweep.values()) * len(request.points)
     refuse_too_many(swept, "--sweep")
     refuse_too_many(swept * request.repeats * (len(request.sides) or 1), f"--repeats {shown_count(request.repeats)}")
-    combinations = list(_combinations(request))
+    combinations = [dict(zip(request.sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
     chosen = _Chosen(request, file)
     base = SeriesSpec(
         id=series, scaling=request.scaling, repeat=0, repeats=request.repeats, position=0, sides=request.sides
@@ -110,22 +109,14 @@ def _counts(request: SeriesRequest) -> Counts:
     return Counts(values=request.points, are=request.points_are, ranks_per_node=request.ranks_per_node)
 
 
-def _combinations(request: Request) -> Iterator[dict[str, AxisValue]]:
-    keys = list(request.sweep)
-    for values in itertools.product(*(request.sweep[key] for key in keys)):
-        yield dict(zip(keys, values, strict=True))
-
-
-Tried = Callable[[SeriesSpec, int], RunPlan]
-
-
 def _ladder_points(
-    request: Request, file: WorkloadFile, base: SeriesSpec, tried: Tried, lacking: Callable[[RunPlan], str]
+    request: Request,
+    file: WorkloadFile,
+    base: SeriesSpec,
+    tried: Callable[[SeriesSpec, int], RunPlan],
+    lacking: Callable[[RunPlan], str],
 ) -> list[tuple[SeriesSpec, int]]:
-    """Each step on top of those before it at each count, the steps of a count next to each other.
-
-    Raises `UserError`: a step changes nothing, or none but the baseline can act anywhere.
-    """
+    """Each step on top of those before it at each count, the steps of a count next to each other."""
     found: list[tuple[SeriesSpec, int]] = []
     steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
     for count in request.points:
@@ -246,9 +237,7 @@ def _common(
 def _split_overrides(
     request: Request, place: SeriesSpec, step: str
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
-    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart. `step`:
-    who says what a step of a ladder sets.
-    """
+    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
     given = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
     given["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
     given["data.cache"] = ("cold" if request.tiers else None, "--tiers")
@@ -318,12 +307,7 @@ class CommRuns:
 def expand_comm(
     request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
 ) -> CommRuns:
-    """All runs of a request, in the order in which they should run; repeats are interleaved over rank counts.
-
-    `machine_cores`: cores of this machine, used where the system leaves a node's cores open. `installed`: those of
-    `horovod` and `mpi4py` that this Python has; `--backends auto` takes no other. Raises `UserError`: anything wrong
-    with the request, in one line.
-    """
+    """Returns all runs of a request in order; `installed`: those of `horovod` and `mpi4py` that this Python has."""
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     settings: dict[str, tuple[AxisValue, str]] = {}
@@ -427,9 +411,7 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
 
 
 def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
-    """Pairs of ranks: the first two of each group, and the first of each two groups, and of the outermost; only the
-    latter beside congestors, which are all other ranks, one half of them to the other.
-    """
+    """Pairs inside and across groups; only the latter beside congestors, which are all other ranks, half to half."""
     ranks, group = layout.ranks, request.group_size or layout.ranks_per_node
     firsts = range(0, ranks, group)
     inside = () if group == 1 or (request.congestors and len(firsts) > 1) else firsts

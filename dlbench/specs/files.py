@@ -39,12 +39,7 @@ def available(kind: Kind) -> dict[str, Path]:
 
 
 def find(kind: Kind, name: str) -> Path:
-    """The file of a workload or system given by name or by path.
-
-    A text with a slash or ending in ``.yaml``/``.yml`` is a path, anything else a name.
-
-    Raises `UserError`: nothing is there; the nearest right names are named.
-    """
+    """Returns the file of a workload or system by name or, with a slash or ending in ``.yaml``/``.yml``, by path."""
     if os.sep in name or name.endswith((".yaml", ".yml")):
         path = Path(name)
         # A pipe, too: `--system <(m4 machine.yaml)`.
@@ -66,10 +61,7 @@ BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
-
-    Raises `UserError`: the file is unreadable, too large, not YAML, holds anchors, or is not a mapping.
-    """
+    """The mapping in a YAML file."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -86,10 +78,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """A YAML value; used for files and for the values of ``--set key=value``.
-
-    Raises `UserError`: not YAML, duplicate keys, anchors, or nested deeper than `MAX_DEPTH`.
-    """
+    """A YAML value; used for files and for the values of ``--set key=value``."""
     return copy.deepcopy(_parsed(text, origin))
 
 
@@ -118,10 +107,7 @@ def _parsed(text: str, origin: str) -> Any:
 
 
 def text_problem(text: str) -> str:
-    """Why a text may stand in no plan and no script, e.g. ``holds the control character U+001B``; empty if it may.
-
-    Newlines and tabs may. What is refused here need not be cleaned, and so changed, where a script is printed.
-    """
+    """Returns why a text, newlines and tabs allowed, may stand in no plan and no script; empty if it may."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -30,13 +30,11 @@ class HorovodBuild:
         who: str = "engine horovod",
         instead: str = "--engine ddp",
     ) -> DlbenchError | None:
-        """Why ranks refuse this build, as the error that they end with; None where it does all that is asked.
+        """Returns the error with which ranks refuse this build; None where it does all that is asked.
 
-        `use_mpi`: the launcher is an MPI one; without it ranks meet by Gloo. `ranks`: of the run. One exchanges
-        nothing, and needs no NCCL on a GPU. `on_gpu`: whether ranks compute on GPUs. `exchange`: flat, or a flag of
-        Horovod (horovod-hierarchical, horovod-torus), which NCCL's operations alone obey (nccl_operations.cc and
-        operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL; asked only where it is
-        printed. `instead`: what does without Horovod.
+        `use_mpi`: without it ranks meet by Gloo. `exchange`: flat, or a flag of Horovod, which NCCL's operations alone
+        obey (nccl_operations.cc and operations.cc of 0.28). `way_to_nccl`: a clause that leads to a Horovod with NCCL;
+        asked only where it is printed. `instead`: what does without Horovod.
         """
         if exchange != "flat":
             asked = f"sync.exchange {exchange}"

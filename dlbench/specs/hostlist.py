@@ -14,10 +14,8 @@ _MOST_NAMES = 1 << 16  # More than a cluster has: a slip of the pen must not fil
 
 
 def compressed(hosts: Iterable[str]) -> str:
-    """Hosts as one short text: each once, those with equal beginnings together, by their numbers.
-
-    Only a number at the end of a name is folded, which every version of Slurm reads. What has brackets already, and a
-    name without a number, stands as it is.
+    """Returns hosts as one short text, each once; only numbers at the end are folded, as every version of Slurm reads
+    them.
     """
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
@@ -60,10 +58,7 @@ def split_hosts(text: str) -> list[str]:
 
 
 def expanded(text: str) -> Iterator[str]:
-    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name.
-
-    Raises `UserError`: brackets that hold no ranges of numbers, or stand for more names than a cluster has.
-    """
+    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name."""
     for part in split_hosts(text):
         pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...
         names = [""]

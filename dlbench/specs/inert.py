@@ -117,7 +117,7 @@ _ROWS: tuple[tuple[str, _Acts, str], ...] = (
         "one rank, or engine single, exchanges nothing",
     ),
     (
-        f"sync.fusion sync.wire sync.inside engine.horovod. {_WRAPPER}",
+        f"sync.fusion sync.wire engine.horovod. {_WRAPPER}",
         lambda plan: plan.sync.exchanges_gradients,
         "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged",
     ),
@@ -267,11 +267,7 @@ INERT = tuple((key, acts, why) for keys, acts, why in _ROWS for key in keys.spli
 
 
 def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
-    """Refuses keys that act in no run.
-
-    `asked`: keys and the options that they were given to.
-    Raises `UserError`: one of them acts in none of the plans.
-    """
+    """Refuses keys, given with the options that set them, that act in no run."""
     for key, option in asked:
         for prefix, acts, why in INERT:
             if key.startswith(prefix) and not any(acts(plan) for plan in plans):

@@ -195,11 +195,7 @@ def words_of(value: object) -> object:
 
 
 def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]:
-    """The words, if a plan can stand with each of them.
-
-    `words`: options, `name` or `name=value`. `denied`: those that must not be among them, with the reason.
-    Raises `ValueError`: one line for the first that cannot be taken.
-    """
+    """Returns the words, `name` or `name=value`, if none is among the `denied`, which have the reason."""
     for word in words:
         name = word.partition("=")[0]
         if not _OPTION.fullmatch(word):

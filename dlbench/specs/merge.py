@@ -72,11 +72,7 @@ _DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
 
 
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
-    """The merged settings as a checked specification.
-
-    `elsewhere`: keys that options take besides those of the model; named where a wrong one resembles them.
-    Raises `UserError`: one line, naming the layer, the key and what would be right.
-    """
+    """Returns the merged settings, checked; `elsewhere`: further keys that a wrong one may resemble."""
     try:
         return model.model_validate(layers.values)
     except ValidationError as error:

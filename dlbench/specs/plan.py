@@ -48,12 +48,8 @@ MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked 
 
 
 def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
-    """A job's name of letters, digits and . _ -, such as ``resnet50-4nodes-32ranks-fusion64MiB-r2``.
-
-    Jobs of a series have different names: where swept values do not fit in, or hold other characters, a digest of them
-    stands behind what does.
-
-    `what`: is run, of safe characters. `last`: the repeat.
+    """Returns a job's name, e.g. ``resnet50-4nodes-32ranks-fusion64MiB-r2``; a digest tells runs apart where values do
+    not fit.
     """
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = [_axis_word(key, value) for key, value in axes.items()]

@@ -37,9 +37,8 @@ class Key:
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """The keys of a specification in the order of its fields; of a union those of the branch that `values` choose.
-
-    `values`: nested settings, as far as they are known. `path`: what the names begin with.
+    """Yields the keys of a specification in the order of its fields; of a union those of the branch that `values`
+    choose.
     """
     for name, field in model.model_fields.items():
         value = values.get(name)
@@ -118,10 +117,7 @@ def _said(path: tuple[str, ...], what: str) -> str:
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
-    """What is wrong with the settings that `model` refused.
-
-    A misspelt key often shows as a missing one, too; the misspelling comes first, for it is what a person must mend.
-    """
+    """Returns what is wrong with the settings that `model` refused; a misspelt key comes before one that is missing."""
     found = error.errors(include_url=False)
     first = min(found, key=lambda item: item["type"] != "extra_forbidden")
     said: dict[tuple[str, ...], str] = {}

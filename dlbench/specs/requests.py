@@ -92,9 +92,7 @@ class CommRequest(SeriesRequest):
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list. Raises
-    `UserError`: no ``=``, a malformed key, a key given twice, or what is neither one value nor a list of such.
-    """
+    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
     result: dict[str, AxisValue] = {}
     for item in items:
         key, value = _split(item, "--set")
@@ -105,9 +103,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``. Raises
-    `UserError`: as `parse_set`; also an empty or a repeated value.
-    """
+    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``."""
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
         key, text = _split(item, "--sweep")
@@ -121,13 +117,9 @@ def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
 
 
 def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue]]:
-    """The two texts of ``--ab`` as settings of side a and side b; empty without them.
+    """Returns the two texts of ``--ab`` as settings of side a and side b; empty without them.
 
-    A side is `plain`, or ``KEY=VALUE`` settings with commas between them. A comma divides only where another ``KEY=``
-    follows, so ``fault.ranks=0,3`` is one setting; a value in quotes may hold anything.
-
-    Raises `UserError`: as `parse_set`; also two sides that set the same, which measure nothing that `plain plain` would
-    not.
+    A comma divides only where another ``KEY=`` follows; a value in quotes may hold anything.
     """
     if texts is None:
         return {}
@@ -167,9 +159,7 @@ def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one. Raises
-    `UserError`: no ``=``, a malformed key, a key given twice, or a value that is empty, too long or not printable.
-    """
+    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one."""
     result: dict[str, str] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -246,12 +236,8 @@ MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
-    """`LOW:HIGH` (factor 4, the last step shorter), `LOW:HIGH:COUNT` (evenly spaced in the logarithm), or `A,B,C`.
-
-    Sizes between the ends of a range with a count are rounded down to whole elements.
-
-    Returns sizes in bytes, ascending, each once. Raises `UserError`: a malformed size or range, 0 bytes, a size that is
-    no whole number of elements.
+    """Returns ascending bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm, whole elements) or
+    `A,B,C`.
     """
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")

@@ -30,10 +30,7 @@ PointT = TypeVar("PointT")
 
 
 def refuse_too_many(runs: int, option: str) -> None:
-    """Refuses a series that nobody can plan, run or read.
-
-    Raises `UserError`: more than `MAX_RUNS`.
-    """
+    """Refuses a series that nobody can plan, run or read."""
     if runs > MAX_RUNS:
         raise UserError(
             f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
@@ -47,10 +44,7 @@ def shown_count(count: int) -> str:
 
 
 def series_name(asked: str | None, now: datetime) -> str:
-    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits.
-
-    Raises `UserError`: the name cannot be part of a folder's name.
-    """
+    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
     if asked is None:
         return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
@@ -81,12 +75,7 @@ class Counts:
         return count if self.are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Nodes and cores of one point; the cores a rank gets are those of the largest point of the series.
-
-        `cores_per_rank`: what was asked for; none: an even share. `machine_cores`: cores of this machine, for a system
-        that leaves a node's cores open and has no scheduler.
-        Raises `UserError`: ranks do not divide, or the system does not say how many cores a node has.
-        """
+        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
             raise UserError(
@@ -126,10 +115,7 @@ def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
 
 
 def refuse_other_options(request: Request) -> None:
-    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace.
-
-    Raises `UserError`: one of them is given.
-    """
+    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace."""
     if not request.sides and not request.ladder:
         return
     option = "--ab" if request.sides else "--ladder"
@@ -148,10 +134,7 @@ def refuse_other_options(request: Request) -> None:
 
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
-    """Refuses sides that are not two ways of doing the same thing in the same place.
-
-    Raises `UserError`: a pair differs in ranks, nodes or scheduler, or a side trains to a quality.
-    """
+    """Refuses sides that are not two ways of doing the same thing in the same place."""
     for one, other in pairs(plans):
         for what, left, right in (
             ("ranks", one.layout.ranks, other.layout.ranks),
@@ -168,10 +151,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
-    """Refuses settings that leave no difference between the sides in any pair.
-
-    Raises `UserError`: both sides compute the same, though one of them sets something.
-    """
+    """Refuses settings that leave no difference between the sides in any pair."""
     asked = [key for settings in request.sides.values() for key in settings]
     if not asked:
         return
@@ -252,7 +232,6 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
     Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
 
     `request`: says which variants.
-    Raises `UserError`: the request does not go with variants, or one of them is not possible.
     """
     option = option_of(request)
     if option:

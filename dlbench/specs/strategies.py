@@ -91,7 +91,6 @@ def _fsdp_problem(
             else "dlbench's own exchanges take whole gradients",
         ),
         f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
-        f"sync.inside {sync.inside}": (sync.inside != "backend", torch_decides),
         "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
         f"sync.wire {sync.wire}": (sync.wire not in ("fp32", "bf16"), "a reduce-scatter sums fp32 or bf16 (torch)"),
         "sync.wire bf16 with train.gradient_accumulation": (
@@ -174,7 +173,6 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, m
             sync.wire in ERROR_FEEDBACK,
             "what it holds back of gradients would never be sent",
         ),
-        f"sync.inside {sync.inside}": (sync.inside != "backend", "the engine's library carries the averages"),
         "engine.ddp.shard_optimizer": (
             engine.name == "ddp" and engine.ddp.shard_optimizer,
             "each rank updates all parameters",
@@ -204,6 +202,6 @@ def _sharded_update_problem(workload: Workload, sync: SyncSpec) -> str | None:
         "train.recompute and train.swap": (not train.is_in_core, "their plan counts the whole state on every rank"),
         "train.optimizer_state host": (train.optimizer_state == "host", "the host's update keeps all of the state"),
         "sync.exchange none": (sync.exchange == "none", "ranks would send each other parameters trained apart"),
-        "dlbench's own exchange": (sync.is_own, "it takes DDP's place; leave sync.exchange, fusion, wire and inside"),
+        "dlbench's own exchange": (sync.is_own, "it takes DDP's place; leave sync.exchange, fusion and wire"),
     }
     return _refused("engine.ddp.shard_optimizer", refused)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from dlbench.specs.base import MAX_COUNT, Bytes, Count, CountOrZero, Flag, Ranks, Spec
 from dlbench.units import exact_bytes, format_bytes, parse_bytes
@@ -29,9 +29,7 @@ _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
 def read_fusion(value: object) -> str:
-    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB. Raises `ValueError`: it
-    is none, with what would be right.
-    """
+    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB."""
     text = str(value)
     if text in ("auto", "none", *_OWN_WORDS):
         return text
@@ -90,9 +88,6 @@ class SyncSpec(Spec):
     )
     powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
     group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
-    inside: Literal["backend", "shared-memory"] = Field(
-        "backend", description="How ranks of a group exchange: by Horovod or DDP, or through memory they share (CPU)."
-    )
     hybrid_threshold_bytes: Bytes | None = Field(
         None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
     )
@@ -114,6 +109,14 @@ class SyncSpec(Spec):
         True, description="Whether the optimizer's state is averaged along with the parameters; if not, it stays local."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_key(cls, values: Any) -> Any:
+        """Drops the only value of `inside` that plans of earlier versions may still have."""
+        if isinstance(values, dict) and values.get("inside") == "backend":
+            return {key: value for key, value in values.items() if key != "inside"}
+        return values
+
     @property
     def exchanges_gradients(self) -> bool:
         """Whether ranks ever exchange gradients, and not parameters alone, or nothing."""
@@ -124,10 +127,7 @@ class SyncSpec(Spec):
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return self.average_every is None and (
-            self.exchange in GROUPED
-            or self.fusion.startswith("own:")
-            or self.wire == "topk"
-            or self.inside == "shared-memory"
+            self.exchange in GROUPED or self.fusion.startswith("own:") or self.wire == "topk"
         )
 
     @property
@@ -161,7 +161,7 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
     if ranks == 1:
         return None
     if sync.exchange == "none":
-        for key in ("fusion", "wire", "inside", "group_size"):
+        for key in ("fusion", "wire", "group_size"):
             if getattr(sync, key) != SyncSpec.model_fields[key].default:
                 return f"sync.exchange none: no gradient is exchanged, so that sync.{key} has no effect; leave it out"
         return None
@@ -174,8 +174,6 @@ def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> st
                 f"sync.exchange {sync.exchange}: needs two groups of two ranks or more, here are {ranks // group} of "
                 f"{group}; use more nodes or ranks per node, or set sync.group_size"
             )
-    if sync.inside == "shared-memory" and sync.exchange == "flat" and nodes > 1:
-        return "sync.inside shared-memory: ranks of several nodes share no memory; use exchange hierarchical or leader"
     return _engine_problem(sync, engine)
 
 
@@ -185,8 +183,8 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
             return (
-                f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:..., sync.wire topk "
-                "and sync.inside shared-memory"
+                f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:... and sync.wire "
+                "topk"
             )
     if sync.is_own and not sync.fusion_in_force.startswith("own:"):
         return (
@@ -197,11 +195,9 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         return "sync.wire bf16: Horovod has no bfloat16; use fp16, or --engine ddp"
     if sync.wire == "powersgd" and (engine != "ddp" or sync.is_own or sync.exchange != "flat"):
         return (
-            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out sync.fusion "
-            "own:... and sync.inside shared-memory"
+            "sync.wire powersgd: is a hook of DDP; use --engine ddp with sync.exchange flat, and leave out own:... of "
+            "sync.fusion"
         )
     if sync.wire == "topk" and sync.exchange != "flat":
         return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
-    if sync.wire == "topk" and sync.inside == "shared-memory":
-        return "sync.wire topk: sparse messages do not go through shared memory; use sync.inside backend"
     return None

@@ -448,10 +448,8 @@ TABLE = "train.optimizer.learning_rate_table"
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
-    """Why training to the target is not offered, and what to do, in one sentence; None if it is.
-
-    `global_batch`: samples of one step over all ranks. `starts_from`: the checkpoint that training begins with; None
-    for random weights.
+    """Returns why training to the target is not offered, and what to do; `starts_from`: a checkpoint, None: random
+    weights.
     """
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
@@ -468,11 +466,7 @@ def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, s
 
 
 def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str | None:
-    """What a person should know of a global batch that no row of the table has, in one sentence; None if nothing.
-
-    `global_batch`: samples of one step over all ranks. `to_quality`: whether training is to reach a target; else only a
-    batch beyond the table is noted.
-    """
+    """Returns what to know of a global batch that no row of the table has; unless `to_quality`, of one beyond it."""
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):
         return None

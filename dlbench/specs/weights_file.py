@@ -85,11 +85,7 @@ def own_name(public: str) -> str | None:
 
 
 def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
-    """Accounts for every tensor of a file and of the network.
-
-    `there`: name -> shape in the file. `here`: name -> shape in the network.
-    Raises `UnfitNamesError`: one is missing, unknown, there twice, or of another shape; says which, and how many more.
-    """
+    """Accounts for every tensor of a file (`there`, by shape) and of the network (`here`)."""
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
     constants, unknown, twice = [], [], []
@@ -151,12 +147,7 @@ MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensor
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:
-    """Proves of a file with public names that every tensor of it and of the network has its counterpart.
-
-    Of dlbench's own checkpoints, and of a run's folder, ranks find out by themselves.
-
-    Raises `UserError`: it is of another network. `IncompleteDataError`: it is no safetensors file.
-    """
+    """Proves that a file with public names fits a network; of dlbench's own checkpoints ranks find out themselves."""
     if path.is_dir():
         return
     try:

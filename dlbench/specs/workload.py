@@ -80,9 +80,8 @@ class Model(Spec):
         return "masked"
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Multiply-adds of a forward pass on one sample: of a convolution that reads the input, and of the rest.
-
-        Products of tensors alone, as the torch half counts them; of `layer_table`, where that is known.
+        """Returns multiply-adds of a sample's forward pass (products of tensors): of a convolution of the input, and
+        the rest.
         """
         layers = self.layer_table(data)
         if not layers:
@@ -95,9 +94,8 @@ class Model(Spec):
         return ()
 
     def training_flops(self, data: DataSpec) -> int:
-        """Floating-point operations of training on one sample, forward and backward.
-
-        A first convolution reads the image or the volume, whose gradient nobody computes: it has 2 passes, not 3.
+        """Returns FLOPs of training on a sample; nobody computes the input's gradient: a first convolution has 2
+        passes, not 3.
         """
         first, rest = self.forward_macs(data)
         return FLOPS_PER_MAC * (TRAINING_PASSES * rest + (TRAINING_PASSES - 1) * first)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Section
-from dlbench.specs.comm import NetworkModel
 from dlbench.views.causes.view import CausesView
 from dlbench.views.decomposition import DecompositionView
 from dlbench.views.energy import DetailedEnergy, DetailedEnergyView
@@ -24,23 +23,17 @@ FORMAT = "dlbench.diagnosis"
 TITLE = "dlbench diagnosis"
 
 
-def views_of(network: NetworkModel | None = None, slurm: Mapping[str, float] | None = None) -> Views:
-    """The views of a diagnosis; arguments as of `diagnosis`."""
+def views_of() -> Views:
+    """Returns the views of a diagnosis."""
     return Views(
-        group=(CausesView(network), StragglersView(), DetailedTelemetryView(), DetailedEnergyView(slurm)),
+        group=(CausesView(), StragglersView(), DetailedTelemetryView(), DetailedEnergyView()),
         closing=(SlowNodesView(), DecompositionView(), StallsView(), WithoutFiguresView()),
     )
 
 
-def diagnosis(
-    scan: Scan, network: NetworkModel | None = None, slurm: Mapping[str, float] | None = None
-) -> tuple[Report, Document]:
-    """The diagnosis as plain data, and ready for every format.
-
-    Without the fitted costs of a network forecasts are bounds alone; `slurm` are joules that Slurm counted for the jobs
-    of runs, by run id.
-    """
-    views = views_of(network, slurm)
+def diagnosis(scan: Scan) -> tuple[Report, Document]:
+    """Returns the diagnosis as plain data, and ready for every format."""
+    views = views_of()
     report = assemble(scan, views=views, with_digests=False)
     # Samples of all runs are read here alone.
     energies = (group.of(DetailedEnergy) for group in report.groups)
@@ -54,7 +47,6 @@ def diagnosis(
         missing=views.missing_of_report(report),
     )
     document = document_of(report, views)
-    costs = () if network is None else (f"Forecasts: fitted costs of {network.system} over {network.transport}.",)
     empty = () if report.groups else ("No run has figures.",)
     # Notes and captions that stand in several groups, in order: they are said once.
     printed = [list(_small_print(section)) for section in document.sections if section.is_group]
@@ -66,7 +58,7 @@ def diagnosis(
     )
     return report, dataclasses.replace(
         document,
-        meta=(*document.meta, *costs, *empty),
+        meta=(*document.meta, *empty),
         sections=(*groups, *((once,) if repeated else ())),
         command="dlbench diagnose RUNS",
     )

@@ -75,35 +75,20 @@ class Energy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlurmCheck:
-    """Slurm's account of a job next to the samples of its run."""
-
-    run_id: str = field(metadata=column("Run"))
-    slurm_j: float = field(metadata=column("Slurm, J", unit="J"))  # ConsumedEnergyRaw of the whole job.
-    sampled_j: float | None = field(metadata=column("Sampled, J", unit="J"))
-    """Of the whole run; None where nothing was sampled."""
-    sampled_kinds: tuple[Kind, ...] = field(metadata=column("Of", value=lambda kinds: " and ".join(kinds) or None))
-    """Of what."""
-    ratio: float | None = field(metadata=column("Ratio", "slurm_over_sampled", unit="ratio"))  # slurm_j / sampled_j.
-
-
-@dataclass(frozen=True, kw_only=True)
 class DetailedEnergy(Energy):
     """Energy over all runs, with what it is made of."""
 
     runs: tuple[RunEnergy, ...]
-    slurm: tuple[SlurmCheck, ...]  # Of the runs whose jobs Slurm counted; empty where it was not asked.
     damaged: tuple[str, ...]  # Runs whose samples could not be read, one line each.
 
 
-def detailed_energy(group: scaling.Group, table: RunTable, slurm: Mapping[str, float]) -> DetailedEnergy:
-    """Energy over all runs; rank counts without a figure are there, too, with the reason. `slurm`: joules by run."""
+def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
+    """Energy over all runs; rank counts without a figure are there, too, with the reason."""
     points, energies, damaged = _energy(group, table, machine_readings(table, None))
     return DetailedEnergy(
         points=points,
         notes=_notes(energies, damaged),
         runs=tuple(energies),
-        slurm=tuple(_slurm_check(one, slurm[one.run_id]) for one in energies if one.run_id in slurm),
         damaged=tuple(damaged),
     )
 
@@ -192,18 +177,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
         methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
         sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
-    )
-
-
-def _slurm_check(energy: RunEnergy, slurm_j: float) -> SlurmCheck:
-    sampled = {kind: part.joules for kind in KINDS if (part := energy.stage(kind)) is not None}
-    total = sum(sampled.values())
-    return SlurmCheck(
-        run_id=energy.run_id,
-        slurm_j=slurm_j,
-        sampled_j=total if sampled else None,
-        sampled_kinds=tuple(sampled),
-        ratio=slurm_j / total if total else None,
     )
 
 
@@ -341,15 +314,6 @@ class EnergyView(GroupView):
 
     def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
-        if isinstance(found, DetailedEnergy):
-            slurm = Sheet(
-                name="energy-slurm",
-                title="Slurm's account next to the samples",
-                columns=columns_of(SlurmCheck),
-                rows=found.slurm,
-                caption="Slurm: ConsumedEnergy of the whole nodes, from the start of the job to its end.",
-            )
-            sheets.append(slurm)
         return Section(
             headline=_headline(found),
             words=tuple(_words(found)),
@@ -366,14 +330,10 @@ class EnergyView(GroupView):
 
 
 class DetailedEnergyView(EnergyView):
-    """The same over the samples of all runs, with every source of every run, and what Slurm counted."""
-
-    def __init__(self, slurm: Mapping[str, float] | None = None) -> None:
-        """The view; `slurm`: joules that Slurm counted for the jobs of runs, by run id."""
-        self.slurm = slurm or {}
+    """The same over the samples of all runs, with every source of every run."""
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
-        return detailed_energy(source.group, source.table, self.slurm)
+        return detailed_energy(source.group, source.table)
 
 
 def _headline(found: Energy) -> str:

@@ -21,7 +21,6 @@ from dlbench.projection.page import (
     flag_lines,
     held_out_line,
     measured_points,
-    opinions,
     projection_chart,
     refusals,
     target_columns,
@@ -231,7 +230,6 @@ class ForecastView(GroupView):
             headline=headline,
             words=(
                 held_out_line(found.projection.held_out),
-                *opinions(targets),
                 *flag_lines(found.projection),
                 *refusals(found.projection.refused),
             ),

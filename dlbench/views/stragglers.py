@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
-from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, short
-from dlbench.report.charts.shapes import Axis, Series, intervals
-from dlbench.report.charts.style import INK, MEASURED, PART_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import (
@@ -26,18 +21,18 @@ from dlbench.report.wording import (
 )
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import CausePoint, LostPercent
-from dlbench.views.causes.view import CAUSE_COLOURS, VARIANT
+from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group, Report
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupView, ReportSource, ReportView, place_of
 
-MAX_SHOWN = 10  # Late ranks, or hosts, in a table for people (of slow hosts all) and in a chart.
-MAX_LISTED = 64  # Late ranks, or hosts, in a table for programs, at each rank count.
+MAX_SHOWN = 10  # Late ranks, or hosts, in a table for people (of slow hosts all).
+MAX_LISTED = 64  # Late ranks in a table for programs, at each rank count.
 
 
 @dataclass(frozen=True)
 class _Row:
-    """A late rank or host at one rank count."""
+    """A late rank at one rank count."""
 
     point: CausePoint
     position: int  # From 1, longest waited for first.
@@ -49,13 +44,11 @@ class _Row:
         return self.late.waited_share * self.point.cause("straggler").seconds.value
 
 
-def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row]:
-    """Ranks, or hosts, that the others waited for; the largest rank count for people."""
+def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+    """Returns the ranks that the others waited for; those of the largest rank count for people."""
     largest = points[-1]
-    where, left = place_of(largest), len(largest.waiting_ranks) - MAX_SHOWN
-    more = ", mean over the ranks of a host." if by_host else "."
-    if left > 0 and not by_host:
-        more += f" {left} more ranks were late at times."
+    left = len(largest.waiting_ranks) - MAX_SHOWN
+    more = f" {left} more ranks were late at times." if left > 0 else ""
 
     def late_by(row: _Row) -> str:
         late = row.late
@@ -69,7 +62,7 @@ def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row
 
     columns: tuple[Column[_Row], ...] = (
         *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
-        *(() if by_host else (Column("rank", "Rank", lambda row: row.late.rank),)),
+        Column("rank", "Rank", lambda row: row.late.rank),
         Column("host", "Host", lambda row: row.late.host, limit=64),
         share("last_share_fraction", "Last in", "last_share"),
         Column("waited_s_per_step", "", lambda row: row.late.waited_s),
@@ -80,62 +73,19 @@ def _sheet(points: Sequence[CausePoint], *, by_host: bool = False) -> Sheet[_Row
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
     return Sheet(
-        name="straggler-hosts" if by_host else "stragglers",
-        title=f"The same by host, at {where}" if by_host else f"Stragglers at {where}",
+        name="stragglers",
+        title=f"Stragglers at {place_of(largest)}",
         columns=columns,
         rows=[
             _Row(point, position, late)
             for point in points
-            for position, late in enumerate((point.waiting_hosts if by_host else point.waiting_ranks)[:MAX_LISTED], 1)
+            for position, late in enumerate(point.waiting_ranks[:MAX_LISTED], 1)
         ],
         is_shown=lambda row: row.point is largest and row.position <= MAX_SHOWN,
         caption=f"Means over {runs_text(len(largest.run_ids))}. Last in: share of the steps in which it came last. "
         "Costs: its share of waiting for stragglers, per step. Late by: its own time beyond that of the ranks on time, "
-        f"per step{more}",
+        f"per step.{more}",
     )
-
-
-_LATE_COLOURS = {name: CAUSE_COLOURS[name] for name in ("input", "compute", "host")}
-_LATE_COLOURS["unexplained"] = CAUSE_COLOURS["rest"]
-
-
-def _charts(group: Group, point: CausePoint) -> list[Chart]:
-    if not point.waiting_ranks:
-        return []
-    late = [_Row(point, 0, one) for one in point.waiting_ranks[:MAX_SHOWN]]
-    rows: Rows = [
-        {
-            "rank": _who(row.late),
-            "seconds": short(row.cost_s),
-            "by": row.late.late_by,
-            "shown": number_text(row.cost_s, "s"),
-            "last": percent(row.late.last_share, 0),
-            "share": percent(row.late.waited_share, 0),
-        }
-        for row in late
-    ]
-    x = Axis("waiting for it per step", "seconds", unit="s")
-    titles = {"rank": "rank", "shown": "costs per step", "share": "of all waiting", "last": "last in", "by": "late by"}
-    series = Series("by", _LATE_COLOURS, columns=4, title="late by")
-    chart = intervals(rows, x, series, titles, y="rank", band=0.7)
-    text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", dx=4, color=INK, fontSize=11)
-    labels = text.encode(x="seconds:Q", y=alt.Y("rank:N", sort=[row["rank"] for row in rows]), text="share:N")
-    words = "; ".join(
-        f"{row['rank']}: {row['shown']} per step, {row['share']} of all waiting, last in {row['last']} of the steps, "
-        f"late by {row['by']}"
-        for row in rows[:5]
-    )
-    return [
-        finish(
-            alt.layer(*chart.layer, labels),
-            group,
-            name="stragglers",
-            title=f"Stragglers at {place_of(point)} (label: share of all waiting)",
-            alt=f"Waiting for single ranks, longest first. {words}.",
-            table=_sheet([point]),
-            size=(WIDE - 60, max(60, 24 * len(rows))),
-        )
-    ]
 
 
 def _who(late: Straggler) -> str:
@@ -153,9 +103,7 @@ class StragglersView(GroupView):
         if found is None or group.largest.ranks == 1:
             return None
         points = found.diagnosed.points
-        headline, sheets = "No rank waited for another one", [_sheet(points), _sheet(points, by_host=True)]
-        if all(point.num_hosts <= 1 for point in points):
-            sheets.pop()
+        headline = "No rank waited for another one"
         if points[-1].waiting_ranks:
             first = points[-1].waiting_ranks[0]
             headline = f"{percent(first.waited_share, 0)} of all waiting is for {_who(first)}"[:80]
@@ -165,28 +113,13 @@ class StragglersView(GroupView):
             title=self.title,
             headline=headline,
             caption=f"{group.parts_caption}.",
-            words=tuple(_words(found)),
-            charts=lambda: _charts(group, points[-1]),
-            sheets=tuple(sheets) if any(point.waiting_ranks for point in points) else (),
+            sheets=(_sheet(points),) if any(point.waiting_ranks for point in points) else (),
         )
 
     def remedy(self, group: Group) -> str:
         if group.of(LostPercent) is None:
             return VARIANT
         return second_rank(group, "one rank waits for nobody")
-
-
-def _words(found: LostPercent) -> Iterator[str]:
-    """Who is waited for most at each rank count but the largest (the headline)."""
-    for point in reversed(found.diagnosed.points[:-1]):
-        if point.ranks > 1 and not point.waiting_ranks:
-            yield f"{place_of(point)}: no rank waited for another one."
-        elif point.ranks > 1:
-            first = point.waiting_ranks[0]
-            yield (
-                f"{place_of(point)}: {percent(first.waited_share, 0)} of all waiting is for {_who(first)}, last in "
-                f"{percent(first.last_share, 0)} of the steps, late by {first.late_by}."
-            )
 
 
 # Slow nodes, over all runs
@@ -240,38 +173,6 @@ def _verdict_text(one: HostHistory) -> str:
     return one.verdict.replace("slow link", "slow link or NIC")
 
 
-def _host_charts(found: SlowNodes) -> list[Chart]:
-    slowest = found.hosts[:MAX_SHOWN]
-    rows: Rows = [
-        {
-            "host": one.host,
-            "ratio": short(one.ratio.value),
-            "low": short(one.ratio.low),
-            "high": short(one.ratio.high),
-            "shown": str(_ratio_cell(one.ratio)),
-            "verdict": _verdict_text(one),
-        }
-        for one in slowest
-    ]
-    colours = {one.host: PART_COLOURS["exchange"] if one.verdict in ACCUSED else MEASURED for one in slowest}
-    over = "own work over that of the other hosts"
-    x = Axis(over, "ratio", format=".2~f", scale={"zero": False}, axis={"tickCount": 6})
-    titles = {"host": "host", "shown": "own work", "verdict": "verdict"}
-    series = Series("host", colours, columns=0)
-    words = "; ".join(f"{row['host']} {row['shown']}, {row['verdict']}" for row in rows)
-    return [
-        finish(
-            intervals(rows, x, series, titles, y="host", mark="dot", reference=found.threshold),
-            ReportSubject("folder", "all runs of the folder, of any workload"),
-            name="slow-nodes",
-            title=f"Own work by host (dashed: slow is above {found.threshold:g})",
-            alt=f"Own work of each host's slowest rank over that of the other hosts, slowest first. {words}.",
-            table=_host_sheet(dataclasses.replace(found, hosts=slowest)),
-            size=(WIDE, max(60, 26 * len(rows))),
-        )
-    ]
-
-
 class SlowNodesView(ReportView):
     """Slow nodes, as an option for sbatch."""
 
@@ -293,7 +194,6 @@ class SlowNodesView(ReportView):
         return Section(
             headline=headline,
             words=tuple(_of_hosts(found)),
-            charts=lambda: _host_charts(found),
             sheets=(_host_sheet(found),),
         )
 

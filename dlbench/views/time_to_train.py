@@ -31,7 +31,6 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import (
-    basis_text,
     clean,
     interval_text,
     number_text,
@@ -46,7 +45,6 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, r
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.noise import model_noise_share, samples_over
 from dlbench.views.quality.numbers import Quality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
@@ -141,9 +139,7 @@ def _holds_nodes(run: Run) -> bool:
 
 
 def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
-    """The training at every rank count of a group, and the answer to what was asked. Raises UserError: epochs or a
-    limit of a training whose length is not known, or GPU-hours of runs without GPUs.
-    """
+    """The training at every rank count of a group, and the answer to what was asked."""
     group, table = source.group, source.table
     rates = table.rates
     runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
@@ -216,7 +212,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
         answers=answers(points, asked, held),
         notes=(
             *notes,
-            *([] if quality else _of_batches(source, firsts, lengths)),
+            *([] if quality else _of_batches(firsts)),
             *["GPUs, cores and nodes that a job holds are counted, used or not."] * (held != "rank"),
             "Measured rank counts only: nothing is extrapolated.",
         ),
@@ -274,24 +270,16 @@ def _counted(number: str, units: str) -> str:
     return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
 
 
-def _of_batches(source: GroupSource, firsts: Sequence[Run], lengths: Sequence[Recipe | None]) -> Iterator[str]:
-    """What a global batch that grows with the ranks leaves out, and what a gradient noise scale says of that."""
+def _of_batches(firsts: Sequence[Run]) -> Iterator[str]:
+    """Yields what a global batch that grows with the ranks leaves out."""
     small, large = firsts[0].plan.global_batch, firsts[-1].plan.global_batch
     if small == large:
         yield f"The global batch is {large:,} in all rows."
         return
-    grows = f"The global batch grows from {small:,} to {large:,}"
-    if lengths[0] != lengths[-1]:
-        yield f"{grows}, for which the recipe itself has another length."
-        return
-    yield f"{grows}; larger batches often need more epochs to the same accuracy, which is not in the figures."
-    share = model_noise_share(source.group.sample.plan.workload, source.table)
-    if share is None:
-        yield "--set measure.noise_scale=true measures how far the batch may grow."
-        return
-    more = samples_over(share, large, small)
-    factor = f"{times_text(more)} the samples of {small:,} ({basis_text(more)})"
-    yield f"By the gradient noise scale measured here {large:,} need {factor}."
+    yield (
+        f"The global batch grows from {small:,} to {large:,}; larger batches often need more epochs to the same "
+        "accuracy, which is not in the figures."
+    )
 
 
 def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[Answer, ...]:

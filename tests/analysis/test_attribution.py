@@ -138,26 +138,3 @@ def test_the_interval_is_that_of_how_single_runs_move_the_figure(block: str) -> 
         ends = interval_of_mean(own + base) if block == "a" else interval_of_difference(own, -base)
         assert part.lost.low == pytest.approx(value + float(ends[0]), abs=1e-5)
         assert part.lost.high == pytest.approx(value + float(ends[1]), abs=1e-5)
-
-
-def test_drift_that_hits_pairs_alike_leaves_no_width() -> None:
-    """Each repeat is slower than the one before, point and baseline alike."""
-    base = {"compute": 0.08, "wire": 0.0, "wait": 0.0, "phase": 0.0}
-    own = {**base, "wire": 0.02, "phase": 0.02}
-
-    def drifting(times: Run, block: str) -> dict[RunKey, Run]:
-        return {(block, k): {name: value * (1 + k / 10) for name, value in times.items()} for k in range(6)}
-
-    paired = account(drifting(own, "a"), drifting(base, "a"))
-    apart = account(drifting(own, "a"), drifting(base, "b"))
-    for part in (*paired.parts, paired.whole):
-        assert part.lost.low == pytest.approx(part.lost.high, abs=1e-12)
-    assert apart.whole.lost.low < 0.15
-
-
-def test_at_the_baseline_nothing_is_lost_by_definition() -> None:
-    runs = {("a", k): {"compute": 0.08 + k / 100, "wire": 0.01, "wait": 0.0, "phase": 0.01} for k in range(3)}
-    found = attribute(runs, runs, work=1.0, names=NAMES, is_baseline=True)
-    assert {part.lost.value for part in (*found.parts, found.whole)} == {0.0}
-    assert {part.lost.kind for part in (*found.parts, found.whole)} == {"by definition"}
-    assert {part.p for part in (*found.parts, found.whole)} == {None}

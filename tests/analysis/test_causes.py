@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +130,6 @@ def test_a_slower_network_is_exchange(tmp_path: Path, ranks: int) -> None:
     expect(one_run(tmp_path, ranks, plain, network_ms=33.0), {"exchange": 33.0})
 
 
-def test_one_rank_has_neither_exchange_nor_stragglers(tmp_path: Path) -> None:
-    expect(one_run(tmp_path, 1, plain), {"exchange": 0.0})
-
-
 def test_ranks_that_take_turns_cost_as_much_as_one(tmp_path: Path) -> None:
     found = one_run(tmp_path, 4, lambda rank, step: {"forward": 55.0} if step % 4 == rank else {})
     expect(found, {"straggler": 25.0})
@@ -230,46 +225,6 @@ def test_lost_shares_sum_to_the_loss_and_lie_in_their_intervals(tmp_path: Path, 
                 assert part.lost.low <= part.lost.value <= part.lost.high
 
 
-def test_the_report_s_parts_are_as_without_causes(tmp_path: Path) -> None:
-    write_series(tmp_path, 3, repeats=2)
-    one, other = tabulate(scan(tmp_path)), tabulate(scan(tmp_path), with_causes=True)
-    assert one.causes == {}
-    assert set(other.causes) == set(one.runs)
-    assert one.parts == other.parts
-    assert one.figures == other.figures
-
-
-def test_twice_the_time_leaves_all_shares_as_they_are(tmp_path: Path) -> None:
-    write_series(tmp_path / "a", 9, repeats=3)
-    write_series(tmp_path / "b", 9, repeats=3, factor=2)
-    for one, other in zip(points_of(tmp_path / "a"), points_of(tmp_path / "b"), strict=True):
-        for mine, theirs in zip(one.causes, other.causes, strict=True):
-            assert mine.lost.value == pytest.approx(theirs.lost.value, abs=1e-6)
-            assert 2 * mine.seconds.value == pytest.approx(theirs.seconds.value, rel=1e-6, abs=1e-9)
-        assert [(late.rank, late.late_by) for late in one.waiting_ranks] == [
-            (late.rank, late.late_by) for late in other.waiting_ranks
-        ]
-
-
-def test_other_numbers_of_ranks_leave_all_shares_as_they_are(tmp_path: Path) -> None:
-    order = (2, 0, 3, 1)
-    write_series(tmp_path / "a", 9, repeats=3)
-    write_series(tmp_path / "b", 9, repeats=3, order=order)
-    for one, other in zip(points_of(tmp_path / "a"), points_of(tmp_path / "b"), strict=True):
-        assert one.causes == other.causes
-        if one.ranks == 4:
-            renamed = [order.index(late.rank) for late in one.waiting_ranks if late.rank is not None]
-            assert [late.rank for late in other.waiting_ranks] == renamed
-
-
-def test_other_order_of_folders_gives_the_same_numbers(tmp_path: Path) -> None:
-    write_series(tmp_path / "a", 4, repeats=2)
-    (tmp_path / "b").mkdir()
-    for k, folder in enumerate(sorted((tmp_path / "a").iterdir(), reverse=True)):
-        shutil.copytree(folder, tmp_path / "b" / f"{k:03d}")
-    assert [p.causes for p in points_of(tmp_path / "a")] == [p.causes for p in points_of(tmp_path / "b")]
-
-
 def test_a_late_rank_is_named_with_its_host_and_what_holds_it_up(tmp_path: Path) -> None:
     for plan in plans(points=(1, 4), repeats=5):
         times = simulate(plan, lambda rank, step: {"input": 30.0} if rank == 3 else {})
@@ -313,26 +268,7 @@ def test_a_late_host_is_named_where_none_of_its_ranks_stands_out(tmp_path: Path,
     assert point.cause("straggler").seconds.value == pytest.approx(0.025)
 
 
-def test_hosts_that_take_turns_are_no_main_host(tmp_path: Path) -> None:
-    point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank // 2 == step % 2 else {})
-    assert (*most_waited_for(tmp_path), point.num_hosts) == (None, None, 2)
-    assert point.cause("straggler").seconds.value == pytest.approx(0.025)
-
-
-def test_the_only_host_is_no_main_host(tmp_path: Path) -> None:
-    point = write_on_hosts(tmp_path, lambda rank, step: {"forward": 55.0} if rank == 3 else {}, hosts=1)
-    first, host = most_waited_for(tmp_path)
-    assert first is not None
-    assert (host, point.num_hosts) == (None, 1)
-
-
 # Throttled clocks
-
-
-def test_throttling_that_nobody_measured_is_said_and_not_zero(tmp_path: Path) -> None:
-    found = one_run(tmp_path, 2, plain)
-    assert found.seconds["throttling"] == 0
-    assert "node 0 has no samples" in found.not_measured["throttling"]
 
 
 def write_throttled(out: Path, plan: RunPlan) -> Path:
@@ -341,30 +277,6 @@ def write_throttled(out: Path, plan: RunPlan) -> Path:
     rows = [(second * 1_000_000_000, 0.1 * plan.layout.ranks * second) for second in range(14)]
     write_samples(folder, 0, ("host.cpu.throttled_s",), rows)
     return folder.path
-
-
-@pytest.mark.parametrize("untold", [[(1, 0), (1, 1)], [(2, 0), (2, 1)], [(1, 1)], [(2, 0)]])
-def test_throttling_that_some_run_does_not_tell_is_computing_in_all(
-    tmp_path: Path, untold: list[tuple[int, int]]
-) -> None:
-    """Ranks and repeats of runs without samples: what they cannot tell is no loss to computing, nor a gain."""
-    for plan in plans(points=(1, 2), repeats=2, overrides={"measure.measured_steps": 100}):
-        if (plan.layout.ranks, plan.series.repeat) in untold:
-            write_run(tmp_path, plan, simulate(plan, plain))
-        else:
-            write_throttled(tmp_path, plan)
-    baseline, point = points_of(tmp_path)
-    for name in ("throttling", "compute"):
-        assert point.cause(name).lost.value == pytest.approx(0, abs=1e-9)
-    assert point.cause("throttling").seconds.value == point.cause("throttling").ideal_seconds == 0
-    assert point.cause("compute").seconds.value == pytest.approx(0.090)
-    (why,) = point.cause("throttling").not_measured
-    assert "node 0 has no samples" in why
-    assert sum(part.seconds.value for part in point.causes) == pytest.approx(point.whole.seconds.value, rel=1e-12)
-    # The baseline's own line tells what the baseline's runs tell.
-    is_told = all(ranks != 1 for ranks, _ in untold)
-    assert baseline.cause("throttling").seconds.value == pytest.approx(0.009 if is_told else 0)
-    assert all(cause.is_measured for cause in baseline.causes) is is_told
 
 
 def test_throttling_that_all_runs_tell_is_compared(tmp_path: Path) -> None:
@@ -381,14 +293,3 @@ def test_throttled_clocks_are_taken_out_of_the_computing(tmp_path: Path) -> None
     assert found.not_measured == {}
     assert "the CPU quota throttled n0" in found.throttling_evidence
     expect(found, {"exchange": 0.0, "throttling": 9.0, "compute": 81.0})
-
-
-def test_damaged_samples_are_told_and_take_no_figure_away(tmp_path: Path) -> None:
-    plan = plans(points=(1,), repeats=1)[0]
-    folder = write_run(tmp_path, plan, simulate(plan, plain), Story(record={"watch": watch_result()}))
-    write_samples(folder, 0, ("host.cpu.throttled_s",), [(0, 0.0), (10**9, 0.0)])
-    path = folder.samples(0)
-    path.write_bytes(b"nothing" + path.read_bytes()[7:])
-    found = causes_of(read_run(folder.path))
-    assert str(path) in found.not_measured["throttling"]
-    expect(found, {"exchange": 0.0})

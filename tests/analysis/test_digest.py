@@ -165,37 +165,6 @@ def test_autocorrelation_is_that_of_the_definition(run_of: OfRanks, seed: int, s
     assert found == pytest.approx(float(products / sum(a * a for a in apart)), abs=1e-9)
 
 
-def test_one_slow_rank_among_many_stays_visible(run_of: OfRanks) -> None:
-    table = np.full((1024, 200, 7), 10 * MS)
-    table[777, 100:, 3] *= 3
-    found = digest_of(run_of([f"n{rank // 8}" for rank in range(1024)]), run_steps(table)).map
-    assert (len(found.cells), len(found.cells[0])) == (64, 100)
-    row = 777 // 16
-    assert found.row_hosts[row] == "n96 to n97"
-    # 8 of 6 parts of 10 ms: the exchange does not count.
-    assert found.cells[row][50:] == pytest.approx([8 / 6] * 50)
-    assert found.cells[row][:50] == pytest.approx([1.0] * 50)
-    assert all(value == pytest.approx(1.0) for other in range(64) if other != row for value in found.cells[other])
-
-
-def test_hosts_of_a_row_are_named_once(run_of: OfRanks) -> None:
-    table = np.full((130, 3, 7), MS)
-    found = digest_of(run_of(["a"] * 3 + ["b"] * 127), run_steps(table)).map
-    assert found.rank_starts[:3] == (0, 3, 6)
-    assert found.row_hosts[:2] == ("a", "b")
-
-
-def test_waiting_in_the_exchange_is_no_work_of_a_rank(run_of: OfRanks) -> None:
-    """Rank 1 computes longer in step 5, all others wait for it: the step is an outlier, and its rank is 1."""
-    table = np.full((4, 50, 7), 10 * MS)
-    table[1, 5, PHASES.index("input")] += 100 * MS
-    table[[0, 2, 3], 5, PHASES.index("exchange")] += 100 * MS
-    (one,) = digest_of(run_of(["a", "b", "c", "d"]), run_steps(table, first=20)).outliers
-    assert (one.step, one.rank, one.host, one.phase) == (25, 1, "b", "input")
-    assert one.seconds == pytest.approx(0.17)
-    assert one.ratio == pytest.approx(17 / 7)
-
-
 def test_steps_of_real_files_are_counted_with_warm_up(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     host = Story(host=lambda rank: f"n{rank}")
@@ -211,12 +180,3 @@ def test_steps_of_real_files_are_counted_with_warm_up(tmp_path: Path) -> None:
     assert table.digests == {plan.run_id: found}
     assert isinstance(found, StepDigest)
     assert tabulate(scan(tmp_path)).digests == {}
-
-
-def test_a_run_without_record_has_no_digest(tmp_path: Path) -> None:
-    plan = plans(points=(1,), repeats=1)[0]
-    folder = write_run(tmp_path, plan, lambda rank, step: ([MS] * len(PHASES), 0))
-    steps = load_steps(read_run(folder.path))
-    folder.record.unlink()
-    with pytest.raises(ValueError, match="has no record"):
-        digest_of(read_run(folder.path), steps)

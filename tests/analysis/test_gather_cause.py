@@ -9,18 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, Causes, causes_of
+from dlbench.analysis.causes import COMPUTE_PARTS, Causes, causes_of
 from dlbench.analysis.measures import load_steps
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.table import tabulate
-from dlbench.projection.gathering import gathered
-from dlbench.projection.refusals import reasons
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import read_run, scan
-from dlbench.views.causes.numbers import lost_percent
-from dlbench.views.causes.view import account_sheet
-from tests.projection.hand_made import network
-from tests.support.run_factory import MS, StepTimes, Story, constant, plans, write_run
+from tests.support.run_factory import MS, StepTimes, Story, plans, write_run
 
 PHASES_MS = (5.0, 0.0, 30.0, 50.0, 0.0, 10.0)
 STEPS = 12
@@ -58,16 +51,6 @@ def test_waiting_within_passes_is_gather_or_exchange_and_no_longer_compute(tmp_p
     assert found.gather_evidence == "timed by every rank; without waiting for stragglers"
     # A rank's own work is what it does for itself.
     assert found.work_ns == (84 * STEPS * MS,) * 2
-
-
-def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
-    found = one(tmp_path, lambda rank: told({"forward": 3.0}, {}) if rank == 0 else {})
-    assert "not every rank says" in found.not_measured["gather"]
-    assert found.sums_ns["gather"] == 0
-    silent = one(tmp_path / "silent", lambda rank: {}, engine="fsdp")
-    assert "not every rank says" in silent.not_measured["gather"]
-    alone = one(tmp_path / "alone", lambda rank: {}, ranks=1, engine="fsdp")  # gathers nothing
-    assert (alone.not_measured.get("gather"), alone.sums_ns["gather"]) == (None, 0)
 
 
 parts = st.dictionaries(st.sampled_from(COMPUTE_PARTS), st.floats(0, 200))
@@ -124,35 +107,3 @@ def test_others_wait_within_their_passes_for_a_late_rank(
     late = [(one.rank, one.steps_last, one.late_ns[late_by]) for one in found.waiting.ranks]
     each = STEPS // ranks if take_turns else STEPS
     assert sorted(late) == [(rank, each, 40 * MS * each) for rank in range(ranks if take_turns else 1)]
-
-
-def test_it_is_shown_where_it_takes_time_alone(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2)):
-        wait = 20.0 * (plan.layout.ranks - 1)
-        times = constant((5.0, 0.0, 30.0 + wait, 50.0, 0.0, 10.0 + plan.series.repeat / 100))
-        share = plan.measure.measured_steps / STEPS
-
-        def waits(rank: int, wait: float = wait * share) -> dict[str, Any]:
-            return told({"forward": wait}, {})
-
-        for name, story in (("sharded", Story(of_rank=waits)), ("replicated", Story())):
-            write_run(tmp_path / name, plan, times, story)
-    # Gathers grow with ranks in a way that the model of the step does not know.
-    refused = {}
-    titles, verdicts = {}, {}
-    for name in ("sharded", "replicated"):
-        table = tabulate(scan(tmp_path / name), with_causes=True)
-        (group,) = groups(table)
-        account = lost_percent(group, table)
-        assert account is not None
-        points = account.diagnosed.points
-        sheet = account_sheet(points)
-        titles[name] = " ".join([sheet.caption, *(row.cells[0].text for row in sheet.to_display().rows)])
-        verdicts[name] = points[-1].verdict
-        assert tuple(share.name for share in points[-1].causes) == CAUSES
-        found = gathered(group, table).model_copy(update={"network": network()})
-        refused[name] = " ".join(one.text for one in reasons(found, 2))
-    assert ["waiting for parameters" in refused[name] for name in ("sharded", "replicated")] == [True, False]
-    assert ["waiting for parameters" in one for one in titles.values()] == [True, False]
-    assert (verdicts["sharded"].name, verdicts["replicated"].name) == ("gather-bound", "compute-bound")
-    assert "--set engine.fsdp.shard=gradients" in verdicts["sharded"].experiments[0].text

@@ -41,13 +41,6 @@ def test_a_host_that_is_ahead_makes_nothing_wait(tmp_path: Path) -> None:
     assert found.launch_evidence == "the host was ahead of the device in every phase of every step"
 
 
-def test_on_a_cpu_nothing_is_launched(tmp_path: Path) -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    write_run(tmp_path, plan, constant((1, 1, 10, 10, 1, 5)))
-    found = causes_of(read_run(tmp_path / plan.run_id))
-    assert (found.seconds["launch"], found.launch_evidence, "launch" in found.not_measured) == (0, "", False)
-
-
 @pytest.mark.parametrize(
     ("record", "why"), [({}, "5 ms per step at most"), ({"phases": "synchronised"}, "waits? for the host after every")]
 )
@@ -72,12 +65,3 @@ def test_waiting_that_grows_with_ranks_is_found_and_answered(tmp_path: Path) -> 
     texts = " ".join(experiment.text for experiment in last.verdict.experiments)
     for option in ("train.batch_per_rank=", "train.compile=reduce-overhead", "train.cuda_graphs=network"):
         assert option in texts
-
-
-def test_a_single_point_that_waits_for_launches_is_answered(tmp_path: Path) -> None:
-    write_launch_bound(tmp_path, lambda plan: WAITS, points=(1,), repeats=2)
-    table = tabulate(scan(tmp_path), with_causes=True)
-    (group,) = groups(table)
-    (only,) = lost_percent(group, table).diagnosed.points
-    assert re.search(r"36\.\d % waiting for kernel launches$", only.verdict.line)
-    assert only.verdict.next.startswith("use a larger batch per rank")

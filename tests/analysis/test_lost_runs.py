@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,7 @@ from dlbench.records.scan import scan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.numbers import CausePoint, lost_percent
 from dlbench.views.doubts import group_doubts
-from dlbench.views.precision import precisions
-from tests.support.run_factory import constant, plans, write_run, write_sweep
+from tests.support.run_factory import constant, plans, write_run
 
 DRIFT = 0.2
 """The machine slows down by so much over the ten repeats, by far more than runs of one repeat differ."""
@@ -85,28 +83,3 @@ def test_parts_still_sum_to_the_headline(scaled: RunTable) -> None:
         if not point.is_baseline:
             assert whole.lost.value == pytest.approx(1 - whole.ideal_seconds / whole.seconds.value)
     assert "not-interleaved" not in {doubt.code for doubt in group_doubts(group, table)}
-
-
-def test_losing_any_run_moves_no_ratio_of_precisions_by_more_than_its_interval(tmp_path: Path) -> None:
-    noise = iter(np.random.default_rng(1).lognormal(0, 0.005, 20))
-    write_sweep(
-        tmp_path,
-        lambda plan: (1.6 if plan.workload.train.precision == "bf16" else 1.0) * next(noise),
-        points=(1,),
-        repeats=10,
-        drift=DRIFT / 9,
-        sweep={"train.precision": ["fp32", "bf16"]},
-    )
-    table = tabulate(scan(tmp_path))
-
-    def ratio(table: RunTable) -> Estimate:
-        (found,) = precisions(groups(table), table)
-        assert all(row.is_paired for row in found.rows if not row.is_reference)
-        (estimate,) = [row.ratio for row in found.rows if row.ratio is not None]
-        return estimate
-
-    whole = ratio(table)
-    for run_id in table.runs:
-        found = ratio(without(table, run_id))
-        assert holds(whole, found)
-        assert (found.n, found.unpaired) == (9, 1)

@@ -81,12 +81,6 @@ def test_where_a_run_says_nothing_it_is_not_measured(
     assert why in found.not_measured["memory"]
 
 
-def test_a_rank_that_says_nothing_is_not_taken_as_none(tmp_path: Path) -> None:
-    (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1, points=(2,))
-    write_memory_run(tmp_path, plan, change=lambda told: told.model_copy(update={"ranks": told.ranks[:1]}))
-    assert "not every rank says" in causes_of(read_run(tmp_path / plan.run_id)).not_measured["memory"]
-
-
 def test_memory_that_grows_with_ranks_is_found_and_answered_with_commands(tmp_path: Path) -> None:
     """Two ranks share the disk: each waits 20 ms longer for its tensors."""
     for plan in method_plans([("none", "streamed")], batches=(32,), points=(1, 2)):

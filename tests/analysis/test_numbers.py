@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,10 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.comparability import group_id, repeat_id
-from dlbench.analysis.environments import compare
-from dlbench.analysis.measures import PARTS, load_steps, measure
-from dlbench.analysis.scaling import Group, groups, serial_fraction
+from dlbench.analysis.comparability import group_id
+from dlbench.analysis.measures import load_steps, measure
+from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import tabulate
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.steps import StepWriter, read_steps
@@ -30,7 +25,6 @@ from dlbench.report.wording import basis_text
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.doubts import group_doubts, run_doubts
-from dlbench.views.systems import systems
 from tests.support.run_factory import (
     MS,
     NOW,
@@ -64,19 +58,6 @@ def codes(folder: Path) -> set[str]:
 # One run
 
 
-def test_run_with_constant_times_gives_them_back(tmp_path: Path) -> None:
-    found = measure(read_run(write_run(tmp_path, one_plan(2), constant(PHASES, OTHER)).path))
-    assert found.steps == 12
-    assert found.samples == 2 * 12 * 4
-    assert found.measured_s == pytest.approx(12 * 0.120, abs=1e-12)
-    assert found.throughput == pytest.approx(2 * 4 / 0.120, rel=1e-12)
-    assert found.step_median_s == found.step_p95_s == pytest.approx(0.120, abs=1e-12)
-    assert found.step_cv == pytest.approx(0, abs=1e-9)
-    expected = dict(zip(PARTS, [*(phase / 1e3 for phase in PHASES), OTHER / 1e3, 0.0], strict=True))
-    assert found.parts == pytest.approx(expected, abs=1e-12)
-    assert found.exchange_wait_s == 0
-
-
 def test_warm_up_steps_do_not_count(tmp_path: Path) -> None:
     plan = one_plan()
     warmup = plan.measure.warmup_steps
@@ -99,21 +80,6 @@ def test_the_slowest_rank_makes_the_step(tmp_path: Path) -> None:
     assert found.step_median_s == 0.11
     assert found.parts["imbalance"] == pytest.approx(0, abs=1e-12)
     assert sum(found.parts.values()) == pytest.approx(0.105, abs=1e-12)
-
-
-def test_a_steadily_slow_rank_shows_as_imbalance_or_as_waiting(tmp_path: Path) -> None:
-    def unsynchronised(rank: int, step: int) -> tuple[Sequence[int], int]:
-        return [0, 0, 0, (100 + 20 * rank) * MS, 0, 0], 0
-
-    def synchronised(rank: int, step: int) -> tuple[Sequence[int], int]:
-        return [0, 0, 0, (100 + 20 * rank) * MS, (25 - 20 * rank) * MS, 0], 0
-
-    apart = measure(read_run(write_run(tmp_path / "a", one_plan(2), unsynchronised).path))
-    together = measure(read_run(write_run(tmp_path / "b", one_plan(2), synchronised).path))
-    assert apart.parts["imbalance"] == pytest.approx(0.010, abs=1e-12)
-    assert together.parts["imbalance"] == pytest.approx(0, abs=1e-12)
-    assert together.parts["exchange"] == pytest.approx(0.015, abs=1e-12)
-    assert together.exchange_wait_s == pytest.approx(0.010, abs=1e-12)
 
 
 times_of_steps = st.lists(st.lists(st.integers(0, 10**9), min_size=7, max_size=7), min_size=1, max_size=12)
@@ -158,24 +124,6 @@ def test_ranks_whose_files_are_written_otherwise_are_read_as_well(tmp_path: Path
         assert all(found.phase_ns[name][rank].tolist() == own[f"{name}_ns"].tolist() for name in found.phase_ns)
         assert found.begin_ns[rank] == own["start_ns"][0]
         assert found.end_ns[rank] == own["start_ns"][-1] + own["step_ns"][-1]
-
-
-def test_the_first_bad_rank_is_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, one_plan(19), constant(PHASES, OTHER))
-    for rank in (17, 5):
-        folder.steps(rank).write_bytes(folder.steps(rank).read_bytes()[:-1])
-    with pytest.raises(IncompleteDataError, match=r"rank-0005\.steps: .* bytes behind the last whole step"):
-        load_steps(read_run(folder.path))
-
-
-def test_ranks_may_change_their_numbers(tmp_path: Path) -> None:
-    def times(rank: int, step: int) -> tuple[Sequence[int], int]:
-        return [3 * MS + 7 * step, 0, (50 + 9 * rank) * MS, 90 * MS, (30 - 9 * rank) * MS, 11 * rank], step
-
-    straight = measure(read_run(write_run(tmp_path / "a", one_plan(3), times).path))
-    turned = measure(read_run(write_run(tmp_path / "b", one_plan(3), lambda r, s: times(2 - r, s)).path))
-    # What rank 0 waited is, of all measures, that of one rank.
-    assert straight == replace(turned, exchange_wait_first_s=straight.exchange_wait_first_s)
 
 
 # Runs that must yield no figure
@@ -252,12 +200,6 @@ def test_copied_folder_is_no_second_measurement(tmp_path: Path) -> None:
     assert "a copy is no repeat" in table.damaged[0]
 
 
-def test_empty_folder_gives_empty_tables(tmp_path: Path) -> None:
-    table = tabulate(scan(tmp_path))
-    assert table.figures == {}
-    assert groups(table) == []
-
-
 # Scaling
 
 
@@ -289,6 +231,16 @@ def write_strong(folder: Path, serial_ms: float, parallel_ms: float, points: tup
         write_run(folder, plan, constant([0, 0, 0, shared, 0, serial_ms]))
 
 
+def test_the_baseline_is_the_fewest_ranks_whatever_their_nodes(tmp_path: Path) -> None:
+    for nodes, ranks_per_node in ((2, 1), (1, 4)):
+        layout = {"system": "box", "points_are": "nodes", "ranks_per_node": ranks_per_node}
+        (plan,) = plans(points=(nodes,), repeats=1, series=f"s{nodes}", **layout)
+        write_run(tmp_path, plan, constant([0, 0, 40, 50, 0, 10]))
+    (group,) = groups(tabulate(scan(tmp_path)))
+    places = [(point.ranks, point.nodes, point.is_baseline) for point in group.points]
+    assert places == [(2, 2, True), (4, 1, False)]
+
+
 def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
     write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(1, 2, 4))
     group = only_group(tmp_path)
@@ -299,56 +251,6 @@ def test_strong_scaling_finds_amdahls_serial_fraction(tmp_path: Path) -> None:
         assert point.speedup.value == pytest.approx(100 / step, rel=1e-9)
         assert point.efficiency.value == pytest.approx(100 / step / point.ranks, rel=1e-9)
         assert point.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
-
-
-def test_baseline_of_more_than_one_rank(tmp_path: Path) -> None:
-    write_strong(tmp_path, serial_ms=20, parallel_ms=80, points=(2, 4))
-    last = only_group(tmp_path).points[-1]
-    assert last.ideal_speedup == 2
-    assert last.efficiency.value == pytest.approx(100 / 60 / 2, rel=1e-9)
-    assert last.serial_fraction.value == pytest.approx(0.2, rel=1e-6)
-
-
-def test_ends_of_the_serial_fraction_change_places() -> None:
-    found = serial_fraction(Estimate(3.0, 2.5, 3.5, 5, "Student t"), 4)
-    assert found.value == pytest.approx((1 / 3 - 1 / 4) / (3 / 4))
-    assert found.low < found.value < found.high
-
-
-def write_random(folder: Path, seed: int, factor: int = 1, repeats: int = 5) -> None:
-    rng = random.Random(seed)
-    for plan in plans(points=(1, 2, 3), repeats=repeats):
-        drawn = [[rng.randrange(1, 60 * MS) for _ in range(7)] for _ in range(40)]
-
-        def times(rank: int, step: int, drawn: list[list[int]] = drawn) -> tuple[Sequence[int], int]:
-            row = drawn[(step + 11 * rank) % 40]
-            return [factor * x for x in row[:6]], factor * row[6]
-
-        write_run(folder, plan, times)
-
-
-@pytest.mark.parametrize("repeats", [1, 3, 5])
-def test_twice_the_time_leaves_efficiency_as_it_is(tmp_path: Path, repeats: int) -> None:
-    write_random(tmp_path / "a", seed=7, repeats=repeats)
-    write_random(tmp_path / "b", seed=7, repeats=repeats, factor=2)
-    for one, other in zip(only_group(tmp_path / "a").points, only_group(tmp_path / "b").points, strict=True):
-        assert one.efficiency.value == pytest.approx(other.efficiency.value, rel=1e-12)
-        assert (one.efficiency.low is None) is (other.efficiency.low is None) is (repeats == 1 or one.ranks == 1)
-        if one.efficiency.low is not None:
-            assert one.efficiency.low == pytest.approx(other.efficiency.low, rel=1e-12)
-        assert one.throughput.value == pytest.approx(2 * other.throughput.value, rel=1e-12)
-        assert one.step.value * 2 == pytest.approx(other.step.value, rel=1e-12)
-        assert one.mean_step.value * 2 == pytest.approx(other.mean_step.value, rel=1e-12)
-
-
-def test_other_order_of_folders_gives_the_same_numbers(tmp_path: Path) -> None:
-    write_random(tmp_path / "a", seed=3)
-    (tmp_path / "b").mkdir()
-    for k, folder in enumerate(sorted((tmp_path / "a").iterdir(), reverse=True)):
-        shutil.copytree(folder, tmp_path / "b" / f"{k:03d}")
-    one, other = only_group(tmp_path / "a"), only_group(tmp_path / "b")
-    assert [p.efficiency for p in one.points] == [p.efficiency for p in other.points]
-    assert [p.mean_step for p in one.points] == [p.mean_step for p in other.points]
 
 
 # What may be compared
@@ -377,21 +279,6 @@ def test_only_equal_work_is_compared(tmp_path: Path, change: dict[str, Any], apa
     write_run(tmp_path / "b", one_plan(**change), constant(PHASES))
     one, other = (scan(tmp_path / name).runs[0] for name in "ab")
     assert (group_id(one) != group_id(other)) is apart
-
-
-def test_swept_values_make_groups_of_their_own(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=2, sweep={"train.optimizer.learning_rate": (0.1, 0.2)}):
-        write_run(tmp_path, plan, constant(PHASES))
-    found = groups(tabulate(scan(tmp_path)))
-    assert [[len(point.run_ids) for point in group.points] for group in found] == [[2, 2], [2, 2]]
-
-
-def test_sweep_that_changes_no_work_keeps_every_run(tmp_path: Path) -> None:
-    """Equal work, told apart only by a swept key that decides nothing: all runs count, none is lost."""
-    for plan in plans(points=(1, 2), repeats=3, sweep={"measure.stall_timeout_s": (50.0, 60.0)}):
-        write_run(tmp_path, plan, constant(PHASES))
-    assert [len(point.run_ids) for point in only_group(tmp_path).points] == [6, 6]
-    assert [point.throughput.n for point in only_group(tmp_path).points] == [6, 6]
 
 
 # Doubts
@@ -551,42 +438,6 @@ def test_messages_between_nodes_by_the_host_s_memory_are_noted(tmp_path: Path) -
     }
 
 
-def test_one_rank_of_a_node_reaches_nobody_and_needs_not(tmp_path: Path) -> None:
-    story = Story(device="cuda:0 (A100)", gpu={"visible": 1})
-    run = read_run(write_run(tmp_path, one_plan(1), constant(PHASES), story).path)
-    assert {doubt.code for doubt in run_doubts(run)} == {"synthetic-data"}
-
-
-def test_what_nccl_chose_stands_in_the_table_of_systems(tmp_path: Path) -> None:
-    channels = {"channels": {"NET/IB/GDRDMA": 2, "P2P/CUMEM": 30}, "collective_channels": 16, "nvls_channels": 12}
-    nccl = {"version": "2.27.3", "network": "IB", **channels, "rings": 16, "trees": 2, "adapters": MLX}
-    near = {"device": "cuda:0 (A100)", "gpu": {"numa_node": 0, "by_mask": True}, "numa_nodes": (0,)}
-    write_run(tmp_path, one_plan(2), constant(PHASES), Story(record={"nccl": nccl}, **near))
-    (system,) = systems(tabulate(scan(tmp_path)))
-    told = dict(system.fields)
-    assert told["NCCL"] == (
-        "2.27.3; network IB; adapters InfiniBand (2); connections P2P/CUMEM (30), NET/IB/GDRDMA (2); 16 channels; 12 "
-        "channels of NVLink SHARP; 16 rings, 2 trees"
-    )
-    assert told["GPU placement"] == (
-        "a whole GPU for each rank, chosen by the launcher's core masks, 2 of 2 ranks on cores of their GPU's NUMA "
-        "node alone"
-    )
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {"key": "k", "requested": 1, "effective": 1.0, "evidence": ""},
-        {"key": "k", "requested": 1, "effective": None, "evidence": "cannot be read"},
-        {"key": "k", "requested": None, "effective": "gloo", "evidence": ""},
-    ],
-)
-def test_settings_in_force_raise_no_doubt(tmp_path: Path, setting: dict[str, Any]) -> None:
-    run = read_run(write_run(tmp_path, one_plan(), constant(PHASES), Story(settings=[setting])).path)
-    assert {doubt.code for doubt in run_doubts(run)} == {"synthetic-data"}
-
-
 def test_inert_setting_is_told_once(tmp_path: Path) -> None:
     story = Story(
         settings=[{"key": "k", "requested": 1, "effective": 2, "evidence": ""}],
@@ -599,28 +450,6 @@ def test_inert_setting_is_told_once(tmp_path: Path) -> None:
 def write_pair(folder: Path, first: Story, second: Story) -> None:
     for plan, story in zip(plans(repeats=1), (first, second), strict=True):
         write_run(folder, plan, constant(PHASES), story)
-
-
-def test_doubts_of_a_comparison_are_told(tmp_path: Path) -> None:
-    write_pair(tmp_path / "a", Story(environment={"kernel": "1"}), Story(environment={"kernel": "2"}))
-    write_pair(tmp_path / "b", Story(), Story(cores=lambda rank: (2 * rank, 2 * rank + 1), threads=2))
-    write_pair(tmp_path / "c", Story(data={"index_sha256": "1"}), Story(data={"index_sha256": "2"}))
-    assert codes(tmp_path / "a") == {"synthetic-data", "few-repeats", "unlike-runs"}
-    assert codes(tmp_path / "b") == {"synthetic-data", "few-repeats", "cores-differ"}
-    assert codes(tmp_path / "c") == {"synthetic-data", "few-repeats", "unlike-runs"}
-
-
-def test_noisy_steps_raise_doubt(tmp_path: Path) -> None:
-    write_run(tmp_path, one_plan(), lambda rank, step: ([0, 0, 0, (100 + 100 * (step % 2)) * MS, 0, 0], 0))
-    assert "noisy-steps" in codes(tmp_path)
-
-
-def test_points_of_different_series_are_not_interleaved(tmp_path: Path) -> None:
-    for series, count in (("monday", 1), ("friday", 2)):
-        for plan in plans(points=(count,), series=series, overrides={"layout.cores_per_rank": 1}):
-            write_run(tmp_path, plan, constant(PHASES))
-    assert "not-interleaved" in codes(tmp_path)
-    assert not only_group(tmp_path).points[1].paired_with_baseline
 
 
 def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path) -> None:
@@ -640,33 +469,4 @@ def test_scatter_between_sessions_stands_beside_that_within_them(tmp_path: Path)
     assert basis_text(group.baseline.throughput) == "range of 2 sessions of 10 runs, 50 %"
 
 
-def test_what_names_the_job_is_no_difference_in_the_environment(tmp_path: Path) -> None:
-    common = {"kernel": "6", "variable.OMP_NUM_THREADS": "1"}
-    for number, plan in enumerate(plans(points=(1,), repeats=2)):
-        own = {"host": f"n{number}", "boot_id": f"boot {number}", "variable.SLURM_JOB_ID": str(number)}
-        write_run(tmp_path, plan, constant(PHASES), Story(environment={**own, **common}))
-    found = compare(scan(tmp_path).runs)
-    assert found.common == common
-    assert {difference.key: difference.expected for difference in found.differences} == dict.fromkeys(own, True)
-    assert len({repeat_id(run) for run in scan(tmp_path).runs}) == 1
-
-
 # The login node
-
-
-def test_importing_the_room_is_cheap() -> None:
-    code = (
-        "import sys, dlbench.analysis.scaling, dlbench.views.doubts, dlbench.views.scaling_report, "
-        "dlbench.report.formats.html, dlbench.report.formats.terminal, dlbench.cli.report; "
-        "print([m for m in ('numpy', 'pandas', 'scipy', 'altair', 'vl_convert', 'torch') if m in sys.modules])"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
-
-
-def test_estimates_scale() -> None:
-    found = Estimate(2.0, 1.0, 3.0, 5, "range").scaled(0.5)
-    assert found == Estimate(1.0, 0.5, 1.5, 5, "range")
-    assert replace(found, low=None, high=None).scaled(2).low is None
-    with pytest.raises(ValueError, match="scale"):
-        found.scaled(-1)

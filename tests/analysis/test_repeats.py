@@ -16,26 +16,19 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dlbench.analysis.comparability import (
-    NOT_SHAPING,
     NOT_SHAPING_OPTIONS,
     averaged_id,
     group_id,
     is_shaping,
     planned_id,
-    repeat_id,
-    run_facts,
 )
 from dlbench.analysis.repeats import mixed_configurations
-from dlbench.analysis.table import tabulate
 from dlbench.cli import cli as dlbench
-from dlbench.node.memory.device_memory import KEPT_FREED
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import SystemSpec
-from dlbench.views.decomposition import decomposition_lines, decompositions
 from dlbench.views.scaling_report import assemble
-from dlbench.views.sweep.numbers import sweeps
 from tests.support.run_factory import Story, constant, plans, write_run
 
 PHASES = (5.0, 0.0, 30.0, 45.0, 10.0, 10.0)
@@ -93,10 +86,9 @@ def test_runs_that_went_on_after_an_interruption_are_averaged_with_no_clean_one(
     """Those that began anew are clean: nothing of an earlier attempt is in their figures."""
     runs = with_attempts(six, attempts)
     went_on = [attempt > 1 and first_step > 0 for attempt, first_step in attempts]
-    for digest in (averaged_id, repeat_id):
-        assert {(digest(run), gone) for run, gone in zip(runs, went_on, strict=True)} == {
-            (digest(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
-        }
+    assert {(averaged_id(run), gone) for run, gone in zip(runs, went_on, strict=True)} == {
+        (averaged_id(with_attempts(six[:1], [(2, 5) if gone else (1, 0)])[0]), gone) for gone in set(went_on)
+    }
     assert len({averaged_id(run) for run in runs}) == len(set(went_on))
     assert len({group_id(run) for run in runs}) == len(set(went_on))
     # A run that died is looked for in both.
@@ -117,21 +109,6 @@ def test_runs_that_went_on_after_an_interruption_are_reported_apart(tmp_path: Pa
     assert group_id(dataclasses.replace(other, record=anew.model_copy(update={"first_step": 0}))) == group_id(one)
 
 
-def test_nodes_that_are_shared_are_a_doubt(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=5, overrides={**SLURM, "system.slurm.exclusive": False}):
-        write_run(tmp_path, plan, constant(PHASES))
-    (group,) = assemble(scan(tmp_path)).groups
-    (doubt,) = [doubt for doubt in group.doubts if doubt.code == "shared-nodes"]
-    assert doubt.severity == "serious"
-    assert len(doubt.runs) == 5
-
-
-def test_software_that_was_met_unlike_is_named_on_the_first_page(tmp_path: Path) -> None:
-    write_every_second(tmp_path, {}, {"package.torch": "2.9.1", "kernel": "6.8"})
-    words = " ".join(CliRunner().invoke(dlbench, ["report", str(tmp_path)]).output.split())
-    assert "! runs that are averaged are no repeats: package.torch: 2.9.1 in 3, not set in 3; kernel: 6.8 in 3" in words
-
-
 def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> None:
     old, new = {"kernel": "6.1", "host": "n0"}, {"kernel": "6.2", "host": "n1"}
     assert mixed_configurations({"1 rank": {"a": old, "b": old}, "2 ranks": {"c": {**old, "host": "n7"}}}) == []
@@ -139,12 +116,6 @@ def test_doubts_say_whether_runs_are_averaged_or_compared(tmp_path: Path) -> Non
     assert compared.text.startswith("figures are compared that did not run alike: kernel: 6.1 in 1, 6.2 in 1")
     (averaged,) = mixed_configurations({"1 rank": {"a": old, "b": new}, "2 ranks": {"c": old}})
     assert averaged.text == "runs that are averaged (at 1 rank) are no repeats: kernel: 6.1 in 2, 6.2 in 1"
-
-
-def test_a_run_that_keeps_freed_pages_is_unlike_one_of_a_version_that_did_not() -> None:
-    old = {"kernel": "6.1"}
-    (compared,) = mixed_configurations({"A": {"a": old}, "B": {"b": {**old, "memory.allocator": KEPT_FREED}}})
-    assert f"memory.allocator: {KEPT_FREED} in 1, not set in 1" in compared.text
 
 
 OWN_VARIABLES = {
@@ -317,44 +288,17 @@ def test_every_key_of_a_system_shapes_repeats_or_is_listed(key: str) -> None:
         place = place[part]
     value = _other(key, LEAVES[key], place)
     after = _run(before.plan, {key: value})
-    assert (repeat_id(after) != repeat_id(before)) is is_shaping(key)
+    assert (averaged_id(after) != averaged_id(before)) is is_shaping(key)
     if key != "system.name" and not key.startswith("system.launch."):
         assert group_id(after) == group_id(before)
-
-
-def test_what_does_not_shape_speed_are_keys_that_there_are() -> None:
-    assert set(NOT_SHAPING) <= LEAVES.keys()
 
 
 @pytest.mark.parametrize(("option", "apart"), [("switches=1", True), ("comment=x", False), ("mail-user=me", False)])
 def test_further_options_of_slurm_count_where_they_shape_speed(option: str, apart: bool) -> None:
     (plan,) = plans(points=(1,), repeats=1, overrides=SLURM)
     other = _run(plan, {"system.slurm.extra": [option]})
-    assert (repeat_id(other) != repeat_id(_run(plan, {}))) is apart
+    assert (averaged_id(other) != averaged_id(_run(plan, {}))) is apart
     assert (option.partition("=")[0] in NOT_SHAPING_OPTIONS) is not apart
 
 
 # Products of their own
-
-
-def test_a_decomposition_of_unlike_runs_says_so(tmp_path: Path) -> None:
-    for plan in plans(points=(2,), repeats=4, decompose=True, data="/data/pictures"):
-        kernel = "6.2" if plan.series.repeat % 2 and plan.series.variant == "plain" else "6.1"
-        write_run(tmp_path, plan, constant(PHASES), Story(environment={"kernel": kernel}))
-    words = "\n".join(decomposition_lines(decompositions(scan(tmp_path).runs)))
-    assert "! runs that are averaged (at plain) are no repeats: kernel: 6.1 in" in words
-
-
-def test_a_history_goes_on_over_an_upgrade_and_names_it() -> None:
-    (old,), (new,) = (plans(points=(1,), repeats=1, overrides={**SLURM, **more}) for more in ({}, ASKED))
-    assert group_id(_run(old, {})) == group_id(_run(new, {}))
-    assert {key for key, value in run_facts(_run(old, {})).items() if run_facts(_run(new, {}))[key] != value} == set(
-        ASKED
-    )
-
-
-def test_settings_of_a_sweep_with_unlike_runs_say_so(tmp_path: Path) -> None:
-    for plan in plans(points=(2,), repeats=5, sweep={"engine.horovod.cycle_time_ms": (1, 5)}):
-        write_run(tmp_path, plan, constant(PHASES), Story(environment={"kernel": f"6.{plan.series.repeat % 2}"}))
-    (sweep,) = sweeps(tabulate(scan(tmp_path)))
-    assert any("Runs that are averaged are no repeats: kernel: 6.0 in 6, 6.1 in 4." in n for n in sweep.cells[0].notes)

@@ -152,54 +152,6 @@ def test_ranks_that_are_late_together_cost_what_one_costs(ranks: int, num_late: 
     assert sum(one.steps_last for one in found.ranks) == 3
 
 
-def test_ranks_of_unequal_lateness_owe_in_proportion() -> None:
-    """Ranks 0 and 1 are 90 and 60 late to ranks 2 and 3, which wait 90: W = 90, of 210 waited 3/5 and 2/5."""
-    late = [90, 60, 0, 0]
-    found = waiting(run_steps([[[5 + by, 0, 30, 50, 100 - by, 10, 5]] for by in late]))
-    assert found.waited_ns == 90 + 90 + 30
-    assert found.moved_ns == {"input": 150, "compute": 0, "host": 0}
-    assert found.total_ns == 4 * 90
-    assert [(one.rank, one.waited_ns, one.steps_last) for one in found.ranks] == [(0, 126, 1), (1, 84, 0)]
-
-
-def test_what_is_moved_is_taken_from_the_phases_that_were_longer() -> None:
-    """Rank 0 is 25 late by its optimizer, 90 by its backward pass, and 30 earlier by its forward pass."""
-    rows = [[[0, 0, 30, 50, 10, 30, 0], [0, 0, 0, 140, 10, 5, 0]], [[0, 0, 30, 50, 10, 5, 0], [0, 0, 30, 50, 95, 5, 0]]]
-    found = waiting(run_steps(rows))
-    # 85 in all, in proportion to the two that were longer.
-    assert found.moved_ns["compute"] == 85
-    assert {name: ns for name, ns in found.moved_phases_ns.items() if ns} == {"backward": 66, "optimizer": 19}
-
-
-def test_a_rank_that_is_a_little_late_is_in_time() -> None:
-    """Rank 0 is 100 late and rank 1 is 30: rank 1 waits 70 for rank 0, and W is the mean of what the others wait."""
-    late = [100, 30, 0, 0]
-    found = waiting(run_steps([[[5, 0, 30, 50 + by, 108 - by, 10, 5]] for by in late]))
-    assert [one.rank for one in found.ranks] == [0]
-    assert found.waited_ns == 70 + 100 + 100
-    # Beyond the mean of the others: 100 - 30/3.
-    assert found.moved_ns["compute"] == 90
-    assert found.total_ns == 4 * 90
-
-
-@given(some_rows(), st.randoms(use_true_random=False))
-def test_other_numbers_of_ranks_wait_as_long(rows: list[list[list[int]]], rng: random.Random) -> None:
-    order = list(range(len(rows)))
-    rng.shuffle(order)
-    one, other = waiting(run_steps(rows)), waiting(run_steps([rows[r] for r in order]))
-    assert one.waited_ns == other.waited_ns
-    exchanges = list(zip(*[[step[4] for step in steps] for steps in rows], strict=True))
-    if all(exchange.count(min(exchange)) == 1 for exchange in exchanges):
-        assert one.moved_ns == other.moved_ns
-        renamed = {order.index(late.rank): late.late_ns for late in one.ranks}
-        assert {late.rank: late.late_ns for late in other.ranks} == renamed
-
-
-def test_one_rank_waits_for_nobody() -> None:
-    assert waiting(run_steps([[[1, 2, 3, 4, 500, 6, 7]]])) == Waiting()
-    assert Waiting().total_ns == 0
-
-
 def test_lateness_of_seconds_does_not_overflow() -> None:
     """Two excesses of 40 s of which half shows as waiting: their product does not fit into 64 bits."""
     second = 1_000_000_000
@@ -209,15 +161,6 @@ def test_lateness_of_seconds_does_not_overflow() -> None:
     assert found.waited_ns == 40 * second
     assert found.moved_ns == {"input": 20 * second, "compute": 20 * second, "host": 0}
     assert found.moved_phases_ns["forward"] == 20 * second
-
-
-def test_waiting_that_no_work_explains_stays_unexplained() -> None:
-    """Rank 1 waits least although it did the same: its link, not its work."""
-    found = waiting(run_steps([[[5, 0, 30, 50, 20, 10, 5]], [[5, 0, 30, 50, 8, 10, 5]]]))
-    assert found.waited_ns == 12
-    assert sum(found.moved_ns.values()) == 0
-    ranks, _ = ranking([waited(found, ("a", "b"), 1)])
-    assert [(late.rank, late.host, late.late_by) for late in ranks] == [(1, "b", "unexplained")]
 
 
 def test_what_holds_a_rank_up_after_an_exchange_makes_it_late_for_the_next() -> None:
@@ -348,20 +291,6 @@ def test_runs_of_one_job_are_one_look_at_its_hosts(tmp_path: Path) -> None:
     assert found.hosts[0].num_runs == 20
 
 
-def test_one_slow_rank_makes_its_host_slow(tmp_path: Path) -> None:
-    """One of two devices of a node: all others wait for it no less than for both."""
-    for plan in plans(points=(4,), repeats=6):
-
-        def times(rank: int, step: int) -> tuple[Sequence[int], int]:
-            return [0, 0, 30 * MS, (60 if rank == 3 else 50) * MS, 10 * MS, 10 * MS], 0
-
-        job = str(plan.series.repeat)
-        write_run(tmp_path, plan, times, Story(host=lambda rank: f"n{rank // 2}", job=job))
-    found = slow_nodes(tabulate(scan(tmp_path), with_causes=True))
-    assert found.exclude == ("n1",)
-    assert found.hosts[0].ratio.value == pytest.approx(100 / 90)
-
-
 def test_planted_faults_accuse_no_host(tmp_path: Path) -> None:
     found = write_history(tmp_path, runs=12, slow={"n2": 1.1}, fault=FaultSpec(ranks=(2,), compute_factor=1.1))
     assert (found.hosts, found.num_runs, found.num_faulty) == ((), 0, 12)
@@ -371,8 +300,3 @@ def test_names_that_are_no_words_for_an_option_are_left_out(tmp_path: Path) -> N
     found = write_history(tmp_path, runs=12, slow={"n2;reboot": 1.2, "n0": 1.2}, hosts=("n0", "n1", "n2;reboot", "n3"))
     assert found.exclude == ("n0",)
     assert found.unsafe == ("n2;reboot",)
-
-
-def test_one_host_has_nothing_to_be_compared_with(tmp_path: Path) -> None:
-    found = write_history(tmp_path, hosts=("n0",))
-    assert (found.hosts, found.num_runs, found.num_single_host) == ((), 0, 6)

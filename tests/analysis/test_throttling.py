@@ -17,8 +17,8 @@ from dlbench.analysis.telemetry.node_samples import measured_window
 from dlbench.analysis.telemetry.throttling import nearest_time, throttled_share
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
-from tests.support.run_factory import Story, constant, plans, write_run, write_unfinished
-from tests.support.watch_factory import node_watch, watch_result, write_samples
+from tests.support.run_factory import Story, constant, plans, write_run
+from tests.support.watch_factory import write_samples
 
 S = 1_000_000_000
 GHZ = 1e9
@@ -76,11 +76,6 @@ def test_a_planted_clock_drop_is_recovered(tmp_path: Path, factor: float) -> Non
     assert f"most at gpu.0 of n0, {share:.1%}" in evidence
 
 
-def test_throttling_outside_of_the_window_costs_nothing(tmp_path: Path) -> None:
-    rows = rows_of(lambda t: 1.5 * GHZ if t > 4 else GHZ, lambda t: POWER_CAP if t < 4 else 0)
-    assert throttled(make_run(tmp_path, CLOCKS, rows)) == (0.0, "mean of 1 GPU; no sample was throttled")
-
-
 def test_a_low_clock_without_a_throttling_reason_is_no_throttling(tmp_path: Path) -> None:
     rows = rows_of(lambda t: 1.5 * GHZ if t < 10 else 0.2 * GHZ, lambda t: 0 if t < 10 else IDLE)
     assert throttled(make_run(tmp_path, CLOCKS, rows))[0] == 0.0
@@ -119,16 +114,6 @@ def test_an_idle_sample_is_no_reference_for_throttled_ones(tmp_path: Path, reaso
     assert "its highest clock is not known" in why
 
 
-def test_throttling_that_costs_nothing_is_told(tmp_path: Path) -> None:
-    """Two GPUs, of which the second one holds a limit at its highest clock."""
-    plan = plans(points=(2,), repeats=1)[0]
-    columns = [f"gpu.{gpu}.{name}" for gpu in range(2) for name in ("sm_clock_hz", "clock_reasons")]
-    rows = rows_of(lambda t: GHZ, lambda t: 0, lambda t: GHZ, lambda t: POWER_CAP if t < 7 else 0)
-    share, evidence = throttled(make_run(tmp_path, columns, rows, plan=plan))
-    assert share == 0.0
-    assert evidence == "mean of 2 GPUs; most at gpu.1 of n0, 0.0%; throttled 25% of the time (sw_power_cap)"
-
-
 def test_shares_are_averaged_over_the_gpus_of_the_ranks(tmp_path: Path) -> None:
     plan = plans(points=(2,), repeats=1)[0]
     columns = [f"gpu.{gpu}.{name}" for gpu in range(2) for name in ("sm_clock_hz", "clock_reasons")]
@@ -153,15 +138,6 @@ def test_gpus_that_no_rank_used_do_not_count(tmp_path: Path) -> None:
     assert throttled(other)[0] == pytest.approx(0.5 * 8 / 12)
 
 
-def test_a_gap_is_told_and_left_out(tmp_path: Path) -> None:
-    times = [t for t in every_second() if not 5 < t < 13]
-    rows = rows_of(lambda t: GHZ / 2 if t > 13 else GHZ, lambda t: THERMAL if t > 13 else 0, times=times)
-    share, evidence = throttled(make_run(tmp_path, CLOCKS, rows))
-    # Known are seconds 4 to 4.5 (nearest to 4.5) and 13.5 to 16; the gap from 4.5 to 13.5 is not.
-    assert share == pytest.approx(0.5 * 2.5 / 3)
-    assert "75% of the window was not sampled" in evidence
-
-
 def test_reasons_that_cannot_be_read_are_no_zero(tmp_path: Path) -> None:
     run = make_run(
         tmp_path, ["gpu.0.sm_clock_hz"], rows_of(lambda t: GHZ), unavailable={"gpu.0.clock_reasons": "Not Supported"}
@@ -179,33 +155,6 @@ def test_a_used_up_quota_is_a_share_of_the_cores(tmp_path: Path) -> None:
     assert share == pytest.approx(0.75)
     assert evidence.startswith("mean of 1 node; most at n0, 75.0%")
     assert "CPU frequency changes are not attributed" in evidence
-
-
-def test_a_run_on_cpus_without_a_quota_tells_nothing(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path,
-        ["host.cpu.0.busy"],
-        rows_of(lambda t: 0.5),
-        device="cpu",
-        unavailable={"host.cpu.throttled_s": "no cpu.stat in this cgroup"},
-    )
-    share, why = throttled_share(run)
-    assert share is None
-    assert why.startswith("no GPU and no CPU quota")
-    assert "no cpu.stat in this cgroup" in why
-
-
-def test_a_run_without_samples_says_why(tmp_path: Path) -> None:
-    step = constant([100, 0, 300, 400, 100, 100])
-    watched = watch_result(nodes=[node_watch(failures=["the sampler was killed"])])
-    folder = write_run(tmp_path / "lost", plans(points=(1,), repeats=1)[0], step, Story(record={"watch": watched}))
-    assert throttled_share(read_run(folder.path)) == (None, "n0 has no samples: the sampler was killed")
-    off = plans(points=(1,), repeats=1, overrides={"watch.sampler": False})[0]
-    folder = write_run(tmp_path / "off", off, step)
-    assert throttled_share(read_run(folder.path)) == (None, "the run was not sampled (watch.sampler)")
-    unfinished = write_unfinished(tmp_path / "unfinished", off)
-    with pytest.raises(ValueError, match="has no record"):
-        throttled_share(read_run(unfinished.path))
 
 
 @given(st.lists(st.integers(1, 4 * S), min_size=1, max_size=40), st.integers(-5 * S, 100 * S), st.integers(0, 100 * S))
@@ -252,17 +201,3 @@ def test_figures_of_a_node(tmp_path: Path) -> None:
     assert not node.fields["host.memory_used_bytes"].is_rate
     assert "gpu.0.temperature_c" not in node.fields
     assert node.clock_reasons == {"gpu.0": pytest.approx({"sw_thermal_slowdown": 0.5, "sw_power_cap": 0.25})}
-
-
-def test_gaps_of_a_node_are_counted(tmp_path: Path) -> None:
-    times = [t for t in every_second() if not 5 < t < 13]
-    (node,), _ = node_telemetry(make_run(tmp_path, ["gpu.0.power_w"], rows_of(lambda t: 100.0, times=times)))
-    assert node.num_gaps == 1
-    assert node.missing == pytest.approx(9 / 12)
-
-
-def test_a_node_without_samples_is_named(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, plans(points=(1,), repeats=1)[0], constant([100, 0, 300, 400, 100, 100]))
-    found, why = node_telemetry(read_run(folder.path))
-    assert found == []
-    assert why == {"node 0": "node 0 has no samples, and its sampler did not report"}

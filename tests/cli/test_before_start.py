@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,9 @@ import pytest
 
 from dlbench.cli import cli
 from dlbench.cli.options import expand_request
-from dlbench.cli.streams import GUESSES, ending_of
+from dlbench.cli.streams import ending_of
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.jobs import local
-from dlbench.specs.choices import Choices, WorkloadFile, choose
-from dlbench.specs.files import find
-from dlbench.specs.problems import keys_of
 from dlbench.specs.requests import Request
 from tests.specs.test_keys import SHORT
 
@@ -128,20 +124,6 @@ def test_options_of_other_programs_are_answered_with_those_of_this_one(command: 
     assert f"No such option {option!r}: {use}" in said.line
 
 
-def test_keys_that_such_answers_name_are_keys() -> None:
-    file = WorkloadFile(find("workloads", "resnet50"))
-    known = {key.name for key in keys_of(Choices, choose(file, None, {}).model_dump())}
-    named = {key for _, use in GUESSES for key in re.findall(r"[a-z]+(?:\.[a-z_]+)+", use)}
-    assert len(named) > 5
-    assert named <= known
-
-
-def test_a_command_without_such_an_option_does_not_name_it() -> None:
-    with pytest.raises(click.NoSuchOption) as raised:
-        cli.main(["report", "runs", "--gpus", "4"], standalone_mode=False)
-    assert "--ranks" not in ending_of(raised.value).line
-
-
 @pytest.mark.parametrize("preset", ["gpu", "gpu-compiled", "phase1", "phase2"])
 def test_a_preset_for_gpus_is_refused_on_a_machine_without_one(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request(workload="bert", preset=preset, scaling="strong")
@@ -193,19 +175,6 @@ def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(p
     assert str(raised.value).startswith(f"train.precision {precision}: no {precision} arithmetic; use fp32, or ")
     assert expand_request(asked(overrides={"train.allow_emulation": True}))
     assert expand_request(asked(system="box", points_are="nodes"))  # the nodes are other machines
-
-
-def test_the_rate_of_a_product_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert 1e8 < local.product_rate() < 1e13
-    monkeypatch.setattr(local.sys, "executable", "/nonexistent")
-    assert local.product_rate() is None
-
-
-def test_tf32_is_refused_on_a_cpu_even_where_emulation_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"train.precision": "tf32"}
-    with pytest.raises(EnvironmentLacksError, match="tf32: no tf32 arithmetic, and there is none here; use fp32"):
-        expand_request(Request(workload="cosmoflow", preset="ci", overrides=settings))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import io
 import json
 import os
 import shutil
-import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from dlbench.cli import cli
 from dlbench.cli import history as group
 from dlbench.errors import DlbenchError
 from dlbench.history.reading import open_history
-from tests.support.history_factory import history_plan, tree, write_history
+from tests.support.history_factory import history_plan, write_history
 from tests.support.run_factory import Story, constant, edit_json, write_run, write_unfinished
 
 STEP = constant([5, 0, 30, 50, 0, 10])
@@ -26,7 +24,7 @@ ESCAPE = "\x1b]0;owned\x07\u202e=cmd"
 
 
 def call(*arguments: str | Path, **environment: str) -> Result:
-    variables = {"DLBENCH_HISTORY": None, "DLBENCH_HISTORY_INDEX": None, **environment}
+    variables = {"DLBENCH_HISTORY": None, **environment}
     return CliRunner().invoke(cli, ["history", *map(str, arguments)], env=variables)
 
 
@@ -62,18 +60,10 @@ def test_a_history_must_be_named() -> None:
     assert "DLBENCH_HISTORY" in message
 
 
-def test_the_environment_names_store_and_index(made: Path, tmp_path: Path) -> None:
-    index = tmp_path / "my.sqlite"
-    result = call("list", DLBENCH_HISTORY=str(made), DLBENCH_HISTORY_INDEX=str(index))
+def test_the_environment_names_the_store(made: Path) -> None:
+    result = call("list", DLBENCH_HISTORY=str(made))
     assert result.exit_code == 0
     assert "\n6 runs, 6 valid; step: median" in result.output
-    assert index.exists()
-
-
-def test_every_command_but_import_wants_a_history(tmp_path: Path) -> None:
-    for command in (["list"], ["export", "-o", tmp_path / "a.tar"]):
-        assert "is no history" in failed(call(*command, "--store", tmp_path / "none"))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_group_names_commands_that_are_there() -> None:
@@ -82,54 +72,6 @@ def test_the_group_names_commands_that_are_there() -> None:
         assert f"{name} {command.short_help}" in " ".join(text.split())
         assert call(name, "--help").exit_code == 0
     assert "No such command" in call("lst").output
-
-
-def foreign_database(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE mine (precious TEXT)")
-    connection.commit()
-    connection.close()
-
-
-FOREIGN: list[Callable[[Path], object]] = [lambda path: path.write_text("precious\n"), foreign_database]
-
-
-@pytest.mark.parametrize("make", FOREIGN)
-def test_a_file_that_is_no_index_is_left_alone(store: Path, tmp_path: Path, make: Callable[[Path], object]) -> None:
-    mine = tmp_path / "mine"
-    make(mine)
-    before = (mine.read_bytes(), tree(store))
-    for result in (
-        call("list", "--store", store, "--index", mine),
-        call("list", "--store", store, DLBENCH_HISTORY_INDEX=str(mine)),
-    ):
-        assert failed(result) == f"--index {mine}: is no index of a history; name another file, or delete it"
-    assert (mine.read_bytes(), tree(store)) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"mine", "store"}
-
-
-def test_an_index_elsewhere_is_known_again_and_made_anew(store: Path, tmp_path: Path) -> None:
-    index = tmp_path / "my.sqlite"
-    index.touch()
-    options = ["--store", store, "--index", index]
-    assert "\n6 runs, 6 valid; step: median" in call("list", *options).output
-    connection = sqlite3.connect(index)
-    connection.execute("UPDATE meta SET value = '0: of old'")
-    connection.commit()
-    connection.close()
-    assert "was made by another version of dlbench; the index is made anew" in call("list", *options).stderr
-    assert call("list", *options).stderr == ""
-    # Whether it was an index cannot be known any more, and the file is its owner's.
-    index.write_bytes(index.read_bytes()[:5000])
-    assert "is no index of a history; name another file, or delete it" in failed(call("list", *options))
-    # The store's own place, named.
-    (store / "index.sqlite").write_text("garbage")
-    assert call("list", "--store", store, "--index", store / "index.sqlite").exit_code == 0
-
-
-def test_a_pipe_is_no_index(store: Path, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    assert "is no index" in failed(call("list", "--store", store, "--index", tmp_path / "pipe"))
 
 
 def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
@@ -192,27 +134,6 @@ def test_import_wants_something_that_is_there(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_import_takes_the_root_of_another_history(made: Path, tmp_path: Path) -> None:
-    result = call("import", made, "--store", tmp_path / "new")
-    assert (result.exit_code, result.stdout.splitlines()[-1]) == (0, "6 imported")
-    assert open_history(tmp_path / "new").entries() == open_history(made).entries()
-
-
-@pytest.mark.parametrize("name", ["plan.json", "record.json", "rank-0000.steps", "data"])
-def test_a_pipe_in_a_run_does_not_hang(tmp_path: Path, name: str) -> None:
-    folder = write_run(tmp_path / "runs", history_plan(0, 0, points=(1,)), STEP)
-    stored = write_history(tmp_path / "old", [(0.0, 1.0)])
-    for path in (folder.path, stored.run_folder(stored.entries()[0])):
-        (path / name).unlink(missing_ok=True)
-        os.mkfifo(path / name)
-    result = call("import", tmp_path / "runs", "--store", tmp_path / "new")
-    assert result.exit_code == 4
-    assert "plain files alone" in result.stderr
-    (tmp_path / "old" / "index.sqlite").unlink()
-    (run,) = json.loads(call("list", "--store", tmp_path / "old", "--format", "json").stdout)["runs"]
-    assert (run["state"], run["content_digest"]) == ("damaged", "")
-
-
 def test_an_archive_from_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     message = failed(call("import", tmp_path / "pipe", "--store", tmp_path / "new"))
@@ -234,16 +155,6 @@ def test_without_permission_one_line_says_so(store: Path, tmp_path: Path, monkey
     for path, command in ((store / "history.json", ["list"]), (tmp_path / "runs", ["import", tmp_path / "runs"])):
         denied[:] = [path]
         assert failed(call(*command, "--store", store)) == f"{path}: cannot be read: Permission denied"
-    denied[:] = [store / "index.sqlite"]
-    result = call("list", "--store", store)
-    assert result.exit_code == 0
-    assert "kept in memory" in result.stderr
-
-
-def test_a_month_is_a_folder_of_runs(made: Path) -> None:
-    result = CliRunner().invoke(cli, ["status", str(made / "runs" / "2026-03")])
-    assert result.exit_code == 0
-    assert "valid" in result.output
 
 
 # Listing
@@ -322,11 +233,3 @@ def test_export_leaves_damaged_runs_out(store: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert entry.run_id in result.stderr
     assert "5 runs" in result.stderr
-
-
-def test_a_damaged_index_is_told_in_one_line(store: Path, cli: Callable[..., object]) -> None:
-    (store / "index.sqlite").write_bytes(b"garbage" * 300)
-    done = cli("history", "list", "--store", store)
-    assert done.returncode == 0  # type: ignore[attr-defined]
-    assert len(done.stderr.splitlines()) == 1  # type: ignore[attr-defined]
-    assert "made anew" in done.stderr  # type: ignore[attr-defined]

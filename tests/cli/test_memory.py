@@ -11,10 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.errors import ExitCode, RunError
+from dlbench.errors import ExitCode
 from dlbench.jobs import node_program
 from dlbench.records.memory import MemoryProfile
-from dlbench.units import bytes_option, parse_bytes
 from tests.support.memory_factory import MIB, RATES, a_chain, method_plans, write_memory_run
 from tests.support.node_answers import Answering, answer_with, one_line
 
@@ -119,15 +118,6 @@ def test_a_page_has_the_schedule_and_the_trade_off_drawn(answering: Answering, t
         assert f"chart-memory-plan-{name}" in text
 
 
-def test_what_would_be_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = plan("cosmoflow", "--preset", "ci", "--capacity", "1GiB", "--dry-run")
-    assert result.exit_code == 0
-    assert "dlbench.node.memory_profile" in result.stdout
-    order = json.loads(next(line[2:] for line in result.stdout.splitlines() if line.startswith("# {")))
-    assert order["workload"]["train"]["memory"]["capacity"] == "1GiB"
-
-
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -145,17 +135,3 @@ def test_what_would_be_measured_is_shown(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_wrong_requests_are_one_line(words: list[str], answer: str) -> None:
     assert answer in refused(*words)
-
-
-def test_a_profile_that_dies_is_one_line(answering: Answering) -> None:
-    answering("print('{}')")
-    found = plan("resnet50", "--preset", "ci", "--capacity", "1GiB").exception
-    assert isinstance(found, RunError)
-    assert "the profile's process answered nothing that can be read: format" in str(found)
-    answering("import sys\nprint('dlbench: error: no chain: one module', file=sys.stderr)\nsys.exit(2)")
-    assert "no chain: one module" in refused("resnet50", "--preset", "ci", "--capacity", "1GiB")
-
-
-@pytest.mark.parametrize("num_bytes", [1, 1023, 99 * 1024, 100 * 1024, 123_456_789, 2**33 + 1, 2**50])
-def test_sizes_in_commands_are_never_too_small(num_bytes: int) -> None:
-    assert num_bytes <= parse_bytes(bytes_option(num_bytes)) <= num_bytes * 1.011

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,18 +18,14 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli as entry
 from dlbench.cli.streams import ending_of
 from dlbench.errors import DlbenchError
-from dlbench.records import status as record_status
-from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
-from dlbench.records.status import write_failure
 from tests.support.paths import DATA
-from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run
+from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
 from tests.support.watch_factory import write_samples, write_spans
 
 SUBMITTED = ("--system", "box", "--nodes", "1", "--out", "FULL/runs")
 STEP = constant([5, 0, 30, 50, 0, 10])
-ESCAPE = "\x1b]0;owned\x07\u202e\x9b=cmd"
 
 
 @pytest.fixture(autouse=True)
@@ -123,38 +115,6 @@ def test_nobody_waits_for_what_is_no_file(runs: Path, name: str, instead: str) -
     assert "Traceback" not in told(done)
 
 
-@pytest.mark.parametrize("number", [3_000_000_000, 10**400], ids=["3e9", "1e400"])
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("status", "RUNS"),
-        ("report", "RUNS"),
-        ("diagnose", "RUNS"),
-        ("cost", "RUNS"),
-        ("trace", "RUN", "-o", "trace.json"),
-        ("compare", "RUNS", "OTHERS"),
-        ("check", "--baseline", "OTHERS", "--candidate", "RUNS"),
-        ("baseline", "RUNS", "-o", "base.json"),
-        ("history", "import", "RUNS", "--store", "store"),
-        ("export", "mllog", "RUN"),
-    ],
-    ids=" ".join,
-)
-def test_a_number_that_no_run_has_is_damage(
-    others: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], number: int
-) -> None:
-    """Nothing is sized by it: a list of three thousand million ranks would take 24 GB."""
-    monkeypatch.chdir(tmp_path)
-    for one in runs.iterdir():
-        plan = RunFolder(one).plan
-        plan.write_text(plan.read_text().replace('"ranks": 2', f'"ranks": {number}'))
-    one = first(runs)
-    names = {"RUNS": str(runs), "RUN": str(one.path), "OTHERS": str(others)}
-    done = call(*(names.get(word, word) for word in words))
-    assert code(done) == 4, told(done)
-    assert re.search(rf"{re.escape(str(one.plan))}: damaged: .*(1,000,000|401 digits)", told(done)), told(done)
-
-
 def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if isinstance(content, int) and not isinstance(content, bool):
         yield place
@@ -162,25 +122,6 @@ def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
         pairs = content.items() if isinstance(content, dict) else enumerate(content)
         for key, value in pairs:
             yield from integers(value, (*place, key))
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 40))])
-def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Path, seed: int) -> None:
-    """Never a defect, and never more than the machine has."""
-    rng = random.Random(seed)
-    one = first(runs)
-    for path in (one.plan, one.record):
-        before = path.read_text()
-        content = json.loads(before)
-        *outer, last = rng.choice([*integers(content)])
-        reduce(lambda value, key: value[key], outer, content)[last] = rng.choice(
-            (-1, 0, 999_999, 3_000_000_000, 2**53 - 1, 2**62, 2**63, 10**400)
-        )
-        path.write_text(json.dumps(content))
-        for words in (("report", runs), ("trace", one.path, "-o", tmp_path / "trace.json"), ("diagnose", runs)):
-            done = call(*words)
-            assert ending_of(done.exception or SystemExit(0)).code in (0, 2, 4), told(done)
-        path.write_text(before)
 
 
 @pytest.fixture(scope="module")
@@ -227,97 +168,6 @@ def test_a_full_disk_is_the_machine_s_lack(made: Path, others: Path, full_disk: 
     assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
 
 
-@pytest.mark.parametrize("name", ["spans", "samples"])
-@pytest.mark.parametrize("command", ["report", "diagnose", "history", "trace"])
-def test_damaged_traces_end_with_4_and_are_named(runs: Path, tmp_path: Path, name: str, command: str) -> None:
-    path = FILES[name](first(runs))
-    path.write_bytes(os.urandom(400))
-    words: dict[str, tuple[str | Path, ...]] = {
-        "report": ("report", runs),
-        "diagnose": ("diagnose", runs),
-        "history": ("history", "import", runs, "--store", tmp_path / "store"),
-        "trace": ("trace", first(runs).path, "-o", tmp_path / "trace.json"),
-    }
-    done = call(*words[command])
-    assert code(done) == 4, told(done)
-    # Once, however many views have met it.
-    assert told(done).count(f"{path}: not a file of {name}, or damaged at its start") == 1
-    if command == "history":
-        assert "1 imported, 1 damaged" in done.output
-
-
-def test_a_damaged_block_of_samples_does_not_come_in(runs: Path, tmp_path: Path) -> None:
-    path = first(runs).samples(0)
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 0x20
-    path.write_bytes(content)
-    done = call("history", "import", runs, "--store", tmp_path / "store")
-    assert code(done) == 4
-    assert f"{path}: a block is damaged" in done.output
-
-
-def test_a_status_that_may_not_be_read_spoils_no_record(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: Path, limit: int) -> object:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(record_status, "read_json", refuse)
-    assert "2 runs, 2 valid" in call("status", runs).output
-    one = first(runs)
-    one.record.unlink()
-    done = call("status", runs)
-    assert code(done) == 4
-    assert f"{one.status(0)}: cannot be read: Permission denied\n" in done.output
-
-
-@pytest.mark.parametrize(
-    ("put", "what"),
-    [(os.mkfifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("../../runs"), "a link")],
-    ids=["pipe", "file", "link"],
-)
-def test_what_stands_in_place_of_a_month_is_named(
-    runs: Path, tmp_path: Path, put: Callable[[Path], None], what: str
-) -> None:
-    one = first(runs)
-    edit_json(one.plan, created="2027-02-03T12:00:00Z")
-    (tmp_path / "store").mkdir()
-    assert code(call("history", "import", tmp_path / "runs" / one.path.name, "--store", tmp_path / "store")) == 0
-    month = tmp_path / "store" / "runs" / "2027-02"
-    shutil.rmtree(month)
-    put(month)
-    done = call("history", "import", runs, "--store", tmp_path / "store")
-    assert code(done) == 4, told(done)
-    assert f"{month}: is {what}, not a folder of this history; take it away" in done.output
-    assert "1 imported, 1 damaged" in done.output
-
-
-@pytest.mark.parametrize("put", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd"), Path.mkdir])
-def test_what_stands_in_place_of_the_index_is_no_index(runs: Path, tmp_path: Path, put: Callable[[Path], None]) -> None:
-    assert code(call("history", "import", runs, "--store", tmp_path / "store")) == 0
-    index = tmp_path / "store" / "index.sqlite"
-    before = Path("/etc/passwd").read_bytes()
-    index.unlink()
-    put(index)
-    done = call("history", "list", "--store", tmp_path / "store")
-    assert code(done) == 0
-    assert "not an index" in done.output
-    assert Path("/etc/passwd").read_bytes() == before
-
-
-def test_a_pipe_in_place_of_the_mark_or_in_a_store_is_named(runs: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    assert code(call("history", "import", runs, "--store", store)) == 0
-    (kept,) = (store / "runs").glob(f"*/{first(runs).path.name}")
-    (kept / "rank-0000.log").symlink_to("/etc/passwd")
-    (store / "index.sqlite").unlink()
-    done = call("history", "trends", "--store", store)
-    assert f"{kept}/rank-0000.log: neither a file nor a folder" in told(done)
-    (store / "history.json").unlink()
-    os.mkfifo(store / "history.json")
-    done = call("history", "list", "--store", store)
-    assert code(done) == 4
-    assert "history.json: damaged: is a named pipe, not a regular file" in told(done)
-
-
 @pytest.mark.parametrize(
     "command",
     [
@@ -350,33 +200,3 @@ def test_a_data_set_with_a_pipe_is_verified(tmp_path: Path) -> None:
     done = call("data", "verify", tmp_path / "set")
     assert code(done) in (2, 4)
     assert "a.txt: " in told(done)
-
-
-def test_a_unit_is_text_and_no_pattern(tmp_path: Path) -> None:
-    for side in ("a", "b"):
-        plan = plans(points=(1,), repeats=1, series=side)[0]
-        folder = write_run(tmp_path / side, plan, STEP)
-        content = plan.model_dump(mode="json")
-        content["workload"]["sample_unit"] = "img {x} {0.__class__}"
-        write_json(folder.plan, content)
-    done = call("compare", tmp_path / "a", tmp_path / "b", "--full")
-    assert "KeyError" not in told(done)
-    assert done.exception is None or isinstance(done.exception, SystemExit | DlbenchError), done.exception
-    assert "img {x} {0.__class__} per rank" in " ".join(told(done).split())
-
-
-@pytest.mark.parametrize("suffix", [".txt", ".md", pytest.param(".html", marks=pytest.mark.slow), ".csv", ".json"])
-def test_no_control_character_reaches_a_document(runs: Path, tmp_path: Path, suffix: str) -> None:
-    """Every free text of what a run said of its exchange, its ranks and its environment."""
-    for path in runs.iterdir():
-        own = json.loads(RunFolder(path).record.read_text(encoding="utf-8"))["exchange"]
-        result = own | dict.fromkeys(("exchange", "carrier", "fusion", "wire", "evidence"), ESCAPE)
-        edit_json(
-            RunFolder(path).record, exchange=result, warnings=[ESCAPE], environment={ESCAPE: ESCAPE}, clock=ESCAPE
-        )
-    write_failure(first(runs), ESCAPE)
-    call("report", runs, "-o", tmp_path / f"report{suffix}")
-    text = (tmp_path / f"report{suffix}").read_text(encoding="utf-8")
-    if suffix == ".html":
-        text = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]", text)

@@ -74,12 +74,6 @@ def test_a_build_that_ranks_refuse_is_refused_before_any_job(
     assert dry.stdout
 
 
-def test_a_flag_that_one_node_ignores_is_wrong_usage(cli: Cli, tmp_path: Path) -> None:
-    done = cli(*RUN, "--ranks", "2", "--set", "sync.exchange=horovod-torus", **stand_in_horovod(tmp_path, nccl=True))
-    assert done.returncode == 2
-    assert "Horovod ignores the flag on a single node; use more nodes" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "built"),
     [
@@ -185,12 +179,3 @@ def test_a_torch_that_cannot_use_the_gpu_here_is_refused_before_any_rank(
             "this machine has a GPU that torch cannot use: torch 2.13.0 is built for CUDA 13.0, which needs driver 580 "
             "or newer, and the driver is 535.183.01; pip install torch==2.13.0+cu126 with PIP_EXTRA_INDEX_URL"
         )
-
-
-def test_versions_of_torch_are_read_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in stand_in_horovod(tmp_path, cuda="12.6").items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "packages/torch/__init__.py").write_text("raise RuntimeError('imported')\n")
-    found = requirements._where.__wrapped__(sys.executable)
-    assert found is not None
-    assert found["torch"] == [None, "12.6", None]

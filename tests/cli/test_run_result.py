@@ -18,15 +18,12 @@ from dlbench.jobs import local
 from dlbench.jobs.local import Outcome, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
-from tests.support.collectives_factory import comm_plans
 from tests.support.run_factory import (
-    QUALITY_WORKLOAD,
     WORKLOAD,
     Story,
     Training,
     constant,
     plans,
-    quality_plans,
     write_run,
     write_unfinished,
 )
@@ -94,30 +91,6 @@ def test_a_series_ends_with_the_figures_that_its_report_has(train: Train) -> Non
     assert "1 warning and 1 note: ! " in told
 
 
-def test_a_sweep_has_a_row_for_each_setting(train: Train) -> None:
-    done = train("--ranks", "1,2", "--sweep", "train.batch_per_rank=2,4")
-    assert done.exit_code == 0, done.output
-    lines = [line.split() for line in done.stdout.splitlines()]
-    start = next(number for number, words in enumerate(lines) if words[:1] == ["train.batch_per_rank"])
-    rows = [(row[0], row[1], row[-1]) for row in lines[start + 1 : start + 5]]
-    assert rows == [("2", "1", "1"), ("2", "2", "1"), ("4", "1", "1"), ("4", "2", "1")]
-    # Advice for one setting is none for the others; this one is for all.
-    assert done.stdout.count("Next: ") == 1
-    assert "train.batch_per_rank=2: A loss of 20.0 points in single runs, which have no interval" in " ".join(
-        done.stdout.split()
-    )
-    assert "[1/4] 1 rank, train.batch_per_rank=2: " in done.stderr
-
-
-def test_runs_to_accuracy_tell_the_time_to_it(train: Train) -> None:
-    done = train(
-        "--ranks", "1", "--repeats", "2", "--to-accuracy", "--data", "/data/pictures", workload=QUALITY_WORKLOAD
-    )
-    assert done.exit_code == 0, done.output
-    assert "Time to accuracy" in done.stdout
-    assert "2 of 2 runs" in done.stdout
-
-
 def test_control_runs_are_compared_and_are_no_rows(train: Train) -> None:
     done = train("--ranks", "2", "--repeats", "2", "--decompose")
     assert done.exit_code == 0, done.output
@@ -175,26 +148,6 @@ def test_the_live_line_tells_the_rate_and_what_is_left() -> None:
     course.end()
     course.begin()
     assert course.now(made[3]) == "starting, 30 s left"
-
-
-def test_a_run_to_accuracy_may_end_sooner() -> None:
-    made = quality_plans(points=(1,), repeats=1)
-    clock = Clock()
-    course = SeriesProgress(made, clock)
-    for second in range(3):
-        clock.now = second
-        course.report(second * 5, 25, "measuring")
-    assert course.now(made[0]).endswith(", at most 3 s left")
-
-
-def test_points_of_collectives_take_unequally_long() -> None:
-    made = comm_plans(repeats=2)
-    clock = Clock()
-    course = SeriesProgress(made, clock)
-    course.report(1, 40, "measuring")
-    clock.now = 1
-    course.report(30, 40, "all-reduce ring 1 MiB")
-    assert course.now(made[0]) == "point 30 of 40 (all-reduce ring 1 MiB)"
 
 
 def test_the_bar_draws_what_the_lines_say_and_nothing_foreign() -> None:

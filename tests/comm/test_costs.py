@@ -1,4 +1,4 @@
-"""The cost of each algorithm, by the command and on the page; minimum times; time over ranks."""
+"""The cost of each algorithm, by the command and on the page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def printed(*arguments: str | Path) -> str:
     return CliRunner().invoke(cli, ["comm", "table", *map(str, arguments)], catch_exceptions=False).output
 
 
-def test_closed_forms_need_no_runs() -> None:
+def test_counts_need_no_runs() -> None:
     text = printed("--ranks", "8", "--shards", "2")
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  ")}
     assert rows["ring"] == ["14", "1.75", "1x"]
@@ -48,11 +48,9 @@ def test_closed_forms_need_no_runs() -> None:
     assert rows["parameter-server,"] == ["k", "=", "2", "2", "4", "4x"]
     groups = printed("--ranks", "8", "--group-size", "4")
     assert "8 ranks in 2 groups of 4" in groups
-    assert all(f"\n{name}" in groups for name in ALGORITHMS["allreduce"])
-    assert "double-binary-tree, c = 32: " in groups
-    assert "hierarchical, c = 32, φ = 1: (2 (g - 1) + 2 (m - 1) + c - 1) α" in groups
-    assert "ring: 2 (p - 1) α + 2 (p - 1)/p n β + (p - 1)/p n γ" in text
-    assert "parameter-server, k = 8: 2 (p - 1) α" in groups  # A server on every rank, as `run` and `predict` have.
+    assert all(name in groups for name in ALGORITHMS["allreduce"])
+    assert "hierarchical, c = 32 " in groups
+    assert "parameter-server, k = 8 " in groups  # A server on every rank, as `run` and `predict` have.
 
 
 def test_fitted_costs_price_them(tmp_path: Path) -> None:
@@ -60,7 +58,7 @@ def test_fitted_costs_price_them(tmp_path: Path) -> None:
     file = tmp_path / "box.network.json"
     file.write_text(network.model_dump_json(), encoding="utf-8")
     text = printed(file, "--ranks", "4,6", "--group-size", "2", "--size", "256KiB")
-    assert text.count("hierarchical, c = 2, φ = 2: 2 (g + c - 2) α") == 2
+    assert text.count("hierarchical, c = 2 ") == 2
     layout = Layout(ranks=4, group_size=2)
     for name in ALGORITHMS["allreduce"]:
         one = cost("allreduce", name, layout, 2**20, "fp32", network, 1)
@@ -78,8 +76,7 @@ def test_no_collective_is_better_than_its_ideal(collective: str) -> None:
 
 
 def test_runs_show_measured_beside_predicted(runs: Path, made: CollectivesReport) -> None:
-    text = printed(runs)
-    assert text.count("ring: 2 (p - 1) α") == 2
+    assert len([line for line in printed(runs).splitlines() if "ring" in line.split()[:1]]) == 2
     for group in made.groups:
         assert {one.algorithm for one in group.costs} == {"ring", "naive"}
         for one in group.costs:
@@ -88,25 +85,6 @@ def test_runs_show_measured_beside_predicted(runs: Path, made: CollectivesReport
             assert row is not None
             assert (one.measured, one.minimum_s, one.predicted_s) == (row.time, row.minimum_s, row.predicted_s)
             assert (one.steps, one.volume) == (row.steps, (row.bytes_sent or 0) / row.num_bytes)
-
-
-def test_the_minimum_is_the_fastest_iteration(runs: Path, made: CollectivesReport) -> None:
-    found = [run for run in scan_comm(runs).runs if run.plan.layout.ranks == 4 and run.record]
-    (group,) = [group for group in made.groups if group.ranks == 4]
-    times = [
-        seconds
-        for run in found
-        for point in (run.record.points if run.record else ())
-        if (point.algorithm, point.num_bytes) == ("ring", 2**20)
-        for seconds in point.times_s
-    ]
-    (row,) = [
-        row for series in group.series if series.algorithm == "ring" for row in series.rows if row.num_bytes == 2**20
-    ]
-    assert row.minimum_s == min(times) < row.time.value
-    assert [one.minimum_s for one in group.best] < [one.time.value for one in group.best]
-    assert "Minimum" in render(document_of(made), "md")
-    assert "busbw, GB/s" in render(document_of(made), "text")
 
 
 def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:
@@ -118,21 +96,6 @@ def test_the_page_has_them_and_so_has_csv(made: CollectivesReport) -> None:
     assert {(line["ranks"], line["algorithm"], line["num_bytes"]) for line in lines} == {
         (ranks, name, size) for ranks in "24" for name in ("ring", "naive") for size in ("65536", "1048576")
     }
-
-
-def test_time_over_ranks_needs_two_counts(made: CollectivesReport, tmp_path: Path) -> None:
-    (section,) = [one for one, _ in document_of(made).walk() if one.id.startswith("ranks-")]
-    charts = section.charts() if section.charts else []
-    assert [chart.title for chart in charts] == ["Time over ranks, 64 KiB", "Time over ranks, 1 MiB"]
-    header, *_ = [chart.table.header for chart in charts]
-    assert header == ("Ranks", "Series", "Measured", "Predicted")
-    cells = [[cell.text for cell in row.cells] for row in charts[0].table.rows]
-    assert [row[:2] for row in cells] == [
-        [ranks, name] for ranks in "24" for name in ("ring", "naive", "library of torch-gloo")
-    ]
-    factory.write_comm_series(tmp_path, **SIZES)
-    alone = document_of(assemble(scan_comm(tmp_path)))
-    assert not [one for one, _ in alone.walk() if one.id.startswith("ranks-")]
 
 
 @pytest.mark.parametrize(

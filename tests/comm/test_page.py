@@ -8,8 +8,6 @@ import dataclasses
 import io
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from dlbench.report.formats import terminal
 from dlbench.report.formats.json import schema_of
 from dlbench.report.wording import clean, figure_text, optional, value_text
 from dlbench.specs.comm import NetworkModel
-from tests.report.test_report import PAYLOAD
 from tests.support import collectives_factory as factory
 from tests.support.browser import Visit
 from tests.support.printed import assert_well_formed
@@ -78,37 +75,6 @@ def table_rows(report: CollectivesReport, table: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(written(report, "csv", table))))
 
 
-HOSTILE = f"{PAYLOAD} \x1b[31m \u202e | `*[x](javascript:window.pwned=1)* {{{{ 7*7 }}}}"
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> CollectivesReport:
-    """Everything that a record may say in words is an attack."""
-    folder = tmp_path_factory.mktemp("hostile") / "runs"
-
-    def change(point: dict[str, Any]) -> dict[str, Any]:
-        if point["num_bytes"] == 1024:
-            return {"times_s": [], "correct": None, "problem": HOSTILE}
-        return {"carrier": HOSTILE if point["algorithm"] == "ring" else point["carrier"], "problem": HOSTILE}
-
-    for plan in factory.comm_plans(algorithms="ring", backends="gloo", repeats=2, sizes="1KiB:64KiB"):
-        story = factory.Story(
-            change=change,
-            warnings=[HOSTILE],
-            not_measured=[HOSTILE],
-            environment={HOSTILE: HOSTILE, "kernel": f"{HOSTILE} {plan.series.repeat}"},
-            host=lambda node: HOSTILE,
-            device=HOSTILE,
-        )
-        factory.write_comm_run(folder, plan, story)
-    (plan,) = factory.comm_plans(series="c2", repeats=1)
-    factory.write_unfinished_comm(folder, plan, "failed", HOSTILE)
-    broken = folder / PAYLOAD.replace("/", "_")
-    broken.mkdir()
-    (broken / "plan.json").write_text("{}", encoding="utf-8")
-    return assemble(scan_comm(folder))
-
-
 def rows(report: CollectivesReport) -> Iterator[Measurement]:
     for group in report.groups:
         for series in group.series:
@@ -125,15 +91,15 @@ def run_cli(*arguments: str | Path) -> Result:
 def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport, page: str) -> None:
     texts = {value_text(row.time) for row in rows(made)}
     texts |= {value_text(row.busbw) for row in rows(made) if row.busbw}
-    texts |= {f"{row.bytes_sent:,}" for row in rows(made) if row.bytes_sent}
     assert len(texts) > 60
+    assert_well_formed(page)
     plain = page.replace("\N{NO-BREAK SPACE}", " ")
     markdown = written(made, "md")
     assert [text for text in texts if text not in plain] == []
     assert [text for text in texts if text not in markdown] == []
 
 
-def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport, hostile: CollectivesReport) -> None:
+def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport) -> None:
     brief, text = (terminal.to_text(document_of(made), full=full) for full in (False, True))
     for group in made.groups:
         assert group.verdict in " ".join(brief.split())
@@ -141,10 +107,7 @@ def test_terminal_prints_every_point_in_eighty_columns(made: CollectivesReport, 
         assert figure_text(row.time) in text
         assert row.busbw is not None
         assert value_text(row.busbw) in text
-        assert optional(row.predicted_s, "s") in text
-    for found in (made, hostile):
-        for full in (False, True):
-            assert max(map(len, terminal.to_text(document_of(found), full=full).splitlines())) <= 80
+    assert max(map(len, [*brief.splitlines(), *text.splitlines()])) <= 80
 
 
 def test_the_single_run_is_labelled_within_run(made: CollectivesReport, page: str) -> None:
@@ -176,29 +139,10 @@ def test_report_recommends_by_size_and_names_the_rule(made: CollectivesReport) -
     libraries = {f"library of mpi ({place})" for place in ("in place", "out of place")}
     assert {group.recommended[-1].title, *group.recommended[-1].tied} >= {"", *libraries}
     assert "keep the library's choice" in group.advice
-    # The libraries' planted line: 9 x 50 µs / 2 ns.
-    assert group.fusion.num_bytes == pytest.approx(9 * 50e-6 / 2e-9, rel=0.1)
     told = " ".join(written(made, "text").split())
-    # Two libraries with one line: neither is clearly the fastest, and no size is recommended.
-    assert "No fusion size: no algorithm is clearly the fastest at 1 MiB." in told
+    # Two libraries with one line: neither is clearly the fastest.
     assert "the intervals of library of mpi" in told
     assert "overlap, or they are within 5 %" in told
-    # Ring over recursive doubling: where the model says, and only the model, as libraries are faster.
-    assert {row.source for row in group.crossovers} == {"model"}
-
-
-def test_predictions_of_unseen_points_stand_beside_them(made: CollectivesReport) -> None:
-    own: dict[str, int] = {}
-    for group, series in ((one, series) for one in made.groups for series in one.series):
-        if series.is_library:
-            assert {row.predicted_s for row in series.rows} == {None}
-        else:
-            own[group.system] = own.get(group.system, 0) + len(series.rows)
-            for row in series.rows:
-                assert row.predicted_over_measured == pytest.approx(1, abs=0.1)
-    for fit in made.fits:
-        assert fit.errors[0].median < 0.05
-        assert fit.network.num_points == own[fit.system]
 
 
 def test_json_holds_every_number(made: CollectivesReport) -> None:
@@ -222,31 +166,9 @@ def test_csv_holds_every_point(made: CollectivesReport) -> None:
     points = table_rows(made, "points")
     assert [float(point["time_s"]) for point in points] == [row.time.value for row in rows(made)]
     assert {point["fastest"] for point in points} == {"True", "False"}
-    ratios = table_rows(made, "ratios")
-    assert [float(row["speed"]) for row in ratios] == [row.speed.value for g in made.groups for row in g.ratios]
     fits = table_rows(made, "fits")
     assert {row["name"] for row in fits} >= {"inside", "across", "reduction", "gloo ring", "mpi flat"}
     assert [row["run_id"] for row in table_rows(made, "runs")] == [run.run_id for run in made.runs]
-
-
-def test_rejected_points_are_rows_with_their_reason(hostile: CollectivesReport) -> None:
-    rejected = [point for point in table_rows(hostile, "points") if point["problem"]]
-    assert {point["num_bytes"] for point in rejected} == {"1024"}
-    assert all(point["time_s"] == "" for point in rejected)
-
-
-# Foreign text
-
-
-def test_terminal_gets_no_control_characters(hostile: CollectivesReport) -> None:
-    text = written(hostile, "text")
-    assert "pwned" in text
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
-
-
-@pytest.mark.parametrize("name", ["made", "hostile"])
-def test_page_is_well_formed_and_loads_nothing(name: str, request: pytest.FixtureRequest) -> None:
-    assert_well_formed(written(request.getfixturevalue(name), "html"))
 
 
 # The commands
@@ -271,20 +193,6 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     assert found.exit_code == 4
     assert f"dlbench: damaged: {tmp_path / made[0].run_id / 'comm.json'}" in found.stderr
     assert "2 runs" in found.stdout.splitlines()[3]
-
-
-@pytest.mark.parametrize("name", ["html", "json", "csv", "md", "text"])
-def test_a_folder_without_figures_gives_a_report_that_says_so(tmp_path: Path, name: str) -> None:
-    (plan,) = factory.comm_plans(repeats=1)
-    factory.write_unfinished_comm(tmp_path / "runs", plan, "failed", "no memory left")
-    out = tmp_path / f"report.{name}"
-    found = run_cli("report", tmp_path / "runs", "-o", out, "--format", name)
-    assert found.exit_code == 4
-    assert "has figures; the report says why" in found.stderr
-    if name not in ("csv", "json"):
-        content = out.read_text(encoding="utf-8")
-        assert "No run has figures" in content
-        assert "no memory left" in " ".join(content.split())
 
 
 @pytest.mark.parametrize(
@@ -357,63 +265,15 @@ def test_fit_writes_a_file_that_predict_reads(sample: Path, tmp_path: Path) -> N
             assert optional(series["seconds"][0], "s") in text
 
 
-@pytest.mark.parametrize("command", ["report", "fit", "predict"])
-def test_help_stays_light(command: str) -> None:
-    code = (
-        "import sys\nfrom dlbench.cli import cli\n"
-        f"try:\n    cli(['comm', '{command}', '--help'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'pandas', 'numpy', 'scipy', 'altair'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Example" in done.stdout
-
-
 # The page in a browser
 
 
-@pytest.fixture(scope="module")
-def page_file(page: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("page") / "comm.html"
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
 @pytest.mark.browser
-def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page_file: Path) -> None:
-    with Visit(browser, page_file) as visit:
-        assert visit.page.locator("figure[data-chart]").count() == 6
-        visit.see_all_charts()
-        point = visit.page.locator(".live svg .mark-symbol.role-mark path").last
-        point.scroll_into_view_if_needed()
-        point.hover()
-        visit.page.wait_for_selector("#vg-tooltip-element.visible")
-        assert "size" in visit.page.locator("#vg-tooltip-element").inner_text()
-        assert visit.requests == [page_file.as_uri()]
-        assert visit.complaints == []
-
-
-@pytest.mark.browser
-def test_foreign_text_stays_text(browser: Any, hostile: CollectivesReport, tmp_path: Path) -> None:
+def test_charts_come_alive_without_a_request_or_a_complaint(browser: Any, page: str, tmp_path: Path) -> None:
     path = tmp_path / "comm.html"
-    path.write_text(written(hostile, "html"), encoding="utf-8")
+    path.write_text(page, encoding="utf-8")
     with Visit(browser, path) as visit:
+        assert visit.page.locator("figure[data-chart]").count() == 4
         visit.see_all_charts()
-        assert visit.page.evaluate("window.pwned") is None
-        assert visit.page.locator("main img, main script, svg script, svg foreignObject").count() == 0
-        assert PAYLOAD in visit.page.locator("main").inner_text()
         assert visit.requests == [path.as_uri()]
         assert visit.complaints == []
-
-
-@pytest.mark.browser
-@pytest.mark.parametrize("width", [320, 1280])
-def test_page_reads_without_scripts_and_sideways_scrolling(browser: Any, page_file: Path, width: int) -> None:
-    with Visit(browser, page_file, java_script_enabled=False, viewport={"width": width, "height": 800}) as visit:
-        stills = visit.page.locator(".still svg")
-        assert stills.count() == 6
-        assert all(still.bounding_box()["height"] > 60 for still in stills.all())
-        assert visit.page.get_by_text("Where the lead changes").first.is_visible()
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
-        assert visit.requests == [page_file.as_uri()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -116,30 +115,11 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     page = document_of(assemble(scan_comm(tmp_path)))
     text = terminal.to_text(page)
     assert "hit most; 1 of 1 victims for certain, by 5 runs." in " ".join(text.split())
-    charts = [chart for section in page.sections if section.id == f"group-{found.id}" for chart in section.charts()]
-    (drawn,) = [chart for chart in charts if chart.id.endswith("-hit")]
-    assert {row.partition(" 2.00")[0] for row in drawn.alt.split("; ")} == {
-        f"n0, rank {rank} {way} 0:2" for rank in (0, 2) for way in ("ping-pong", "window")
-    }
-
-
-def test_two_runs_give_no_verdict(tmp_path: Path) -> None:
-    write_pairs(tmp_path, repeats=2, congestors="auto")
-    assert any("0 of 1 victims for certain, by 2 runs" in words for words in only(tmp_path).words)
 
 
 def test_a_rank_that_sends_nothing_is_said(tmp_path: Path) -> None:
     write_pairs(tmp_path, points=(5,), group_size=5, congestors="auto")
     assert only(tmp_path).words[-1] == "In no pair, and sending nothing: rank 4."
-
-
-def test_few_operations_have_no_percentile(tmp_path: Path) -> None:
-    write_pairs(tmp_path, congestors="auto")
-    for run in scan_comm(tmp_path).runs:
-        points = json.loads(run.folder.comm.read_text(encoding="utf-8"))["points"]
-        edit_json(run.folder.comm, points=[{**one, "times_s": one["times_s"][:99]} for one in points])
-    found = only(tmp_path)
-    assert {one.factor_p99 for one in found.figures} == {None}
 
 
 def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -19,23 +18,21 @@ from hypothesis import strategies as st
 
 from dlbench.comm import choice
 from dlbench.comm.costs import cost
-from dlbench.comm.document import document_of, predictions_document
-from dlbench.comm.fits import Fit, Scope, fit_all, fit_one, lines_of
+from dlbench.comm.document import predictions_document
+from dlbench.comm.fits import Fit, fit_all, fit_one
 from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
 from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import assemble, contenders, fit_caption, fusion_text, group_doubts, layout_text, same_messages
+from dlbench.comm.report import assemble, fit_caption, group_doubts, layout_text
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks
-from dlbench.records.comm import read_network, scan_comm
+from dlbench.records.comm import scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.wording import optional
 from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
-from tests.support.crossing import ring_doubling_crossover
-from tests.support.run_factory import edit_json
 
 RING = "ring over torch-gloo"
 LIBRARY = "library of torch-gloo"
@@ -83,13 +80,14 @@ def test_figures_are_medians_over_runs_of_medians_over_iterations(tmp_path: Path
 
 def test_a_single_run_has_the_middle_half_of_its_iterations_and_says_so(tmp_path: Path) -> None:
     (plan,) = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB", repeats=1, iterations=5)
-    change = {"times_s": [1.0, 2.0, 3.0, 4.0, 100.0]}
+    change = {"times_s": [1.0, 2.0, 3.0, 4.0, 100.0], "is_cut": True, "operations": 16}
     factory.write_comm_run(tmp_path, plan, factory.Story(change=lambda point: change))
     group = only(tmp_path)
     (one,) = group.series[0].rows
     assert one.time == Estimate(3.0, 2.0, 4.0, 1, "within-run", "s")
     assert "say nothing on how runs differ" in doubts(group)["few-repeats"]
     assert "noisy-iterations" in doubts(group)
+    assert doubts(group)["short-samples"].startswith(f"{RING}, 4 KiB: samples of 16 operations, fewer than usual")
 
 
 @pytest.mark.parametrize(
@@ -163,15 +161,6 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     }
 
 
-def test_a_valid_run_without_any_figure_says_why(tmp_path: Path) -> None:
-    (plan,) = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB", repeats=1)
-    gone: dict[str, Any] = {"times_s": [], "correct": None, "problem": "out of memory"}
-    factory.write_comm_run(tmp_path, plan, factory.Story(change=lambda point: gone))
-    table = table_of(tmp_path)
-    assert table.groups == ()
-    assert [(one.state, one.why) for one in table.without] == [("empty", "ring over torch-gloo, 4 KiB: out of memory")]
-
-
 def test_a_copied_run_is_no_repeat(tmp_path: Path) -> None:
     plans = factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="4KiB", repeats=2)
     shutil.copytree(tmp_path / plans[0].run_id, tmp_path / "a-copy")
@@ -208,7 +197,7 @@ def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one
         assert row.chunks == chunks
         one = cost("allreduce", "hierarchical", layout, size, "fp32", factory.network(), row=row)
         assert one.steps == row.steps
-        assert f"c = {chunks}," in one.algorithm
+        assert one.algorithm == f"hierarchical, c = {chunks}"
 
 
 def test_counters_must_equal_the_formulas(tmp_path: Path) -> None:
@@ -252,15 +241,6 @@ def test_times_in_which_the_gpu_may_have_waited_for_calls_are_a_serious_warning(
     (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "launch-bound"]
     assert (one.severity, len(one.runs)) == ("serious", 5)
     assert one.text.startswith("library of torch-gloo, 4 KiB: in 3 of 10 iterations the GPU came to the operations")
-
-
-def test_how_many_operations_a_sample_had_that_was_cut_short_is_noted(tmp_path: Path) -> None:
-    for plan in factory.comm_plans(algorithms="none", backends="gloo", sizes="4KiB,8KiB"):
-        cut = factory.Story(change=lambda point: {"is_cut": point["num_bytes"] == 4096, "operations": 16})
-        factory.write_comm_run(tmp_path, plan, cut)
-    (one,) = [one for one in group_doubts(only(tmp_path)) if one.code == "short-samples"]
-    assert one.severity == "note"
-    assert one.text.startswith("library of torch-gloo, 4 KiB: samples of 16 operations, fewer than usual")
 
 
 def test_the_network_benchmark_says_first_that_nccl_went_over_sockets(tmp_path: Path) -> None:
@@ -316,7 +296,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
 )
 def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]]) -> None:
     group = group_with({f"a{index}": values for index, values in enumerate(times)})
-    ranges = choice.recommended(group)
+    ranges = choice.ranges_of(choice.best(group))
     covered = [size for one in ranges for size in group.sizes if one.low <= size <= one.high]
     assert covered == list(group.sizes)
     assert all(not left.title or left.title != right.title for left, right in itertools.pairwise(ranges))
@@ -327,53 +307,32 @@ def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]
             for name in (one.title,) if one.title else one.tied:
                 taken = group.at(name, size)
                 assert taken.time.value <= least * (1 + choice.STAY_WITHIN) * (1 + 1e-9)
-    for change in choice.crossovers(group):
-        assert change.low <= change.num_bytes * (1 + 1e-9)
-        assert change.num_bytes <= change.high * (1 + 1e-9)
 
 
 def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
     group = group_with({"ring": [1.0, 2.0, 4.0, 8.0], "direct": [2.0, 1.95, 4.1, 6.0]})
-    assert [(one.low, one.high, one.title, one.tied) for one in choice.recommended(group)] == [
+    assert [(one.low, one.high, one.title, one.tied) for one in choice.ranges_of(choice.best(group))] == [
         (1024, 1024, "ring", ()),
         (2048, 4096, "", ("direct", "ring")),
         (8192, 8192, "direct", ()),
     ]
-    (change,) = choice.crossovers(group)
-    # ring leads at 1 KiB, direct by a third at 8 KiB, and neither in between.
-    assert 1024 < change.num_bytes < 8192
 
 
 def test_a_tie_between_two_sizes_of_one_winner_belongs_to_it() -> None:
     group = group_with({"ring": [1.0, 2.0, 4.0], "direct": [2.0, 1.99, 6.0]})
-    assert [(one.low, one.high, one.title) for one in choice.recommended(group)] == [(1024, 4096, "ring")]
+    assert [(one.low, one.high, one.title) for one in choice.ranges_of(choice.best(group))] == [(1024, 4096, "ring")]
 
 
 def test_few_runs_have_no_winner_and_scatter_hides_one(tmp_path: Path) -> None:
     """Four runs are too few for any; of five that scatter by more than the lead no algorithm is recommended."""
     asked: dict[str, Any] = {"algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB,64MiB"}
     factory.write_comm_series(tmp_path / "four", factory.Story(noise=0.001), repeats=4, **asked)
-    assert {one.title for one in choice.recommended(only(tmp_path / "four"))} == {""}
+    assert {one.title for one in choice.ranges_of(choice.best(only(tmp_path / "four")))} == {""}
     factory.write_comm_series(tmp_path / "five", factory.Story(noise=0.001), repeats=5, **asked)
-    assert [one.title for one in choice.recommended(only(tmp_path / "five"))] == [
+    assert [one.title for one in choice.ranges_of(choice.best(only(tmp_path / "five")))] == [
         "recursive-doubling over torch-gloo",
         "ring over torch-gloo",
     ]
-
-
-def test_algorithms_that_send_the_same_messages_at_two_ranks_are_one(tmp_path: Path) -> None:
-    factory.write_comm_series(
-        tmp_path, points=(2,), group_size=None, algorithms="all", backends="none", sizes="1KiB,4MiB"
-    )
-    group = only(tmp_path)
-    same, other = same_messages(group)
-    assert same[:2] == ("ring", "double-binary-tree")
-    assert other == ("recursive-doubling", "naive")
-    among = {series.algorithm for series in contenders(group)}
-    assert among == {"ring", "binomial-tree", "recursive-doubling"}
-    assert contenders(dataclasses.replace(group, runs=())) == group.series
-    (text,) = [one.advice for one in assemble(scan_comm(tmp_path)).groups]
-    assert "equal) over torch-gloo" in text
 
 
 def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> None:
@@ -393,94 +352,6 @@ def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> Non
     assert {one.name for one in found.series if one.poor_error is not None} == {"ring"}
     assert "ring" not in found.best
     assert all("ring" not in (one.title, *one.tied) for one in found.ranges)
-
-
-def test_the_fusion_size_is_one_in_report_and_prediction(tmp_path: Path) -> None:
-    factory.write_comm_series(tmp_path, points=(4, 8), group_size=None, algorithms="ring,direct", backends="gloo")
-    table = table_of(tmp_path)
-    (fit,) = fit_all(table).fits
-    for group in table.groups:
-        reported = choice.fusion(group)
-        (found,) = predict_all(fit.network, (group.layout.ranks,), Wanted(sizes=SIZES)).predictions
-        assert found.fusion_is_measured
-        assert found.fusion_bytes == reported.num_bytes
-        assert (found.fusion_limit is not None) == reported.beyond_measured
-
-
-def test_no_fusion_size_without_a_clear_winner_or_beyond_the_sizes_measured(tmp_path: Path) -> None:
-    """A start-up of 2 ms over 1 GB/s: nine tenths of the rate are at 18 MB; measured to 1 MiB."""
-    story = factory.Story(network=factory.network(inside=(1e-3, 1e-9)), noise=0.001)
-    asked = {"points": (2,), "group_size": None, "algorithms": "ring,binomial-tree", "sizes": "1KiB:1MiB"}
-    for repeats, reason in ((3, "no algorithm is clearly the fastest at 1 MiB"), (5, "the largest size measured")):
-        folder = tmp_path / str(repeats)
-        factory.write_comm_series(folder, story, repeats=repeats, backends="none", **asked)
-        told = " ".join(terminal.to_text(document_of(assemble(scan_comm(folder)))).split())
-        assert ("no: 3 runs" in told) == (repeats == 3)
-        assert "Recommended fusion size" not in told
-        assert reason in told
-    network = fit_all(table_of(folder)).fits[0].network.model_copy(update={"collectives": ()})
-    found = predictions_document(predict_all(network, (2,), Wanted(sizes=SIZES, algorithms=("ring",))))
-    assert "the largest size measured; measure larger ones" in " ".join(terminal.to_text(found).split())
-
-
-def test_no_fusion_size_below_the_sizes_that_were_measured(tmp_path: Path) -> None:
-    """A slow link with hardly any start-up: large messages alone do not tell where small ones begin to cost."""
-    story = factory.Story(network=factory.network(inside=(1e-7, 1e-7)), noise=0.0)
-    factory.write_comm_series(
-        tmp_path, story, points=(4,), group_size=None, algorithms="ring", backends="none", sizes="1MiB:16MiB:5"
-    )
-    found = choice.fusion(only(tmp_path))
-    assert found.below_measured
-    assert "Recommended" not in fusion_text(found)
-    assert "measure smaller ones" in fusion_text(found)
-
-
-def test_measured_and_modelled_crossover_are_where_the_closed_form_says(tmp_path: Path) -> None:
-    alpha, beta, ranks = 50e-6, 1e-9, 8
-    story = factory.Story(network=factory.network(inside=(alpha, beta)), noise=0.01)
-    asked = {"points": (ranks,), "group_size": None, "algorithms": "ring,recursive-doubling", "backends": "none"}
-    factory.write_comm_series(tmp_path, story, sizes="16KiB:16MiB:21", **asked)
-    table = table_of(tmp_path)
-    (group,) = table.groups
-    wanted = ring_doubling_crossover(alpha, beta, ranks)
-    (measured,) = choice.crossovers(group)
-    assert (measured.before, measured.after) == ("recursive-doubling over torch-gloo", RING)
-    assert measured.low <= wanted * 1.1
-    assert wanted / 1.1 <= measured.high
-    assert measured.num_bytes == pytest.approx(wanted, rel=0.1)
-    (modelled,) = choice.model_crossovers(group, fit_all(table))
-    assert (modelled.before, modelled.after) == (measured.before, measured.after)
-    assert modelled.num_bytes == pytest.approx(wanted, rel=0.05)
-
-
-@given(startup=st.floats(1e-9, 1.0), per_byte=st.floats(1e-13, 1e-3), share=st.floats(0.01, 0.99))
-def test_a_message_of_the_fusion_size_reaches_its_share_of_the_rate(
-    startup: float, per_byte: float, share: float
-) -> None:
-    size = choice.fusion_bytes(startup, per_byte, share)
-    line = LineCost(name="x", startup_s=startup, per_byte_s=per_byte, ranks=2)
-    assert size / line.time(size) * per_byte == pytest.approx(share)
-
-
-def test_ratios_pair_runs_so_that_drift_cancels(tmp_path: Path) -> None:
-    """Every repeat is half as fast again, and the ratio of series of one run is still known exactly."""
-    story = factory.Story(noise=0.0, drift=0.5)
-    plans = factory.write_comm_series(tmp_path, story, algorithms="ring", backends="gloo", sizes="64KiB")
-    group = only(tmp_path)
-    (one,) = choice.ratios(group)
-    library, ring = (factory.planted_seconds(plans[0], story, name, 65536) for name in ("library", "ring"))
-    assert (one.own, one.library, one.paired) == (RING, LIBRARY, True)
-    assert (one.speed.value, one.speed.low, one.speed.high) == pytest.approx((library / ring,) * 3)
-    spread = group.series[0].rows[0].time
-    assert spread.high > 1.5 * spread.low
-
-
-def test_a_ratio_of_different_runs_is_not_called_paired(tmp_path: Path) -> None:
-    factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="64KiB")
-    factory.write_comm_series(tmp_path, series="c2", algorithms="none", backends="gloo", sizes="64KiB")
-    (one,) = choice.ratios(only(tmp_path))
-    assert not one.paired
-    assert one.speed.n == 5
 
 
 # Fits
@@ -547,13 +418,6 @@ def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
     assert lines["gloo ring", 8].startup_s == pytest.approx(14 * ACROSS[0], rel=0.05)
 
 
-def test_a_fit_survives_its_file(fitted: tuple[Fit, bool], tmp_path: Path) -> None:
-    fit, _ = fitted
-    path = tmp_path / "box.network.json"
-    path.write_text(fit.network.model_dump_json(indent=2), encoding="utf-8")
-    assert read_network(path) == fit.network
-
-
 def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
     request: dict[str, Any] = {**BOX, "points": (2,), "algorithms": "ring,recursive-doubling", "backends": "none"}
     factory.write_comm_series(tmp_path, **request)
@@ -616,14 +480,6 @@ def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_other_collectives_have_lines_of_their_own_name(tmp_path: Path) -> None:
-    asked = {"collective": "broadcast", "algorithms": "chain", "points": (2,), "sizes": "1KiB:16KiB"}
-    factory.write_comm_series(tmp_path, **{**BOX, **asked})
-    lines = lines_of(table_of(tmp_path), Scope(system="box", carrier="torch-gloo", dtype="fp32"))
-    names = {line.name for line in lines}
-    assert names == {"gloo broadcast chain", "gloo broadcast library", "mpi broadcast library"}
-
-
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
@@ -660,22 +516,6 @@ def test_too_little_for_a_fit_is_incomplete_data(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with pytest.raises(IncompleteDataError, match="has figures; none"):
         the_fit(tmp_path / "d")
-
-
-def test_a_file_that_is_no_network_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        read_network(tmp_path / "none.json")
-    path = tmp_path / "x.network.json"
-    path.write_text('{"format": "dlbench.record"}', encoding="utf-8")
-    with pytest.raises(UserError, match="holds no fitted costs"):
-        read_network(path)
-    path.write_text('{"format": "dlb', encoding="utf-8")
-    with pytest.raises(IncompleteDataError, match="damaged"):
-        read_network(path)
-    path.write_text(factory.network().model_dump_json(), encoding="utf-8")
-    edit_json(path, gamma_s_per_byte=-1.0)
-    with pytest.raises(IncompleteDataError, match="damaged: gamma_s_per_byte: "):
-        read_network(path)
 
 
 # Predictions
@@ -757,14 +597,6 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
         for least, value, most, true in zip(series.low, series.seconds, series.high, truth, strict=True):
             assert least <= value <= most
             assert least * 0.95 <= true <= most * 1.05
-
-
-def test_single_runs_have_no_intervals(fitted: tuple[Fit, bool]) -> None:
-    fit, _ = fitted
-    assert fit.network.draws == ()
-    assert fit.network.across.pieces[0].beta_interval_s_per_byte is None
-    (found,) = predict_all(fit.network, (8,), Wanted(sizes=SIZES, group_size=2)).predictions
-    assert {series.low for series in found.series} == {None}
 
 
 def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:

@@ -14,8 +14,6 @@ import pytest
 
 from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.making.catalogue import packing
-from dlbench.datasets.making.production import produce
 from dlbench.datasets.recognition import detect, keep_indexes, require_fitting
 from dlbench.datasets.splits import Split, split_word, validation_folder
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
@@ -23,6 +21,7 @@ from dlbench.datasets.verification import verify
 from dlbench.errors import UserError
 from dlbench.node.data.source import files_account, open_reader, open_training, validation_path
 from dlbench.specs.plan import RunPlan
+from tests.support.datasets import write_samples
 from tests.support.jpeg_files import encode
 from tests.support.run_factory import plans
 
@@ -35,15 +34,6 @@ DOCUMENT = "The value is returned to the caller.\nIt is back again, and nothing 
 
 def write_text(path: Path, num: int) -> None:
     path.write_text(DOCUMENT * num, encoding="utf-8")
-
-
-def write_samples(path: Path, num: int) -> None:
-    with h5py.File(path, "w") as file:
-        for name, value in (("input_ids", 7), ("input_mask", 1), ("segment_ids", 0)):
-            file[name] = np.full((num, 64), value, np.int32)
-        for name in ("masked_lm_positions", "masked_lm_ids"):
-            file[name] = np.ones((num, 10), np.int32)
-        file["next_sentence_labels"] = np.zeros(num, np.int8)
 
 
 def write_tar(path: Path, num: int) -> None:
@@ -70,8 +60,9 @@ def write_hdf5(path: Path, num: int) -> None:
 
 
 def write_npy(path: Path, num: int) -> None:
-    np.save(path, np.ones((num, 32, 32, 32, 4), np.int16))
-    np.save(path.with_name(path.name.replace("_x", "_y")), np.zeros((num, 4), np.float32))
+    del num  # one sample a pair
+    np.save(path, np.ones((32, 32, 32, 4), np.int16))
+    np.save(path.with_name(path.name.replace("_data", "_label")), np.zeros(4, np.float32))
 
 
 Names = tuple[str, ...]
@@ -83,7 +74,7 @@ CASES: tuple[Case, ...] = (
     ("resnet50", "image-shards", write_tar, ("synsets-train-0.tar", "synsets-train-1.tar"), ("synsets-val-00.tar",)),
     ("resnet50", "image-shards", write_images, ("train-0-of-2", "train-1-of-2"), ("validation-0-of-1",)),
     ("cosmoflow", "density", write_hdf5, ("train.h5",), ("validation.h5",)),
-    ("cosmoflow", "density", write_npy, ("a-train_x.npy", "b-train_x.npy"), ("a-val_x.npy",)),
+    ("cosmoflow", "density", write_npy, ("a-train_data.npy", "b-train_data.npy"), ("a-val_data.npy",)),
 )
 
 
@@ -109,11 +100,13 @@ def test_two_splits_in_one_folder_are_told_apart_by_their_names(case: Case, tmp_
     assert verdict.faults == []
     assert verdict.account is not None
     assert verdict.account.splits == {"train": train, "validation": validation}
-    counted = "3" if len(train) == 1 else "6"
+    num, num_held_out = 3 * len(train), 2
+    if write is write_npy:
+        num, num_held_out = 2, 1
     if kind == "text":
         assert verdict.remarks == ["train: 6 documents in 2 files", "validation: 2 documents in 1 file"]
     else:
-        assert verdict.samples == {"train": int(counted), "validation": 2}
+        assert verdict.samples == {"train": num, "validation": num_held_out}
     plan = plan_of(workload, tmp_path)
     accounts: list[Account] = []
     assert require_fitting(plan.workload, ranks=1, evaluated=True, on_account=accounts.append)
@@ -125,9 +118,9 @@ def test_two_splits_in_one_folder_are_told_apart_by_their_names(case: Case, tmp_
     if kind == "text":
         assert (training.describe()["documents"], held_out.describe()["documents"]) == (6, 2)
     else:
-        assert (training.num_samples, held_out.num_samples) == (int(counted), 2)
+        assert (training.num_samples, held_out.num_samples) == (num, num_held_out)
         names = {path.name for path in training.files()}
-        assert {name for name in names if not name.endswith("_y.npy")} == set(train)
+        assert {name for name in names if not name.endswith("_label.npy")} == set(train)
     training.close()
     held_out.close()
 
@@ -205,8 +198,8 @@ def test_words_of_splits() -> None:
 @pytest.mark.parametrize(
     ("names", "told"),
     [
-        (("data/train-00000-of-00002.parquet",), "is parquet, as Hugging Face publishes images; `dlbench data pack SO"),
-        (("a_data.npy", "a_label.npy"), "is of pairs of _data.npy and _label.npy; `dlbench data pack SOURCE FOLDER`"),
+        (("data/train-00000-of-00002.parquet",), "is of Hugging Face; write the images as <class>/"),
+        (("a_x.npy", "a_y.npy"), "is of an earlier form of dlbench; write each sample as <name>_data.npy"),
         (("shard-0.tar.gz",), "is compressed, and images are read at their place; unpack it to .tar"),
         (("train.rec", "train.idx"), "is RecordIO of MXNet"),
         (("hdf5/wiki_training_0.hdf5",), "holds text or BERT samples in the folder 'hdf5'; give that folder itself"),
@@ -267,8 +260,6 @@ def test_where_labels_begin_is_one_decision_of_both_splits(
         if min(labels):
             assert len(images.classes) == classes
         images.close()
-    produce(packing(tmp_path, container="tar", samples_per_shard=None, seed=0).recipe, tmp_path / "packed")
-    assert sorted(open_image_set(tmp_path / "packed" / "train").labels) == [label - first for label in train]
 
 
 def test_lists_beside_classes_and_folders_of_storage_are_passed_over_with_a_remark(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,12 @@ from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.making import catalogue
 from dlbench.datasets.making.catalogue import DemoData, prepare_demo_data
 from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
-from dlbench.datasets.making.production import Part
 from dlbench.datasets.making.text_recipes import topic_sentences
 from dlbench.datasets.manifest import describe_files, read_manifest
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, Vocabulary, load_vocabulary, read_corpus
 from dlbench.datasets.volumes import index_density
-from dlbench.errors import EnvironmentLacksError, MachineError, UserError
+from dlbench.errors import EnvironmentLacksError, UserError
 from tests.support.datasets import verify_manifest, write_manifest
-from tests.support.noise_recipe import Noise
 from tests.support.paths import DATA
 
 h5py = pytest.importorskip("h5py")
@@ -307,26 +304,6 @@ def test_demo_data_depend_on_the_seed_alone(demo_data: DemoData, tmp_path: Path)
 def digests(path: Path) -> list[tuple[str, str]]:
     """Files below a folder (or one file) with their SHA-256, without the name of the file itself."""
     return [(entry.path if path.is_dir() else "", entry.sha256) for entry in describe_files(path)]
-
-
-def test_a_set_that_cannot_be_made_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = catalogue.recipes(0)
-    small = {"images": replace(whole["images"], train_images=20, validation_images=10), "text": FullDisk()}
-    monkeypatch.setattr(catalogue, "recipes", lambda _seed: small)
-    with pytest.raises(MachineError, match="cannot be made: No space left on device"):
-        prepare_demo_data(tmp_path)
-    assert verify_manifest(tmp_path / "images") == []
-    assert read_manifest(tmp_path / "text") is None
-    assert list((tmp_path / "text").rglob("half")) == []
-
-
-class FullDisk(Noise):
-    """A recipe that the disk has no room for."""
-
-    def write(self, part: Part, path: Path) -> None:
-        path.mkdir()
-        (path / "half").write_text("half", encoding="utf-8")
-        raise OSError(28, "No space left on device")
 
 
 def test_missing_photographs_name_the_remedy() -> None:

@@ -27,7 +27,8 @@ from dlbench.datasets.splits import split_names
 from dlbench.datasets.verification import verify
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import UserError
-from tests.support.jpeg_files import write_tree
+from tests.support.datasets import write_samples
+from tests.support.jpeg_files import write_records, write_tree
 from tests.support.run_factory import plans
 from tests.support.volumes import write_volumes
 
@@ -46,28 +47,14 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_volumes(root / "hdf5" / split, 3, seed=1)
         for name in ("npy", "text", "samples"):
             (root / name / split).mkdir(parents=True)
-        np.save(root / "npy" / split / "a_x.npy", np.ones((2, 32, 32, 32, 4), np.int16))
-        np.save(root / "npy" / split / "a_y.npy", np.ones((2, 4), np.float32))
+        for name in ("a", "b"):
+            np.save(root / "npy" / split / f"{name}_data.npy", np.ones((32, 32, 32, 4), np.int16))
+            np.save(root / "npy" / split / f"{name}_label.npy", np.ones(4, np.float32))
         (root / "text" / split / "a.txt").write_text(TEXT)
-        _write_samples(root / "samples" / split / "a.hdf5", 5, 64)
-    for container in ("tar", "tfrecord"):
-        recipe = PackRecipe(train=root / "tree/train", validation=root / "tree/validation", container=container)
-        produce(recipe, root / container)
-    (root / "scanned").mkdir()
-    for split in ("train", "validation"):
-        (root / "scanned" / split).symlink_to(root / "tfrecord" / split)
+        write_samples(root / "samples" / split / "a.hdf5", 5)
+        write_records(root / "tree" / split, root / "tfrecord" / split)
+    produce(PackRecipe(train=root / "tree/train", validation=root / "tree/validation"), root / "tar")
     return root
-
-
-def _write_samples(path: Path, num: int, length: int) -> None:
-    import h5py
-
-    with h5py.File(path, "w") as file:
-        for name in ("input_ids", "input_mask", "segment_ids"):
-            file[name] = np.zeros((num, length), np.int32)
-        for name in ("masked_lm_positions", "masked_lm_ids"):
-            file[name] = np.zeros((num, 10), np.int32)
-        file["next_sentence_labels"] = np.zeros(num, np.int8)
 
 
 SMALL: dict[str, dict[str, Any]] = {

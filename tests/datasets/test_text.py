@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import pickle
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.datasets.making import text_recipes
-from dlbench.datasets.making.production import Recipe, produce
-from dlbench.datasets.making.text_recipes import (
-    Document,
-    SamplesRecipe,
-    TextRecipe,
-    python_documents,
-    split_documents,
-    train_vocabulary,
-)
+from dlbench.datasets.making.production import Recipe
+from dlbench.datasets.making.text_recipes import Document, TextRecipe, python_documents
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus
 from dlbench.datasets.text.pretraining_samples import Masking, SampleMaker, SampleRule, mask_tokens, num_predictions
 from dlbench.datasets.verification import verify_text
@@ -78,8 +68,8 @@ def text_spec(source: str = "x", **changes: Any) -> TextData:
     )
 
 
-def rule(length: int = 64, predictions: int = 10, **changes: Any) -> SampleRule:
-    return SampleRule(sequence_length=length, max_predictions=predictions, **changes)
+def rule(length: int = 64) -> SampleRule:
+    return SampleRule(sequence_length=length, max_predictions=10)
 
 
 def unmasked(arrays: dict[str, Any]) -> list[int]:
@@ -191,68 +181,30 @@ def test_form_of_a_sample_made_on_the_fly(corpus: TextCorpus, length: int) -> No
         check_sample(data.read((2, index)).arrays, length, 8)
 
 
-@pytest.mark.parametrize("length", [6, 64])
-def test_form_of_a_prepared_sample(corpus: TextCorpus, length: int) -> None:
-    maker = SampleMaker(corpus, rule(length, 8))
-    for document in range(40):
-        generator = np.random.default_rng(document)
-        for pair in maker.document_pairs(document, generator):
-            check_sample(maker.sample(pair, generator), length, 8)
-
-
 def test_pairs_follow_or_come_from_another_document(corpus: TextCorpus) -> None:
-    maker = SampleMaker(corpus, rule(short_sequence_probability=0.0))
+    maker = SampleMaker(corpus, rule())
     ends = corpus.sentence_offsets[corpus.document_offsets]
     tokens = [corpus.tokens[a:b].tolist() for a, b in itertools.pairwise(ends)]
     labels = []
-    for document, own in enumerate(tokens):
-        generator = np.random.default_rng([3, document])
-        for pair in maker.document_pairs(document, generator):
-            sample = maker.sample(pair, generator)
-            ids = unmasked(sample)
-            middle = ids.index(SEP)
-            first, second = ids[1:middle], ids[middle + 1 : -1]
-            labels.append(int(sample["next_sentence"]))
-            assert contains(own, first)
-            if not labels[-1]:
-                assert contains(own, second)
-            elif len(second) > 2:  # one or two words may stand in several documents
-                assert not contains(own, second)
-                assert any(contains(other, second) for other in tokens)
+    for number, ((start, end), document) in enumerate(zip(*maker.runs(), strict=True)):
+        generator = np.random.default_rng([3, number])
+        sample = maker.sample(maker.draw_pair(int(document), int(start), int(end), generator), generator)
+        ids = unmasked(sample)
+        middle = ids.index(SEP)
+        first, second = ids[1:middle], ids[middle + 1 : -1]
+        labels.append(int(sample["next_sentence"]))
+        assert contains(tokens[document], first)
+        if not labels[-1]:
+            assert contains(tokens[document], second)
+        elif len(second) > 2:  # one or two words may stand in several documents
+            assert not contains(tokens[document], second)
+            assert any(contains(other, second) for other in tokens)
     low, high = binomial_bounds(len(labels), 0.5)
     assert low <= np.mean(labels) <= high
 
 
 def contains(whole: list[int], part: list[int]) -> bool:
     return f" {' '.join(map(str, part))} " in f" {' '.join(map(str, whole))} "
-
-
-def test_displaced_sentences_are_put_back(corpus: TextCorpus) -> None:
-    maker = SampleMaker(corpus, rule(32, short_sequence_probability=0.0))
-    for document in range(corpus.num_documents):
-        pairs = maker.document_pairs(document, np.random.default_rng(document))
-        used = [t for p in pairs for t in range(p.begin, p.split if p.random_next else p.stop)]
-        assert len(set(used)) == len(used)
-        ends = corpus.sentence_offsets[corpus.document_offsets[document : document + 2]]
-        missing = set(range(*ends.tolist())) - set(used)
-        # Only the second halves of gatherings of a single sentence are left out, where B is random.
-        sentence_of = np.searchsorted(corpus.sentence_offsets, np.arange(len(corpus.tokens)), side="right")
-        single = [p for p in pairs if p.random_next and sentence_of[p.begin] == sentence_of[p.stop - 1]]
-        alone = {t for p in single for t in range(p.split, p.stop)}
-        assert missing <= alone
-
-
-def test_short_documents_of_a_pass_and_their_share(corpus: TextCorpus) -> None:
-    maker = SampleMaker(corpus, rule())
-    targets = [
-        pairs[0].target
-        for seed, document in itertools.product(range(20), range(corpus.num_documents))
-        if (pairs := maker.document_pairs(document, np.random.default_rng([seed, document])))
-    ]
-    low, high = binomial_bounds(len(targets), 0.1 * 59 / 60)  # one in 60 draws is the full length again
-    assert low <= np.mean(np.array(targets) < 61) <= high
-    assert min(targets) >= 2
-    assert max(targets) == 61
 
 
 def test_every_sentence_is_in_one_run(corpus: TextCorpus) -> None:
@@ -292,13 +244,6 @@ def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
 # Samples in HDF5
 
 
-@pytest.fixture
-def recipe(text_file: Path) -> SamplesRecipe:
-    return SamplesRecipe(
-        source=str(text_file), sequence_length=64, max_predictions=10, duplicates=2, samples_per_file=200, seed=3
-    )
-
-
 def make(recipe: Recipe, folder: Path) -> Path:
     for part in recipe.parts():
         (folder / part.name).parent.mkdir(parents=True, exist_ok=True)
@@ -306,104 +251,6 @@ def make(recipe: Recipe, folder: Path) -> Path:
         pickle.loads(pickle.dumps(recipe)).write(pickle.loads(pickle.dumps(part)), folder / part.name)
     recipe.finish(folder)
     return folder
-
-
-def test_what_the_recipe_writes_the_reader_reads(recipe: SamplesRecipe, tmp_path: Path) -> None:
-    parts = recipe.parts()
-    make(recipe, tmp_path)
-    assert len([p for p in parts if p.split == "train"]) > 2
-    for split in ("train", "validation"):
-        mine = [p for p in parts if p.split == split]
-        assert [p.first for p in mine] == [sum(q.count for q in mine[:i]) for i in range(len(mine))]
-        data = open_text(tmp_path / split, BERT, text_spec(), 0, training=split == "train")
-        assert data.num_samples == sum(p.count for p in mine)
-        for part in mine:
-            with h5py.File(tmp_path / part.name) as file:
-                types = {key: (str(file[key].dtype), file[key].shape) for key in file}
-                stored = {key: file[key][...] for key in file}
-            n = part.count
-            assert types == {
-                "input_ids": ("int32", (n, 64)),
-                "input_mask": ("int8", (n, 64)),
-                "segment_ids": ("int8", (n, 64)),
-                "masked_lm_positions": ("int32", (n, 10)),
-                "masked_lm_ids": ("int32", (n, 10)),
-                "next_sentence_labels": ("int8", (n,)),
-            }
-            for row in range(0, n, 7):
-                a = data.read((0, part.first + row)).arrays
-                check_sample(a, 64, 10)
-                for key, name in (
-                    ("input_ids", "input_ids"),
-                    ("input_mask", "attention_mask"),
-                    ("segment_ids", "token_type_ids"),
-                    ("masked_lm_positions", "masked_positions"),
-                    ("masked_lm_ids", "masked_ids"),
-                    ("next_sentence_labels", "next_sentence"),
-                ):
-                    assert np.array_equal(stored[key][row], a[name])
-        json.dumps(data.describe())
-        data.close()
-    lines: list[str] = []
-    assert verify_text(tmp_path / "train", "english-4096", lines.append) == []
-    loaded = load_vocabulary(str(tmp_path / "vocabulary.txt"))
-    assert loaded.sha256 == load_vocabulary("english-4096").sha256
-
-
-def test_worker_processes_make_the_same_set(recipe: SamplesRecipe, tmp_path: Path) -> None:
-    made: Recipe = recipe
-    manifest = produce(made, tmp_path / "two", workers=2)
-    one = make(recipe, tmp_path / "one")
-    assert manifest.counts == {
-        split: sum(p.count for p in recipe.parts() if p.split == split) for split in ("train", "validation")
-    }
-    for part in recipe.parts():
-        assert (one / part.name).read_bytes() == (tmp_path / "two" / part.name).read_bytes()
-    size = sum(p.stat().st_size for p in one.rglob("*.h5"))
-    assert recipe.estimated_bytes == pytest.approx(size, rel=0.25)
-
-
-def test_a_part_is_the_same_whoever_writes_it(recipe: SamplesRecipe, tmp_path: Path) -> None:
-    one, other = make(recipe, tmp_path / "one"), make(recipe, tmp_path / "other")
-    for part in recipe.parts():
-        assert (one / part.name).read_bytes() == (other / part.name).read_bytes()
-    part = recipe.parts()[0]
-    with pytest.raises(OSError, match="exists"):
-        recipe.write(part, one / part.name)
-    changed = replace(recipe, seed=4)
-    assert changed.made_with != recipe.made_with
-    make(changed, tmp_path / "changed")
-    assert (tmp_path / "changed" / part.name).read_bytes() != (one / part.name).read_bytes()
-
-
-def test_no_sample_of_validation_touches_training_documents(recipe: SamplesRecipe, tmp_path: Path) -> None:
-    make(recipe, tmp_path)
-    corpus = read_corpus(Path(recipe.source), load_vocabulary(recipe.vocabulary))
-    dealt = split_documents(corpus.num_documents, recipe.validation_share, recipe.seed)
-    assert sorted([*dealt["train"], *dealt["validation"]]) == list(range(150))
-    assert len(dealt["validation"]) == 15
-    ends = corpus.sentence_offsets[corpus.document_offsets]
-    for split, documents in dealt.items():
-        own = [corpus.tokens[ends[d] : ends[d + 1]].tolist() for d in documents]
-        text = " 0 ".join(" ".join(map(str, t)) for t in own)
-        data = open_text(tmp_path / split, BERT, text_spec(), 0, training=False)
-        for index in range(0, data.num_samples, 3):
-            ids = unmasked(data.read((0, index)).arrays)
-            middle = ids.index(SEP)
-            for segment in (ids[1:middle], ids[middle + 1 : -1]):
-                assert contains([int(t) for t in text.split()], segment)
-        data.close()
-
-
-def test_duplicates_repeat_the_text_with_other_masks(text_file: Path, tmp_path: Path) -> None:
-    recipe = SamplesRecipe(source=str(text_file), sequence_length=64, max_predictions=10, duplicates=3)
-    (train, validation) = recipe.parts()
-    make(recipe, tmp_path)
-    with h5py.File(tmp_path / train.name) as file:
-        rows = Counter(map(bytes, file["input_ids"][...]))
-    assert train.count > 2.5 * replace(recipe, duplicates=1).parts()[0].count
-    assert len(rows) > 0.99 * train.count
-    assert validation.count < train.count / 9
 
 
 def foreign(folder: Path, rows: int = 5, **changes: Any) -> Path:
@@ -543,19 +390,6 @@ def test_wrong_layouts_are_named(tmp_path: Path, changes: dict[str, Any], told: 
     assert told in line
 
 
-def test_truncated_and_foreign_files(tmp_path: Path) -> None:
-    path = foreign(tmp_path, rows=2000)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UserError, match=r"part_00000_of_00500.hdf5': .*truncated"):
-        open_text(tmp_path, BERT, text_spec(), 0, training=True)
-    (line,) = verify_text(path)
-    assert "truncated" in line
-    path.write_bytes(b"no HDF5")
-    with pytest.raises(UserError, match=r"part_00000_of_00500.hdf5': "):
-        open_text(path, BERT, text_spec(), 0, training=True)
-
-
 def flipped(path: Path, whole: bytes, generator: np.random.Generator) -> None:
     """Writes the file again with one other byte; half of them lie where its metadata begin."""
     content = bytearray(whole)
@@ -564,34 +398,12 @@ def flipped(path: Path, whole: bytes, generator: np.random.Generator) -> None:
     path.write_bytes(content)
 
 
-def values(path: Path) -> dict[str, Any]:
-    with h5py.File(path) as file:
-        return {key: file[key][...].tolist() for key in file}
-
-
-def test_every_flipped_byte_of_our_files_is_found_or_does_no_harm(recipe: SamplesRecipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["fixed", pytest.param("variable", marks=pytest.mark.slow)])
+def test_damage_is_one_line_and_never_a_defect(tmp_path: Path, layout: str) -> None:
     path = tmp_path / "a.h5"
-    recipe.write(replace(recipe.parts()[-1], name="validation/samples-00000.h5"), path)
-    whole, stored, generator = path.read_bytes(), values(path), np.random.default_rng(1)
-    found = 0
-    for _ in range(150):
-        flipped(path, whole, generator)
-        lines = verify_text(path, "english-4096")
-        assert all(line.startswith("a.h5: ") and "\n" not in line for line in lines)
-        found += bool(lines)
-        assert lines or values(path) == stored
-    assert found > 120
-
-
-@pytest.mark.parametrize("layout", ["ours", "fixed", pytest.param("variable", marks=pytest.mark.slow)])
-def test_damage_is_one_line_and_never_a_defect(recipe: SamplesRecipe, tmp_path: Path, layout: str) -> None:
-    path = tmp_path / "a.h5"
-    if layout == "ours":
-        recipe.write(recipe.parts()[-1], path)
-    else:
-        fixed = foreign(tmp_path)
-        (fixed.rename if layout == "fixed" else lambda new: variable(fixed, new))(path)
-        fixed.unlink(missing_ok=True)
+    fixed = foreign(tmp_path)
+    (fixed.rename if layout == "fixed" else lambda new: variable(fixed, new))(path)
+    fixed.unlink(missing_ok=True)
     whole, generator = path.read_bytes(), np.random.default_rng(2)
     told: list[str] = []
     for _ in range(150):
@@ -655,9 +467,8 @@ def test_samples_that_do_not_fit_the_settings(tmp_path: Path) -> None:
         open_text(tmp_path, small, text_spec(), 0, training=True).read((0, 0))
 
 
-def test_prepared_samples_fit_the_model(recipe: SamplesRecipe, tmp_path: Path) -> None:
-    make(recipe, tmp_path)
-    data = open_text(tmp_path / "train", BERT, text_spec(), 0, training=True)
+def test_prepared_samples_fit_the_model(tmp_path: Path) -> None:
+    data = open_text(foreign(tmp_path), BERT, text_spec(), 0, training=True)
     batch = BatchReader(data, "stop")[[(0, i) for i in range(4)]].batch
     assert {name: (tuple(t.shape), t.dtype) for name, t in batch.items()} == {
         **dict.fromkeys(("input_ids", "token_type_ids", "attention_mask"), ((4, 64), torch.int64)),
@@ -669,27 +480,6 @@ def test_prepared_samples_fit_the_model(recipe: SamplesRecipe, tmp_path: Path) -
 
 
 # Splits and the embedded text
-
-
-@given(documents=st.integers(4, 500), share=st.floats(0, 0.9), seed=st.integers(0, 100))
-def test_splits_are_disjoint_and_whole(documents: int, share: float, seed: int) -> None:
-    try:
-        dealt = split_documents(documents, share, seed)
-    except UserError:
-        assert documents * (1 - share) < 3
-        return
-    train, validation = dealt["train"].tolist(), dealt["validation"].tolist()
-    assert sorted(train + validation) == list(range(documents))
-    assert len(train) >= 2
-    assert len(validation) == (max(2, round(documents * share)) if share else 0)
-    assert split_documents(documents, share, seed)["train"].tolist() == train
-
-
-def test_impossible_splits_are_refused() -> None:
-    with pytest.raises(UserError, match="3 documents are too few"):
-        split_documents(3, 0.5, 0)
-    with pytest.raises(UserError, match="validation share 1"):
-        split_documents(100, 1.0, 0)
 
 
 @pytest.fixture
@@ -777,58 +567,6 @@ def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.Mon
         python_documents.__wrapped__()
 
 
-# Vocabularies
-
-
-def test_two_trainings_are_loadable_and_alike(text_file: Path, tmp_path: Path) -> None:
-    one, other = (train_vocabulary(text_file, 900, True, tmp_path / f"{i}.txt") for i in range(2))
-    assert len(one) == len(other) == 900
-    shared = set(one.entries) & set(other.entries)
-    assert len(shared) > 850  # equally frequent entries may differ, ids of equal ones only move by those
-    for vocabulary in (one, other):
-        assert vocabulary.entries[:5] == SPECIAL
-        assert vocabulary.lowercase
-        words = vocabulary.entries[5:]
-        assert [len(w.removeprefix("##")) > 1 for w in words] == sorted(len(w.removeprefix("##")) > 1 for w in words)
-        assert load_vocabulary(str(vocabulary.path)) == vocabulary
-    sidecar = (tmp_path / "0.txt.sha256").read_text(encoding="utf-8").split()
-    assert sidecar == [hashlib.sha256((tmp_path / "0.txt").read_bytes()).hexdigest(), "0.txt"]
-    assert not list(tmp_path.glob(".*"))
-    corpus = read_corpus(text_file, one)
-    assert (corpus.tokens == UNKNOWN).mean() == 0
-
-
-def test_vocabularies_are_never_overwritten(text_file: Path, tmp_path: Path) -> None:
-    path = tmp_path / "v.txt"
-    path.write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match=r"v.txt' exists; a vocabulary is never overwritten"):
-        train_vocabulary(text_file, 900, True, path)
-    assert path.read_text(encoding="utf-8") == "mine"
-    # Nor where another process wrote it between the check and the end of training.
-    with pytest.raises(UserError, match=r"v.txt': cannot be written: File exists"):
-        text_recipes._write_new(path, b"other")
-    assert path.read_text(encoding="utf-8") == "mine"
-    path.rename(tmp_path / "v.txt.sha256")
-    with pytest.raises(UserError, match=r"v.txt.sha256' exists"):
-        train_vocabulary(text_file, 900, True, path)
-
-
-def test_impossible_vocabularies_are_refused(text_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"size 10: the text gives at least \d+ entries"):
-        train_vocabulary(text_file, 10, True, tmp_path / "a.txt")
-    with pytest.raises(UserError, match=r"size 90000: the text gives at most \d+ entries"):
-        train_vocabulary(text_file, 90000, True, tmp_path / "a.txt")
-    with pytest.raises(UserError, match="no capital letters"):
-        train_vocabulary(text_file, 900, False, tmp_path / "a.txt")
-    with pytest.raises(UserError, match=r"ends in .txt"):
-        train_vocabulary(text_file, 900, True, tmp_path / "a.vocab")
-    with pytest.raises(UserError, match="no such file or folder"):
-        train_vocabulary(tmp_path / "missing", 900, True, tmp_path / "a.txt")
-    (tmp_path / "cased").mkdir()
-    (tmp_path / "cased" / "c.txt").write_text("Some Capital Words Here\n" * 20, encoding="utf-8")
-    assert not train_vocabulary(tmp_path / "cased", 40, False, tmp_path / "a.txt").lowercase
-
-
 # Verification of text
 
 
@@ -838,7 +576,7 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\n \n")
     lines: list[str] = []
     for workers in (1, 2):
-        found = verify_text(tmp_path, "english-4096", lines.append, workers)
+        found = verify_text(tmp_path, "english-4096", workers=workers, on_remark=lines.append)
         assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: no text in it"]
     assert lines[-2] == "2 documents in 3 files"
     assert lines[-1].endswith("tokens are [UNK]")

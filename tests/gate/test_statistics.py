@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.sides import Content, differences, named, parse_allowed, without
-from dlbench.gate.verdicts import Evidence, Judgement, Rule, Sample, Verdict, evidence_of, judge, overall
+from dlbench.gate.verdicts import Evidence, Judgement, Rule, Sample, Verdict, evidence_of, judge
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.
 TIMES = st.one_of(st.integers(90_000_000, 112_000_000), st.integers(99, 102).map(lambda ms: ms * 1_000_000)).map(
@@ -97,11 +97,6 @@ def test_a_floor_that_is_just_reached_is_missed_and_met_at_most_at_the_level() -
         # 1 % of 2,000, and three standard deviations.
         assert sum(one.verdict == verdict for one in found) <= 20 + 14
     assert all(one.ratio is not None and one.ratio.low is not None for one in found)
-
-
-def test_a_test_of_too_little_is_refused() -> None:
-    with pytest.raises(ValueError, match="two runs per side"):
-        evidence_between([1.0], [1.0, 2.0])
 
 
 # --- units ------------------------------------------------------------------------------------------------------------
@@ -256,23 +251,6 @@ def test_exchanged_sides_get_the_mirrored_verdict(
     assert there.ratio.value * back.ratio.value == pytest.approx(1)
 
 
-@given(sides(5, 8), st.sampled_from([1e-3, 7.0, 3600.0]))
-@settings(max_examples=20)
-def test_another_unit_changes_nothing(found: tuple[list[float], list[float]], factor: float) -> None:
-    a, b = found
-    here, there = one(a, b), one([x * factor for x in a], [x * factor for x in b])
-    assert there.verdict == here.verdict
-    assert there.tested.p_worse == pytest.approx(here.tested.p_worse, rel=1e-6)
-    assert there.ratio.value == pytest.approx(here.ratio.value)
-
-
-@given(sides(5, 7))
-@settings(max_examples=20)
-def test_the_order_of_unpaired_runs_changes_nothing(found: tuple[list[float], list[float]]) -> None:
-    a, b = found
-    assert one(a[::-1], sorted(b)).verdict == one(a, b).verdict
-
-
 STEADY = [1.000, 1.002, 0.998, 1.001, 0.999, 1.003, 0.997, 1.0, 1.001, 0.999]
 
 
@@ -306,13 +284,6 @@ def test_a_change_smaller_than_the_tolerance_fails_at_most_at_the_level(count: i
     assert fails <= 8
 
 
-def test_a_likely_change_within_the_tolerance_is_told() -> None:
-    found = one(STEADY, [x * 1.01 for x in STEADY])
-    assert found.verdict == "equivalent"
-    assert "a small change is likely" in found.reason
-    assert one(STEADY, [x * 1.01 for x in STEADY], tolerance=0.005).verdict == "regressed"
-
-
 @given(
     st.lists(sides(5, 8), min_size=1, max_size=4),
     st.booleans(),
@@ -343,14 +314,6 @@ def test_the_verdict_is_where_its_own_interval_lies(
         assert level / len(samples) <= tested.level_worse <= level
 
 
-@pytest.mark.parametrize("paired", [False, True])
-def test_ten_against_ten_with_one_outlier_is_no_regression_with_an_interval_around_one(paired: bool) -> None:
-    a = [0.05 * x for x in STEADY]
-    found = one(a, [*(x * 1.032 for x in a[:-1]), 0.075], paired=paired)
-    assert found.verdict == "inconclusive"
-    assert found.ratio.low < 1 < found.ratio.value
-
-
 def test_pairs_see_through_a_drift_that_hides_the_change_from_separate_sides() -> None:
     drift = [1 + 0.03 * k for k in range(8)]
     a = [x * d for x, d in zip(STEADY, drift, strict=False)]
@@ -370,15 +333,6 @@ def test_many_comparisons_are_corrected_together() -> None:
     quiet = Sample(a=tuple(a), b=tuple(a), paired=False)
     told = [found.tested.level_worse for found in judge([quiet, sample, quiet], Rule()) if found.tested]
     assert told == pytest.approx([0.01 / 2, 0.01 / 3, 0.01 / 2])
-
-
-def test_one_verdict_of_many() -> None:
-    assert overall(["equivalent", "improved", "inconclusive", "regressed", "insufficient"]) == "regressed"
-    assert overall(["equivalent", "improved", "inconclusive", "insufficient"]) == "insufficient"
-    assert overall(["equivalent", "improved", "inconclusive"]) == "inconclusive"
-    assert overall(["equivalent", "improved"]) == "improved"
-    assert overall(["equivalent"]) == "equivalent"
-    assert overall([]) == "insufficient"
 
 
 def test_false_alarms_stay_below_the_level_with_outliers() -> None:
@@ -408,11 +362,6 @@ def test_differing_keys_are_named_once_with_both_values() -> None:
     assert [one.key for one in found] == ["precision", "train.seed", "variant"]
     assert named(found) == "Precision: fp32 against bf16; train.seed: 0 against 1; variant: not set against unwatched"
     assert differences(a, a) == []
-
-
-def test_many_differing_keys_are_counted() -> None:
-    a, b = (content(**{f"train.key{i}": side for i in range(11)}) for side in (1.0, 2.0))
-    assert named(differences(a, b)).endswith("; and 3 more")
 
 
 @pytest.mark.parametrize("allow", ["precision", "train.precision"])

@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.profiler import ProfilerActivity, profile
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
 from dlbench.node.models import bert
-from dlbench.node.models.build import AUTOCAST_TYPES, Batch, build_model, loss_for
+from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer, update_evidence
-from dlbench.node.models.resnet import batch_norm_settings
 from dlbench.node.torch_facts import lacking_tf32, set_tf32, tf32_products
 from dlbench.node.training.precision import Precision
 from dlbench.specs.plan import RunPlan
@@ -82,23 +80,6 @@ def test_each_precision_rounds_as_it_should(gpu: torch.device) -> None:
         for plain, bf16 in zip(strict, errors("bf16", gpu), strict=True):
             # 7 bits after the point of both factors and of the result.
             assert 10 * plain < bf16 <= 3 * 2.0**-8
-
-
-def test_the_record_names_the_kernels_that_compute_batch_norm(gpu: torch.device) -> None:
-    """In every order of memory: torch's own where torch says so, cuDNN's where it names cuDNN."""
-    norm = torch.nn.BatchNorm2d(64).to(gpu)
-    for kind in ("fp32", "fp16", "bf16"):
-        if kind == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
-            continue
-        plan = plan_of("resnet50", "--preset", "ci", "--set", f"train.precision={kind}")
-        (setting,) = batch_norm_settings(plan, gpu)
-        features = torch.randn(8, 64, 16, 16, device=gpu, dtype=AUTOCAST_TYPES.get(kind, torch.float32))
-        for order in (torch.contiguous_format, torch.channels_last):
-            with profile(activities=[ProfilerActivity.CPU]) as seen:
-                norm(features.to(memory_format=order))
-            called = {event.name for event in seen.events()}
-            assert ("aten::cudnn_batch_norm" in called) == (setting.effective == "cudnn"), (kind, order, setting)
-            assert ("aten::native_batch_norm" in called) == (setting.effective == "native"), (kind, order, setting)
 
 
 def test_rows_that_pad_the_decoder_change_no_loss_and_are_in_the_record(gpu: torch.device) -> None:
@@ -234,7 +215,7 @@ def test_attention_without_mask_and_without_padding_is_the_same(kind: str, bound
             torch.testing.assert_close(other, one, rtol=0, atol=bound * largest)
 
 
-def test_the_record_names_the_kernel_of_attention(gpu: torch.device) -> None:
+def test_the_record_counts_what_attention_was_given(gpu: torch.device) -> None:
     plan = plan_of("bert", "--preset", "ci", "--set", "train.precision=bf16")
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("this GPU has no bf16 arithmetic")
@@ -249,7 +230,5 @@ def test_the_record_names_the_kernel_of_attention(gpu: torch.device) -> None:
         with precision.autocast():
             loss(model, on(gpu, batch))
     (setting,) = kernels.settings()
-    assert "not known" not in setting.evidence, setting.evidence
     for how in ("masked", "unmasked", "unpadded"):
-        told = setting.evidence.partition(f"1 {how} (")[2].partition(")")[0]
-        assert told.split(",")[0] in ("flash", "efficient", "cudnn", "math"), setting.evidence
+        assert f"1 {how}" in setting.evidence

@@ -18,19 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import cli as command_line
-from dlbench.jobs.box.box import Box
 from dlbench.jobs.campaign.series_file import SeriesFile, SeriesJob, write_series
 from dlbench.jobs.scheduler import Submission
-from dlbench.jobs.slurm.accounting import job_energies, with_accounting
+from dlbench.jobs.slurm.accounting import with_accounting
 from dlbench.node.ranks import switch_of
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.job import Attempt, RunAccounting, Step
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
-from dlbench.report.formats.html import to_html
 from dlbench.units import utc_now
-from dlbench.views.campaign_cost import campaign_cost, cost_document, cost_section
+from dlbench.views.campaign_cost import campaign_cost, cost_section
+from tests.slurm_box.box import Box
 from tests.support.run_factory import Story, constant, plans, write_run
 
 START = 1_772_366_400
@@ -136,19 +135,6 @@ def test_a_run_of_a_shared_job_is_told_by_its_own_step_and_kept(tmp_path: Path, 
     assert call.endswith("--jobs=7,8")
 
 
-def test_without_accounting_squeue_tells_times_and_no_memory(tmp_path: Path, slurm: Callable[..., Path]) -> None:
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    slurm("sacct", [], code=1)
-    cells = ("7", "COMPLETED", START + 5, START + 60, START + 160, 2, "1-00:10:00", "batch", "lab", "normal", "n[1-2]")
-    slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
-    (run,), _ = with_accounting(runs)
-    one = run.accounting
-    assert (one.source, one.waited_s, one.run_s, one.job_node_s) == ("squeue", 55, 100, 200)
-    assert one.attempts[0].time_limit_s == 86_400 + 600
-    assert one.max_rss_bytes is None
-    assert one.not_measured["max_rss_bytes"].startswith("no accounting: sacct refused")
-
-
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
@@ -171,26 +157,6 @@ def test_what_is_not_known_is_not_kept(
     assert run.accounting is None
     assert list(why_not.values()) == [words]
     assert not run.folder.accounting.exists()
-
-
-def test_what_ended_just_now_is_not_kept(tmp_path: Path, slurm: Callable[..., Path]) -> None:
-    """For some seconds sacct calls a job that will be requeued ended."""
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    # A time to come: however long this test waits for a core, it is not long ago.
-    slurm("sacct", [row("7", "PREEMPTED", End=str(int(time.time()) + 3600))])
-    (run,), why_not = with_accounting(runs)
-    assert run.accounting is None
-    assert list(why_not.values()) == ["job 7 was ended just now (PREEMPTED), and may be started again"]
-    assert not run.folder.accounting.exists()
-
-
-@pytest.mark.parametrize(("text", "nodes"), [("1K", 1024), ("1.50K", 1536), ("1023", 1023), ("", 0)])
-def test_large_numbers_of_nodes_count(tmp_path: Path, slurm: Callable[..., Path], text: str, nodes: int) -> None:
-    """sacct shortens what can be divided by 512."""
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    slurm("sacct", [row("7", NNodes=text)])
-    (run,), _ = with_accounting(runs)
-    assert (run.accounting.attempts[0].nodes, run.accounting.job_node_s) == (nodes, nodes * 100)
 
 
 def test_more_jobs_than_an_argument_holds_are_asked_for_in_parts(
@@ -229,32 +195,6 @@ def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, s
     assert (point.energy_j, point.node_hours) == (2e6, pytest.approx(200 / 3600))
 
 
-def test_runs_without_figures_are_on_no_other_set_of_nodes(tmp_path: Path) -> None:
-    """Their nodes are known from Slurm alone, which writes the same ones otherwise."""
-    runs = series(tmp_path, [("7", (0, 1, 2))], {2: Story(state="invalid")})
-    ids = [run.plan.run_id for run in runs]
-    unlike = replace(runs[2], record=None)
-    told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 30)) for run in (*runs[:2], unlike)]
-    found = campaign_cost(told)
-    assert [point.node_sets for point in found.points] == [1]
-    words = "\n".join(cost_section(found).words)
-    assert "All runs of a point had the same nodes" in words
-    lost = campaign_cost([replace(run, record=None) for run in told])
-    assert lost is not None
-    assert "nodes:" not in "\n".join(cost_section(lost).words)
-
-
-def test_squeue_says_the_end_of_a_job_that_never_started_as_its_start(
-    tmp_path: Path, slurm: Callable[..., Path]
-) -> None:
-    runs = series(tmp_path / "runs", [("7", (0,))])
-    slurm("sacct", [], code=1)
-    cells = ("7", "CANCELLED", START + 5, START + 160, START + 160, 2, "10:00", "batch", "lab", "normal", "")
-    slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
-    (run,), _ = with_accounting(runs)
-    assert (run.accounting.waited_s, run.accounting.attempts[0].started) == (None, None)
-
-
 @pytest.mark.parametrize(
     ("energies", "joules"), [(("1M", "2M"), 3e6), (("", "2M"), None), (("1M", ""), None), (("", ""), None)]
 )
@@ -273,9 +213,6 @@ def test_energy_is_that_of_all_attempts_or_none(
     assert run.accounting.job_energy_j == joules
     why = run.accounting.not_measured.get("energy_j", "")
     assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
-    told, why = job_energies([run])
-    assert told == {}
-    assert ("2 attempts of job 7 together" in why[run.plan.run_id]) == (joules is not None)
     found = campaign_cost([run])
     # Nodes are asked for anew each time; what the first attempt took is lost.
     assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)
@@ -353,22 +290,6 @@ def four_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
     return series(out, [("7", (0, 1, 2, 3))], {3: Story(state="invalid")})
 
 
-def test_a_page_leads_with_node_hours_and_says_once_why_energy_is_not_there(four_runs: list[Run]) -> None:
-    ids = [run.plan.run_id for run in four_runs]
-    told = [replace(run, accounting=accounting(run, ids, 2, [(0, 9)], 36)) for run in four_runs]
-    found = campaign_cost(
-        [
-            replace(run, accounting=run.accounting.model_copy(update={"not_measured": {"energy_j": "no plugin"}}))
-            for run in told
-            if run.accounting is not None
-        ]
-    )
-    assert found is not None
-    page = to_html(cost_document(found))
-    assert '<p class="finding">0.02\N{NO-BREAK SPACE}node-hours in 1 job, ' in page
-    assert page.count("ot measured: no plugin") == 1
-
-
 @given(lengths=st.lists(st.integers(0, 50), min_size=4, max_size=4), gap=st.integers(0, 9), nodes=st.integers(1, 4))
 def test_the_parts_of_a_campaign_are_what_its_jobs_held(
     four_runs: list[Run], lengths: list[int], gap: int, nodes: int
@@ -426,36 +347,6 @@ def test_the_command_tells_the_cost_on_one_screen(
     done = CliRunner().invoke(command_line, ["cost", "runs"])
     assert "none of these runs was submitted to Slurm" in done.output
     assert done.exit_code == 6
-
-
-def test_without_accounting_the_share_is_not_measured_and_the_records_tell_their_own(
-    tmp_path: Path, slurm: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """squeue knows the job and not its runs: no figure is made up for them."""
-    runs = series(tmp_path / "runs", [("7", (0, 1))])
-    slurm("sacct", [], code=1)
-    cells = ("7", "COMPLETED", START + 5, START + 60, START + 3660, 1, "10:00", "batch", "lab", "normal", "n1")
-    slurm("squeue", ["|".join(str(cell).ljust(30) for cell in cells) + "|"])
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(command_line, ["cost", "runs"])
-    assert done.exit_code == 0, done.output
-    text = " ".join(done.output.split())
-    assert "1 node-hours in 1 job, share of measured steps not measured" in text
-    assert text.count("not measured: no accounting: sacct refused") == 1
-    # Runs of the factory take a minute, 3.5 s of it to start and 1 s in ten steps of 100 ms.
-    share = sum(run.record.ranks[0].measured_s for run in runs if run.record) / 120
-    assert "By their own records the runs with figures took 0.0333 node-hours: 6 % in their start" in text
-    assert f"{share:.0%}".replace("%", " %") + " in measured steps" in text
-    assert " 0 % in measured" not in text
-    told = json.loads(CliRunner().invoke(command_line, ["cost", "runs", "--json"]).stdout)
-    assert told["recorded"][1]["node_hours"] == pytest.approx(share * 120 / 3600)
-    # Where Slurm knows nothing at all any more, the records are what there is.
-    for run in runs:
-        run.folder.accounting.unlink()
-    slurm("squeue", [])
-    done = CliRunner().invoke(command_line, ["cost", "runs"])
-    assert done.exit_code == 6
-    assert "Cost by Slurm: not measured. By their own records the runs" in " ".join(done.stdout.split())
 
 
 def test_wait_keeps_what_the_jobs_took(

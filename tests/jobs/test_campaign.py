@@ -17,13 +17,12 @@ from dlbench.cli import cli as command_line
 from dlbench.errors import RunError, UserError
 from dlbench.jobs.campaign import series_file
 from dlbench.jobs.campaign.campaign import job_of
-from dlbench.jobs.campaign.completing import MOST_DOUBTS, Submitted, begin, complete, feed, write_only
+from dlbench.jobs.campaign.completing import Submitted, begin, complete, write_only
 from dlbench.jobs.campaign.ended import cancel_run, cancel_series, reopen
 from dlbench.jobs.campaign.run_status import wait
 from dlbench.jobs.campaign.series_file import (
     FOLDER,
     append,
-    feeding,
     held,
     is_held,
     known_jobs,
@@ -33,10 +32,6 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import (
     Answer,
     DoubtError,
-    Queue,
-    QueueFullError,
-    Scheduler,
-    StuckError,
     UnansweredError,
     read_submission,
 )
@@ -72,7 +67,7 @@ def begun(root: Path, count: int = 4, *, chain: bool = False) -> str:
     return begin(root, jobs(count), chain=chain, python="/python", request="dlbench submit ...")
 
 
-def submitted(root: Path, desk: Scheduler, most: int | None = None) -> list[str]:
+def submitted(root: Path, desk: Desk, most: int | None = None) -> list[str]:
     told: list[Submitted] = []
     complete(root, "s", desk, QUIET, told.append, most)
     return [one.job_id for one in told]
@@ -243,87 +238,6 @@ def test_an_array_counts_its_elements(root: Path, desk: Desk) -> None:
     assert submission.job_id == "1_3"
 
 
-def test_a_series_is_fed_as_the_queue_empties(root: Path, desk: Desk) -> None:
-    begun(root, 6)
-    told: list[str] = []
-    looks = 0
-
-    def check() -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 20:
-            desk.is_silent = True
-        if looks == 24:
-            desk.is_silent = False
-        if looks % 8 == 0:  # the oldest ends
-            desk.set_state("F", next((row[0] for row in desk.lines() if row[1] == "Q"), "0"))
-        assert sum(row[1] == "Q" for row in desk.lines()) <= 2
-
-    with feeding(root, "s"):
-        assert is_held(root, "s")
-        now = feed(root, "s", desk, check, QUIET, told.append, 2, 0.01)
-    assert now.text == "6 of 6 jobs submitted"
-    assert told[0] == "series s: 2 of 6 jobs submitted; waiting for the queue"
-    exactly_once(root, desk, 6)
-
-
-def test_a_full_queue_is_waited_for_while_a_job_of_the_series_may_leave_it(root: Path, desk: Desk) -> None:
-    begun(root, 3)
-    full = Answer(refusal="Job violates accounting/QOS policy (job submit limit)", is_full=True)
-    desk.before = lambda number: full if number in (2, 3) else None
-    told: list[str] = []
-    feed(root, "s", desk, QUIET, QUIET, told.append, None, 0.01)
-    exactly_once(root, desk, 3)
-    assert "waiting for the queue: qsub refused" in told[0]
-    other = Desk(queue=desk.queue.with_name("other"), before=lambda number: full)
-    begin(root, jobs(2, "t"), chain=False, python="/python", request="dlbench submit ...")
-    with pytest.raises(QueueFullError):
-        feed(root, "t", other, QUIET, QUIET, QUIET, None, 0.01)
-
-
-@pytest.mark.parametrize("chain", [True, False])
-def test_a_queue_whose_jobs_never_start_is_not_waited_for(root: Path, desk: Desk, chain: bool) -> None:
-    begun(root, 4, chain=chain)
-    submitted(root, desk, 2)
-    desk.stuck = "PartitionTimeLimit"
-    with pytest.raises(StuckError, match=r"series s: --max-jobs .* job 1 waits for PartitionTimeLimit"):
-        feed(root, "s", desk, QUIET, QUIET, QUIET, 2, 0.01)
-    # One that runs leaves room when it ends.
-    desk.set_state("R", "1")
-    assert submitted(root, desk, 2) == []
-
-
-def test_a_scheduler_that_never_says_yes_nor_no_is_given_up(
-    root: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where a site's plugin refuses a job in words of its own."""
-    monkeypatch.setattr("dlbench.jobs.campaign.completing.MOST_S", 0.0)
-    begun(root, 3)
-    desk.before = lambda number: Answer(doubt="sbatch failed: Unspecified error") if number > 1 else None
-    with pytest.raises(DoubtError, match="Unspecified error"):
-        feed(root, "s", desk, QUIET, QUIET, QUIET, None, 0.001)
-    assert desk.times == 1 + MOST_DOUBTS
-    # As long as some are taken it goes on.
-    desk.before = lambda number: Answer(doubt="it is busy") if number % 3 else None
-    feed(root, "s", desk, QUIET, QUIET, QUIET, None, 0.001)
-    exactly_once(root, desk, 3)
-
-
-def test_another_process_at_work_on_the_series_is_waited_for(root: Path, desk: Desk) -> None:
-    begun(root, 2)
-    told: list[str] = []
-    with held(root, "s") as lock:
-        kept = [os.dup(lock)]
-
-    def check() -> None:
-        if told and kept:
-            os.close(kept.pop())
-
-    feed(root, "s", desk, check, QUIET, told.append, None, 0.01)
-    assert "being submitted by another process" in told[0]
-    exactly_once(root, desk, 2)
-
-
 def test_a_look_at_a_series_does_not_stop_who_submits_it(root: Path, desk: Desk) -> None:
     """`dlbench status` and `dlbench wait` have the lock for a moment."""
     begun(root, 2)
@@ -419,7 +333,7 @@ def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, 
     desk.is_silent = True
     assert "give sbatch no script that waits in its queue already" in CliRunner().invoke(command_line, asked).stderr
     desk.is_silent = False
-    for wrong in ("dry-run", "follow", "cancelled", "max-jobs=2"):
+    for wrong in ("dry-run", "cancelled", "max-jobs=2"):
         refused = CliRunner().invoke(command_line, [*asked, f"--{wrong}"])
         assert str(refused.exception) == f"--write-only and --{wrong.partition('=')[0]} exclude each other"
     again = CliRunner().invoke(command_line, asked)
@@ -472,12 +386,6 @@ def test_a_job_that_nobody_knew_of_is_found_and_cancelled(root: Path, desk: Desk
     assert cancel_series(root, "s", desk).jobs == ("1",)
 
 
-def test_a_series_of_which_nothing_was_submitted_is_gone(root: Path, desk: Desk) -> None:
-    begun(root)
-    assert cancel_series(root, "s", desk).text == "0 jobs cancelled, 4 never submitted and taken out of the series"
-    assert list(root.iterdir()) == []
-
-
 def test_one_run_is_cancelled_if_its_job_is_its_own(root: Path, desk: Desk) -> None:
     begun(root, 2)
     submitted(root, desk)
@@ -523,19 +431,6 @@ def test_a_file_that_names_a_job_does_not_make_it_the_run_s(root: Path, desk: De
     assert desk.cancelled == []
 
 
-def test_a_job_whose_number_was_noted_wrong_is_cancelled(root: Path, desk: Desk) -> None:
-    """A site's sbatch printed another number; the scheduler knows which job is of the folder."""
-    begun(root, 2)
-    desk.after = lambda number: Answer(job_id="424242") if number == 1 else None
-    submitted(root, desk)
-    run = RunFolder(root / submission_status(root, "s").series.jobs[0].runs[0])
-    submission = read_submission(run)
-    assert submission.job_id == "424242"
-    assert cancel_run(run, submission, desk).jobs == ("1",)
-    desk.set_state("R")
-    assert cancel_series(root, "s", desk).text == "2 jobs cancelled"
-
-
 # Waiting
 
 
@@ -579,23 +474,6 @@ def test_jobs_that_ended_without_a_record_are_waited_for_twice(root: Path, desk:
     now = wait(root, "s", QUIET, QUIET, 5, 0.01)
     assert (now.is_over, now.is_valid) == (True, False)
     assert now.text == "series s: 0 of 2 runs valid, 1 failed, 1 not submitted"
-
-
-def test_a_scheduler_that_does_not_answer_is_waited_for(root: Path, desk: Desk) -> None:
-    begun(root, 1)
-    submitted(root, desk)
-    desk.is_silent = True
-    assert not wait(root, "s", QUIET, QUIET, 0.05, 0.01).is_over
-
-
-def test_accounting_that_does_not_answer_is_told(root: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun(root, 1)
-    submitted(root, desk)
-    silent = Queue(no_history="sacct failed: Connection refused")
-    monkeypatch.setattr(Desk, "query", lambda *_, **__: silent)
-    (one,) = wait(root, "s", QUIET, QUIET, 5, 0.01).runs.values()
-    told = "job 1 is no longer queued, and Slurm did not say how it ended (sacct failed: Connection refused)"
-    assert one.detail.startswith(told)
 
 
 @pytest.mark.parametrize("failed", [True, False])
@@ -697,16 +575,3 @@ def test_two_users_in_a_folder_of_their_group(open_root: Path, desk: Desk) -> No
         raise RunError(f"{len(there.runs)} {there.problems} {there.withheld}")
 
     assert as_user(65534, look) == f"RunError: 1 [] ['{root / runs[0]}: of user root, not readable']"
-
-
-def test_the_umask_stays_where_a_folder_is_not_the_groups(root: Path, desk: Desk) -> None:
-    from dlbench.records.folder import prepare_output
-
-    before = os.umask(0o077)
-    try:
-        prepare_output(root)
-        begun(root, 1)
-    finally:
-        assert os.umask(before) == 0o077
-    submitted(root, desk)
-    assert series_path(root, "s", "json").stat().st_mode & 0o777 == 0o600

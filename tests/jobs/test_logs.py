@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -18,7 +15,6 @@ from dlbench.jobs.scheduler import Submission
 from dlbench.opening import UnfitFileError
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.interrupted import write_interrupted
 from dlbench.records.status import RankStatus, write_status
 from tests.support.programs import Program
 from tests.support.run_factory import plans, write_unfinished
@@ -73,58 +69,6 @@ def test_a_run_that_a_person_names_may_be_a_link(run: RunFolder, tmp_path: Path)
     (tmp_path / "latest").symlink_to(run.path)
     done = CliRunner().invoke(command_line, ["logs", str(tmp_path / "latest")])
     assert done.stdout == "first attempt, step 1\n"
-
-
-def follow(monkeypatch: pytest.MonkeyPatch, run: RunFolder, *stages: Callable[[], object]) -> list[str]:
-    """What the command prints, where one stage happens between two looks."""
-    left = list(stages)
-
-    def pause(seconds: float) -> None:
-        assert left, "it goes on though nothing is to come"
-        left.pop(0)()
-
-    monkeypatch.setattr("dlbench.jobs.campaign.completing.EVERY_S", 0.0)
-    monkeypatch.setattr("dlbench.cli.status.time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
-    done = CliRunner().invoke(command_line, ["logs", str(run.path), "--follow"])
-    assert done.exit_code == 0, done.output
-    return done.stdout.splitlines()
-
-
-def test_a_new_attempt_s_log_is_followed_from_its_beginning(
-    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program("squeue", "echo '7|RUNNING|N/A|None||/r'")
-
-    def put_aside() -> None:
-        (run.path / "attempt-0001").mkdir()
-        run.launch_log.rename(run.path / "attempt-0001" / "launch.log")
-
-    told = follow(
-        monkeypatch,
-        run,
-        put_aside,
-        lambda: run.launch_log.write_text("second\n"),
-        lambda: run.launch_log.write_text("second\nthird\n"),
-        lambda: run.record.touch(),
-        lambda: None,
-    )
-    assert told == ["first attempt, step 1", "second", "third"]
-
-
-@pytest.mark.parametrize("end", ["true", "echo '7|COMPLETED|N/A|None||/r'"])
-@pytest.mark.parametrize("is_interrupted", [True, False])
-def test_a_run_whose_job_is_over_is_not_followed_for_ever(
-    run: RunFolder, program: Program, monkeypatch: pytest.MonkeyPatch, end: str, is_interrupted: bool
-) -> None:
-    """It stopped in good order and Slurm did not start it again; or Slurm has forgotten it."""
-    program("squeue", "echo '7|RUNNING|N/A|None||/r'")
-
-    def over() -> None:
-        program("squeue", end)
-        if is_interrupted:
-            write_interrupted(run, 3, None)
-
-    assert follow(monkeypatch, run, over, lambda: None, lambda: None) == ["first attempt, step 1"]
 
 
 def test_a_job_that_goes_on_without_its_ranks_is_told(run: RunFolder, program: Program) -> None:

@@ -16,6 +16,7 @@ from dlbench.errors import UserError
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.job import PLAIN_PATH
 from dlbench.jobs.scripts.launch import sbatch_options
+from dlbench.jobs.scripts.words import words_of
 from dlbench.jobs.slurm.environment import client_environment, exported_names, job_environment
 from dlbench.specs.hostlist import compressed, expanded
 from tests.jobs.test_jobs import PYTHON, Cluster, cluster, folder_of, plan_of, render_script, sides_of, with_system
@@ -85,13 +86,13 @@ def test_bindings_and_further_options_reach_srun_alone() -> None:
     asked = {"cpu_bind": "mask_cpu:0xf,0xf0", "mem_bind": "local", "distribution": "cyclic"}
     plan = plan_of(overrides={f"system.slurm.{key}": value for key, value in asked.items()})
     plan = with_system(plan, slurm={"srun_args": "--network='a b' overlap"})
-    words = launch.srun_command(plan, folder_of(plan), PYTHON)
+    words = launch.launcher_command(plan, words_of(folder_of(plan)), PYTHON)
     given = {"--cpu-bind=mask_cpu:0xf,0xf0", "--mem-bind=local", "--distribution=cyclic", "--network=a b", "--overlap"}
     assert given <= set(words)
     assert not given & set(sbatch_options(plan))
     hinted = with_system(plan_of(), slurm={"threads_per_core": 1, "distribution": "site"})
     assert "--threads-per-core=1" in sbatch_options(hinted)
-    words = launch.srun_command(hinted, folder_of(hinted), PYTHON)
+    words = launch.launcher_command(hinted, words_of(folder_of(hinted)), PYTHON)
     assert "--threads-per-core=1" in words
     assert not any(word.startswith("--distribution") for word in words)
     sides_of({}, {"system.slurm.cpu_bind": "cores"})  # of one job

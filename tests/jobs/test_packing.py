@@ -133,23 +133,6 @@ def test_runs_that_ask_slurm_for_different_things_are_apart() -> None:
     assert [{plan.system.slurm.partition for plan in job.plans} for job in jobs_of(plans)] == [{"box"}, {"other"}]
 
 
-@pytest.mark.parametrize(
-    ("given", "packing", "is_split"),
-    [
-        ({"repeats": 4}, "points", False),
-        ({"repeats": 4, "overrides": {"system.slurm.max_time": "39"}}, "points", True),
-        ({"repeats": 4, "overrides": {"system.slurm.max_time": "0"}}, "all", False),
-        ({"repeats": 2, "sweep": {"system.slurm.partition": ("box", "other")}}, "points", False),
-        ({"repeats": 4, "overrides": {"system.slurm.max_time": "79"}}, "all", True),
-        ({"repeats": 4, "overrides": {"system.slurm.max_time": "10"}}, "runs", False),
-    ],
-)
-def test_a_campaign_says_that_its_jobs_were_too_long_for_one(
-    given: dict[str, Any], packing: Packing, is_split: bool, tmp_path: Path
-) -> None:
-    assert campaign_of(plans_of(points=(1, 2), **given), tmp_path, packing=packing).is_split == is_split
-
-
 @pytest.mark.parametrize("packing", ["points", "all"])
 def test_pairs_of_a_comparison_are_never_torn(packing: Packing) -> None:
     given = {"system.slurm.max_time": "50"}
@@ -215,7 +198,6 @@ def test_times_come_from_earlier_runs_of_the_same_configuration(tmp_path: Path) 
     assert (four.earlier, four.seconds, four.expected_s) == (0, 600.0, None)
     assert four.text == "time limit of 10 min 00 s a run"
     campaign = campaign_of(plans, tmp_path)
-    assert not campaign.is_split
     assert [job.time_limit for job in campaign.jobs] == ["00:03:00", "00:03:00", "00:10:00"]
     assert campaign.expected is None
     assert campaign.bound == pytest.approx((3 + 2 * 3 + 4 * 10) / 60)
@@ -341,10 +323,8 @@ def test_other_configurations_and_damage_are_no_history(tmp_path: Path) -> None:
     ("most", "packing", "told"),
     [
         (2.0, "points", None),
-        (1.99, "points", "8 runs may take 2 node-hours (nodes x time limit); --repeats 3 fits, with 1.5"),
-        (0.4, "points", "--repeats 1 of at most 1 node fits, with 0.1667"),
-        (0.1, "points", "no smaller series fits"),
-        (2.5, "all", "8 runs may take 2.667 node-hours (nodes x time limit); --pack points fits, with 2"),
+        (1.99, "points", "8 runs may take 2 node-hours (nodes x time limit); raise it"),
+        (2.5, "all", "8 runs may take 2.667 node-hours (nodes x time limit); raise it"),
     ],
 )
 def test_a_campaign_that_costs_too_much_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -15,11 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli.preflight import lines_of
-from dlbench.errors import UserError
-from dlbench.jobs.preflight.check import job_of, look_command, plan_of, render_preflight, wait
-from dlbench.jobs.preflight.static import SlurmNode, gpus_in, mpi_plugins, pairs, static_findings
+from dlbench.jobs.preflight.check import job_of, look_command, plan_of, render_preflight, trial, wait
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
 from dlbench.jobs.scripts import launch
+from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.files import write_json
 from dlbench.records.preflight import PreflightFolder, PreflightNode, PreflightReport, SeenRank
@@ -45,176 +45,35 @@ def plan(system: str = "box", nodes: int = 2, **changes: Any) -> CommPlan:
 # What Slurm says
 
 
-def test_a_line_of_scontrol_with_blanks_in_values_is_read() -> None:
-    line = "PartitionName=gpu AllowAccounts=ALL MaxTime=1-00:00:00 Nodes=n[1-2],m3 "
-    line += "Reason=bad DIMM [root@2026] TRES=cpu=8,mem=1G"
-    assert pairs(line) == {
-        "PartitionName": "gpu",
-        "AllowAccounts": "ALL",
-        "MaxTime": "1-00:00:00",
-        "Nodes": "n[1-2],m3",
-        "Reason": "bad DIMM [root@2026]",
-        "TRES": "cpu=8,mem=1G",
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "gpus"),
-    [
-        ("", ()),
-        ("gpu:4", (("", 4),)),
-        ("gpu:a100:4(S:0-1),nvme:1", (("a100", 4),)),
-        ("gpu:a100:4(S:0,1),gpu:h100:8(S:0,1)", (("a100", 4), ("h100", 8))),
-        ("gpu:nvidia_a100_3g.20gb:2(IDX:0-1)", (("nvidia_a100_3g.20gb", 2),)),
-        ("mps:400,gpu", ()),
-    ],
-)
-def test_gpus_of_a_list_of_generic_resources(text: str, gpus: tuple[tuple[str, int], ...]) -> None:
-    assert gpus_in(text) == gpus
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        # 21.08 writes to standard error, later versions to standard output.
-        "printf 'srun: MPI types are...\\nsrun: pmix\\nsrun: none\\nsrun: pmi2\\n' >&2",
-        "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n\\tpmix\\n'; "
-        "echo 'specific pmix plugin versions available: pmix_v4'",
-    ],
-)
-def test_mpi_plugins_of_old_and_new_versions(program: Program, body: str) -> None:
-    program("srun", body)
-    assert {"none", "pmi2", "pmix"} <= set(mpi_plugins()) <= {"none", "pmi2", "pmix", "pmix_v4"}
-
-
-def test_states_in_which_a_node_takes_no_job() -> None:
-    def usable(state: str) -> bool:
-        shape = {"cpus": 1, "shape": "1:1:1", "memory_mb": 1, "gres": "", "features": frozenset(), "reason": ""}
-        return SlurmNode(name="n1", state=state, **shape).is_usable  # type: ignore[arg-type]
-
-    assert all(map(usable, ("idle", "allocated", "mixed", "completing", "planned", "idle~", "powered_down~")))
-    assert not any(map(usable, ("down", "drained", "draining", "down*", "idle*", "maint", "failing", "powering_down*")))
-
-
-PARTITION = {
-    "State": "UP",
-    "MaxTime": "UNLIMITED",
-    "MaxNodes": "UNLIMITED",
-    "OverSubscribe": "EXCLUSIVE",
-    "TotalNodes": "3",
-    "DefMemPerNode": "UNLIMITED",
-    "AllowAccounts": "ALL",
-    "AllowQos": "ALL",
-}
-
-
-@pytest.fixture
-def slurm(program: Program) -> Any:
-    """A Slurm of one partition `gpu` with three nodes; some words of it may be given otherwise."""
-
-    def make(nodes: str = "", associations: str = "my-account|gpu|normal,high", **partition: str) -> None:
-        said = " ".join(f"{key}={value}" for key, value in {**PARTITION, **partition}.items())
-        usual = "".join(f"n{n}|64|2:32:1|512000|gpu:a100:4(S:0-1)|a100,nvlink|idle|none\\n" for n in (1, 2, 3))
-        program("sinfo", f'case "$*" in --version) echo slurm 23.11.4 ;; *) printf "{nodes or usual}" ;; esac')
-        program("scontrol", f'echo "PartitionName=gpu {said}"')
-        program("srun", "printf 'MPI plugin types are...\\n\\tnone\\n\\tpmix\\n'")
-        body = f'printf "%s\\n" "{associations}"'
-        program("sacctmgr", body if associations else "echo 'accounting_storage plugin' >&2; exit 1")
-
-    return make
-
-
-def found(**changes: Any) -> dict[str, tuple[str, str, str]]:
-    """Findings about the GPU example, by subject: state, what there is, what would be right."""
-    told = static_findings(plan("example-gpu", **changes))
-    return {one.subject: (one.state, one.found, one.remedy) for one in told}
-
-
-def test_the_cluster_that_is_named_is_the_one_that_is_asked(slurm: Any, program: Program, tmp_path: Path) -> None:
-    slurm()
-    assert found(slurm={"extra": "--clusters=beta"})["partition"][0] == "ok"
-    program("squeue", 'printf "CLUSTER: beta\\n"; [ -e "$CALLS.once" ] || printf "RUNNING|None\\n"; : >"$CALLS.once"')
+def test_the_cluster_that_is_named_is_the_one_that_is_asked(program: Program, tmp_path: Path) -> None:
+    once = '[ -e "$CALLS.once" ] || printf "7|RUNNING|N/A|None|(null)|/x\\n"; : >"$CALLS.once"'
+    program("squeue", f'printf "CLUSTER: beta\\n"; {once}')
     program("scancel", "")
     states: list[str] = []
     folder = PreflightFolder(tmp_path / "preflight")
     folder.path.mkdir()
     assert wait("7;beta", folder, 60.0, lambda: None, states.append).end == "ended"
     assert states == ["RUNNING"]
+    assert wait("7;beta", folder, 0.0, lambda: None, states.append).end == "ended"
     Slurm().cancel(["7;beta"])
-    asked = [words for words in calls(tmp_path) if words[0] != "srun" and "--version" not in words]
-    assert {words[0] for words in asked} == {"sinfo", "scontrol", "sacctmgr", "squeue", "scancel"}
-    assert all("--clusters=beta" in words or "cluster=beta" in words for words in asked)
-    assert ["scancel", "--clusters=beta", "7"] in asked
-
-
-def test_a_system_that_fits(slurm: Any) -> None:
-    slurm()
-    told = found(slurm={"constraint": "a100&nvlink", "qos": "high"})
-    assert {subject: state for subject, (state, _, _) in told.items()} == dict.fromkeys(
-        (
-            *("Slurm", "partition", "time limit", "exclusive", "constraint", "usable nodes", "cores", "GPUs"),
-            *("memory", "account", "QOS", "MPI plugin"),
-        ),
-        "ok",
-    )
-    assert told["cores"][1] == "node.cores 64 of 64 CPUs (2 sockets of 32 cores)"
+    assert ["scancel", "--clusters=beta", "7"] in calls(tmp_path)
+    assert all("--clusters=beta" in words for words in calls(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("is_so", "changes", "subject", "state", "remedy"),
+    ("body", "state", "words"),
     [
-        ({}, {"slurm": {"partition": "gpus"}}, "partition", "wrong", "did you mean gpu?"),
-        ({"State": "DRAIN"}, {}, "partition", "wrong", "use one that is UP"),
-        ({"MaxTime": "00:30:00"}, {}, "time limit", "wrong", "slurm.time_limit: 00:30:00"),
-        ({"MaxTime": "12:00:00"}, {}, "longest job", "doubt", "slurm.max_time: 12:00:00"),
-        ({"MaxTime": "7-00:00:00"}, {"slurm": {"max_time": "0"}}, "longest job", "doubt", "slurm.max_time: 7-00:00:00"),
-        ({"MaxNodes": "1"}, {}, "nodes", "wrong", "--nodes 1"),
-        ({"OverSubscribe": "FORCE:4"}, {}, "exclusive", "wrong", "use another partition"),
-        ({"OverSubscribe": "NO"}, {"slurm": {"exclusive": False}}, "exclusive", "doubt", "slurm.exclusive: true"),
-        ({}, {"node": {"cores": 128}}, "cores", "wrong", "node.cores: 64"),
-        ({}, {"slurm": {"gpu_type": "a10"}}, "GPUs", "wrong", "slurm.gpu_type: did you mean a100?"),
-        ({}, {"slurm": {"gpu_request": "none", "gpu_type": None}}, "GPUs", "doubt", "set slurm.gpu_request"),
-        ({}, {"slurm": {"constraint": "h100|h200"}}, "constraint", "wrong", "slurm.constraint: "),
-        ({}, {"slurm": {"constraint": "[rack1|rack2]"}}, "constraint", "unknown", ""),
-        ({"DefMemPerCPU": "4000"}, {"slurm": {"mem": "site"}}, "memory", "doubt", "set slurm.mem"),
-        ({}, {"slurm": {"account": "my-acount"}}, "account", "wrong", "did you mean my-account?"),
-        ({"AllowAccounts": "others"}, {}, "account", "wrong", "slurm.account: one of others"),
-        ({"associations": ""}, {}, "account", "unknown", ""),
-        ({}, {"slurm": {"qos": "hihg"}}, "QOS", "wrong", "did you mean high?"),
-        ({}, {"launch": {"mpi_plugin": "pmi2"}}, "MPI plugin", "wrong", "launch.mpi_plugin: "),
-        (
-            {"nodes": "n1|64|2:32:1|9|gpu:a100:4||drain|bad DIMM | or worse\\nn2|64|2:32:1|9|gpu:a100:4||idle|none\\n"},
-            {},
-            "usable nodes",
-            "wrong",
-            "ask the cluster's admin",
-        ),
-        ({"nodes": "n1|64|2:32:1|9|gpu:a100:2||idle|none\\n"}, {}, "GPUs", "wrong", "node.gpus: 2"),
+        ("echo 'sbatch: Job 7 to start at 2026-03-01T12:00:00 using 2 processors' >&2", "ok", "start at 2026-03-01T12"),
+        ("echo 'allocation failure: Invalid qos specification' >&2; exit 1", "wrong", "Invalid qos specification"),
     ],
 )
-def test_what_does_not_fit_is_said_with_what_would(
-    slurm: Any, is_so: dict[str, str], changes: dict[str, Any], subject: str, state: str, remedy: str
+def test_what_sbatch_says_to_the_job_is_a_finding(
+    program: Program, tmp_path: Path, body: str, state: str, words: str
 ) -> None:
-    slurm(**is_so)
-    told = found(**changes)[subject]
-    assert told[0] == state
-    assert remedy in told[2]
-
-
-def test_jobs_of_several_runs_that_fit_the_partition_are_no_finding(slurm: Any) -> None:
-    for most in ("1-00:00:00", "2-00:00:00", "UNLIMITED"):
-        slurm(MaxTime=most)
-        assert "longest job" not in found()
-
-
-def test_without_slurm_nothing_is_known(program: Program) -> None:
-    assert {subject: state for subject, (state, _, _) in found().items()} == {"Slurm": "unknown"}
-
-
-def test_a_machine_without_a_scheduler_has_one_node() -> None:
-    assert plan("local", nodes=1).layout.ranks == 2
-    with pytest.raises(UserError, match="is one machine"):
-        plan("local", nodes=2)
+    program("sbatch", body)
+    finding = trial(job_of(plan()), PreflightFolder(tmp_path), dict(os.environ))
+    assert (finding.state, words in finding.found) == (state, True)
+    assert calls(tmp_path)[0][:2] == ["sbatch", "--test-only"]
 
 
 # The job
@@ -231,7 +90,7 @@ PODMAN = {**PYXIS, "kind": "podman"}
 def test_ranks_look_by_the_command_that_would_start_them(launcher: str, container: dict[str, Any]) -> None:
     one = plan(launch={"launcher": launcher}, container=container)
     folder = PreflightFolder(Path("/scratch/pre flight"))
-    run = launch.launcher_command(one, folder.run, "/opt/python")
+    run = launch.launcher_command(one, words_of(folder.run), "/opt/python")
     look = look_command(one, folder, "/opt/python")
     begin = run.index("/opt/python")
     assert look[:begin] == run[:begin]
@@ -277,7 +136,7 @@ def test_ranks_exchange_where_all_could_look(
 def test_no_path_runs_as_a_command(name: str) -> None:
     one = plan(launch={"launcher": "srun-gloo"})
     look = look_command(one, PreflightFolder(Path("/scratch") / f"x{name}"), "/opt/python")
-    assert shlex.split(launch.quoted(look)) == look
+    assert shlex.split(quoted(look)) == look
     assert look[-1] == f"/scratch/x{name}/plan.json"
 
 
@@ -294,7 +153,6 @@ def seen(rank: int, host: str, **changes: Any) -> dict[str, Any]:
         "cores": (0,),
         "pinned": False,
         "scratch": [{"key": "local", "path": "/tmp", "file_system": "xfs", "free_bytes": 1 << 30}],
-        "load": {"window_s": 1.0, "cores": 4, "others_s": 0.0},
     }
     return SeenRank.model_validate({**usual, **changes}).model_dump(mode="json")
 
@@ -357,21 +215,6 @@ def test_where_all_nodes_fail_none_is_left_out(tmp_path: Path) -> None:
     assert excluded(judged(tmp_path, [seen(0, "n1", **bad), seen(1, "n2", **bad)])) == ""
 
 
-def test_doubts_fail_no_node(tmp_path: Path) -> None:
-    nodes = judged(
-        tmp_path,
-        [
-            seen(0, "n1", load={"window_s": 1.0, "cores": 4, "others_s": 2.0}),
-            seen(1, "n2", clock={"offset_s": 30.0, "bound_s": 0.001}),
-            seen(2, "n3", clock={"offset_s": 0.5, "bound_s": 0.001}),
-        ],
-    )
-    assert [node.problems for node in nodes] == [(), (), ()]
-    assert nodes[0].doubts == ("others use 50 % of its cores",)
-    assert "away from the first node's" in nodes[1].doubts[0]
-    assert nodes[2].doubts == ()
-
-
 def test_gpus_are_counted_and_not_shared(tmp_path: Path) -> None:
     folder = PreflightFolder(tmp_path)
     folder.seen.mkdir()
@@ -402,7 +245,7 @@ def test_a_report_of_many_nodes_fits_on_a_screen(tmp_path: Path) -> None:
         "system": "x",
         "created": "2026-03-01T12:00:00Z",
         "dlbench_version": "0",
-        "static": [{"subject": f"key {n}", "state": "ok", "found": "as it should be"} for n in range(11)],
+        "job": [{"subject": f"key {n}", "state": "ok", "found": "as it should be"} for n in range(4)],
         "nodes": [*(PreflightNode(host=f"n{n:04d}", ranks=[seen(n, f"n{n:04d}")]) for n in range(99)), bad],
         "exclude": "n0099",
         "exit_code": 3,

@@ -14,14 +14,12 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli as command_line
-from dlbench.cli.series import streams_are_one
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.jobs.campaign.campaign import job_of, jobs_of
-from dlbench.jobs.campaign.completing import Submitted, begin, complete, forget
+from dlbench.jobs.campaign.completing import Submitted, begin, complete
 from dlbench.jobs.campaign.ended import cancel_series
-from dlbench.jobs.campaign.series_file import SeriesJob, is_held, standings, submission_status
+from dlbench.jobs.campaign.series_file import SeriesJob, is_held, submission_status
 from dlbench.jobs.processes import Interruption
-from dlbench.jobs.scheduler import RefusedError, read_submission
 from dlbench.jobs.scripts.job import Job
 from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder
@@ -98,9 +96,6 @@ def test_what_write_only_prints_submits_the_jobs_by_hand(
     assert "series s: 2 jobs written, nothing submitted; next: the commands above, or dlbench submit --resume s" in (
         done.stderr
     )
-    for number in ("dry-run", "follow"):
-        wrong = CliRunner().invoke(command_line, [*ASKED, "--out", "other", "--write-only", f"--{number}"])
-        assert str(wrong.exception) == f"--write-only and --{number} exclude each other"
     program("sbatch", f'{SBATCH} echo "4$n;cluster"')
     typed = subprocess.run(["bash", "-c", done.stdout], cwd="/", capture_output=True, text=True, check=True)
     assert typed.stdout == "41;cluster\n42;cluster\n"
@@ -146,17 +141,6 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
         assert several == f"my runs: holds 2 runs; name one: {one}, {other}"
     else:
         assert several == f"my runs: holds 2 series, other, s: name one, e.g. dlbench {command} other --out 'my runs'"
-
-
-def test_a_job_s_id_stands_alone_only_where_no_line_of_progress_tells_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (tmp_path / "one").open("w") as one, (tmp_path / "other").open("w") as other:
-        monkeypatch.setattr("sys.stdout", one)
-        monkeypatch.setattr("sys.stderr", one)
-        assert streams_are_one()
-        monkeypatch.setattr("sys.stderr", other)
-        assert not streams_are_one()
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
@@ -210,21 +194,6 @@ def test_an_sbatch_outlives_the_kill_of_its_dlbench_and_is_waited_for(tmp_path: 
     assert len(queue.read_text().splitlines()) == 4
 
 
-def test_a_limit_of_the_queue_leaves_the_rest_for_later(tmp_path: Path, program: Program) -> None:
-    root = tmp_path / "runs"
-    limit = "Batch job submission failed: Job violates accounting/QOS policy (job submit limit)"
-    program("sbatch", f"{SBATCH} [ $n -gt 2 ] && {{ echo '{limit}' >&2; exit 1; }}; echo $n")
-    begun(root)
-    with pytest.raises(RefusedError, match="job submit limit"):
-        completed(root)
-    now = submission_status(root, "s")
-    assert (now.text, now.states) == ("2 of 4 jobs submitted", ("submitted", "submitted", "missing", "missing"))
-    with pytest.raises(RefusedError):
-        completed(root)
-    program("sbatch", "echo 9")
-    assert [one.number for one in completed(root)] == [3, 4]
-
-
 def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -> RunFolder:
     """A series whose second sbatch did not say whether it took the job."""
     program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ {answer}; }}; echo $n")
@@ -233,24 +202,6 @@ def cut_off_after_sbatch(root: Path, program: Program, answer: str = "exit 1") -
         completed(root)
     assert submission_status(root, "s").text == "1 of 4 jobs submitted, 1 more may be queued"
     return RunFolder(root / submission_status(root, "s").series.jobs[1].runs[0])
-
-
-def test_a_job_that_was_taken_is_adopted(tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
-    root = tmp_path / "runs"
-    folder = cut_off_after_sbatch(root, program)
-    comment = submission_status(root, "s").series.jobs[1].comment
-    program("squeue", f"echo '1|RUNNING|N/A|None|x|y'; echo '41|PENDING|N/A|None|{comment}|/x'")
-    program("sbatch", "echo 50")
-    told = completed(root)
-    assert [(one.number, one.job_id, one.is_adopted) for one in told] == [
-        (2, "41", True),
-        (3, "50", False),
-        (4, "50", False),
-    ]
-    submission = read_submission(folder)
-    assert submission.job_id == "41"
-    assert "--dependency=afterany:41" in calls(tmp_path)[-2]
 
 
 def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
@@ -281,18 +232,6 @@ def test_a_series_on_another_cluster_is_asked_for_and_cancelled_there(
     assert calls(tmp_path)[-1] == ["scancel", "--clusters=far", "1", "2"]
 
 
-def test_a_job_that_was_not_taken_is_submitted_again_into_its_folder(
-    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dlbench.jobs.campaign.completing._LOOKS_S", (0.0,))
-    root = tmp_path / "runs"
-    folder = cut_off_after_sbatch(root, program)
-    program("squeue", "true")
-    program("sbatch", "echo 50")
-    assert [one.number for one in completed(root)] == [2, 3, 4]
-    assert folder.submission.exists()
-
-
 def test_nothing_is_submitted_while_slurm_does_not_answer(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,31 +254,6 @@ def test_a_run_that_began_is_never_submitted_again(
     write_status(folder, status(0, "n0", "measuring"))
     program("sbatch", "echo 50")
     assert [one.number for one in completed(root)] == [3, 4]
-
-
-def test_a_folder_that_was_removed_after_its_job_is_not_missed(tmp_path: Path, program: Program) -> None:
-    import shutil
-
-    root = tmp_path / "runs"
-    program("sbatch", "echo 5")
-    begun(root)
-    told = completed(root)
-    shutil.rmtree(root / told[0].job.run_ids[0])
-    assert submission_status(root, "s").text == "4 of 4 jobs submitted"
-    assert completed(root) == []
-
-
-def test_sides_go_by_the_job(tmp_path: Path, program: Program) -> None:
-    root = tmp_path / "runs"
-    program("sbatch", f"{SBATCH} [ $n = 2 ] && {{ echo 'Invalid qos specification' >&2; exit 1; }}; echo $n")
-    begun(root, repeats=2, sides=True)
-    with pytest.raises(RefusedError):
-        completed(root)
-    now = submission_status(root, "s")
-    assert now.text == "1 of 2 jobs submitted"
-    assert [len(job.runs) for job in now.series.jobs] == [4, 4]
-    (left,) = completed(root)
-    assert left.job.run_ids == now.series.jobs[1].runs
 
 
 def test_runs_of_the_collective_benchmark_are_completed_too(tmp_path: Path, program: Program) -> None:
@@ -383,21 +297,6 @@ def test_two_processes_do_not_submit_one_series(tmp_path: Path, program: Program
     completed(root, check=look)
     assert seen == [True] * 4
     assert not is_held(root, "s")
-
-
-def test_damage_is_told(tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    begun(root)
-    file = root / ".series" / "s.json"
-    file.write_text(file.read_text()[:50])
-    assert standings(root)[0] == []
-    (line,) = standings(root)[1]
-    assert "s.json: damaged" in line
-    with pytest.raises(UserError, match="holds no series other"):
-        submission_status(root, "other")
-    forget(root, "s")
-    assert list(root.iterdir()) == []
-    assert standings(root) == ([], [])
 
 
 def test_a_series_of_an_earlier_dlbench_is_told(tmp_path: Path) -> None:

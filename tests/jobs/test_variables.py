@@ -15,6 +15,7 @@ from dlbench.errors import UserError
 from dlbench.jobs.campaign.campaign import job_of
 from dlbench.jobs.scripts import launch
 from dlbench.jobs.scripts.launch import MAX_BYTES, render_job, resolve
+from dlbench.jobs.scripts.words import words_of
 from dlbench.records.folder import RunFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.launch import VariableSource
@@ -38,8 +39,8 @@ def test_the_value_is_in_no_plan_script_or_command(tmp_path: Path, monkeypatch: 
     folder = RunFolder(tmp_path / "run")
     made = [
         json.dumps(plan.model_dump(mode="json")),
-        " ".join(launch.mpirun_command(plan, folder, "python3")),
-        " ".join(launch.srun_command(plan, folder, "python3")),
+        " ".join(launch.launcher_command(plan, words_of(folder), "python3")),
+        " ".join(launch.launcher_command(plan, words_of(folder), "python3")),
         render_job(job_of([plan]), [folder], "python3"),
     ]
     assert not [text for text in made if VALUE in text]

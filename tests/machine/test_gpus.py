@@ -16,11 +16,9 @@ from dlbench.machine.gpus import (
     bus_of_nvml,
     cpu_list,
     fabric_adapters,
-    gpu_trouble,
     numa_nodes_of,
     nvidia_buses,
     place_of,
-    restricted_mode,
     visible,
 )
 from tests.support.nvml_library import build, variables
@@ -102,11 +100,6 @@ def test_addresses_and_lists_of_processors() -> None:
     assert cpu_list("") == cpu_list("x-3") == frozenset()
 
 
-@pytest.fixture(scope="module")
-def made_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("nvml"))
-
-
 ASK = """
 import json, os, sys
 from pathlib import Path
@@ -141,36 +134,6 @@ def test_gpus_are_found_by_nvml_with_their_place(tmp_path: Path) -> None:
     assert asked(folder, root, gpus=2, init=9)[0] == []
     _, lost = asked(folder, root, gpus=2, lost="0=4", CUDA_DEVICE_ORDER="PCI_BUS_ID")
     assert lost
-
-
-@pytest.mark.parametrize(
-    ("switches", "said"),
-    [
-        ({"compute_mode": 3, "compute_pid": 4711}, "exclusive process mode, used by process 4711"),
-        ({"compute_mode": 2}, "prohibited mode"),
-        ({"compute_mode": 3, "unsupported": "nvmlDeviceGetComputeRunningProcesses_v3"}, "exclusive process mode"),
-        ({"compute_mode": 3, "unsupported": "nvmlDeviceGetComputeMode"}, ""),
-        ({"compute_pid": 4711}, ""),
-    ],
-)
-def test_a_mode_that_keeps_processes_off_is_told_with_who_computes(
-    made_nvml: Path, switches: dict[str, object], said: str
-) -> None:
-    code = (
-        "import json, os\nfrom dlbench.machine.gpus import gpus_of_node, restricted_mode\n"
-        "uuids = [None, *(one.uuid for one in gpus_of_node(os.environ))]\n"
-        "print(json.dumps([restricted_mode(uuid) for uuid in uuids]))"
-    )
-    before = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_")}
-    environment = {**before, **variables(made_nvml, gpus=1, **switches)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert json.loads(done.stdout) == [said, said]
-
-
-def test_a_gpu_that_nobody_knows_is_no_reason() -> None:
-    assert gpu_trouble("GPU-none") == restricted_mode("GPU-none") == restricted_mode(None) == ""
 
 
 def test_adapters_of_fast_networks_are_found_by_kind_and_only_where_a_link_is_active(tmp_path: Path) -> None:

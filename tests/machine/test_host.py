@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.machine.host import MAX_CORES, open_host, open_sources
-from dlbench.machine.sources import Field, MonotonicCounter, Reading, ReadingFailedError, Source, field_parts
+from dlbench.machine.sources import Field, MonotonicCounter, Reading, Source, field_parts
 
 NAME = re.compile(r"[A-Za-z0-9_.:-]+")
 STAT = "cpu{n}  {user} 0 0 {idle} 0 0 0 0 0 0\n"
@@ -50,6 +50,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     write("proc/self/cgroup", "0::/\n")
     write("proc/self/mountinfo", "")
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(root / "proc"))
+    for counters in (psutil.net_io_counters, psutil.disk_io_counters):
+        counters.cache_clear()  # what they had on another machine
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": State(True), "lo": State(True), "docker0": State(0)})
     return write
 
@@ -157,16 +159,10 @@ def test_busy_stays_a_share_where_the_kernel_counts_back(tree: Write) -> None:
     assert (told["host.cpu.0.busy"], told["host.cpu.1.busy"]) == (1, 0)
 
 
-def test_time_of_guests_is_not_counted_twice(tree: Write) -> None:
-    source = open_host(tree("proc/loadavg", ""))
-    tree("proc/stat", "cpu 1\n" + "".join(f"cpu{n} 40 0 0 60 0 0 0 0 40 0\n" for n in (0, 1)))
-    assert read(source)["host.cpu.0.busy"] == pytest.approx(0.4)
-
-
 def test_cores_keep_the_kernels_numbers(tree: Write) -> None:
     source = open_host(tree("sys/devices/system/cpu/online", "0,4\n"))
     assert [field.name for field in source.fields][:2] == ["host.cpu.0.busy", "host.cpu.4.busy"]
-    for online in ("0-18446744073709551615\n", "1-0,0-1\n", "x\n", "", "0,0\n"):
+    for online in ("0-7\n", "x\n", "", "0,0\n"):
         source = open_host(tree("sys/devices/system/cpu/online", online))
         assert [field.name for field in source.fields][:2] == ["host.cpu.0.busy", "host.cpu.1.busy"]
 
@@ -216,23 +212,6 @@ def test_counters_that_fall_go_on(tree: Write) -> None:
     assert told["host.net.eth0.sent_bytes"] == 250
     assert told["host.infiniband.mlx5_0.1.received_bytes"] == 4 * 1030
     assert source.drain_failures() == []
-
-
-def test_the_loopback_where_there_is_nothing_else(tree: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"lo": State(True)})
-    source = open_host(network(tree, lo=(1, 2)))
-    assert read(source)["host.net.lo.received_bytes"] == 1
-
-
-def test_real_devices_come_first_and_their_number_is_limited(tree: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"a{number}" for number in range(100)] + ["zz0"]
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: State(True) for name in names})
-    tree("sys/class/net/zz0/device/vendor", "1")
-    source = open_host(network(tree, **dict.fromkeys(names, (1, 1))))
-    kept = [name for name in read(source) if name.startswith("host.net.")]
-    assert kept[0] == "host.net.zz0.received_bytes"
-    assert len(kept) == 2 * 64
-    assert "a99" in source.describe()["host.net.left_out"]
 
 
 def test_hostile_names_become_plain_ones(tree: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,26 +264,6 @@ def test_energy_wraps_and_parts_of_parts_are_left_out(tree: Write) -> None:
         rapl(tree, "intel-rapl:0", "package-0", energy)
         assert read(source)["host.energy.package-0_j"] == pytest.approx(joules)
     assert source.drain_failures() == []
-
-
-def test_energy_without_what_it_needs(tree: Write) -> None:
-    rapl(tree, "intel-rapl:0", "package-0", "9e9\n")
-    rapl(tree, "intel-rapl:1", "package-1", 5, limit="many\n")
-    root = rapl(tree, "intel-rapl:2", "package-2", 5)
-    (root / "sys/class/powercap/intel-rapl:2/name").unlink()
-    missing = open_host(root).unavailable
-    assert missing["host.energy.package-0_j"].endswith("'9e9' is not a whole number")
-    assert missing["host.energy.package-1_j"].endswith("max_energy_range_uj: 'many' is not a whole number")
-    assert missing["host.energy.intel-rapl:2_j"].endswith("name: No such file or directory")
-
-
-def test_two_packages_of_one_name_stay_two(tree: Write) -> None:
-    rapl(tree, "intel-rapl:0", "package", 1)
-    source = open_host(rapl(tree, "intel-rapl:1", "package", 2))
-    assert {name for name in read(source) if "energy" in name} == {
-        "host.energy.package_j",
-        "host.energy.package.intel-rapl:1_j",
-    }
 
 
 def test_energy_that_only_root_may_read() -> None:
@@ -388,12 +347,9 @@ def test_cgroup_of_version_1(tree: Write) -> None:
     [
         ("/", "", {}, "no cgroup of the controller cpu is mounted", "unknown: no cgroup"),
         ("/../x", "/", {}, "the cgroup /../x is outside of what is mounted here", "unknown: the cgroup"),
-        ("/gone", "/", {}, "the cgroup /gone is not below", "unknown: the cgroup"),
         ("/a", "/b", {}, "the cgroup /a is not below /b, which is mounted", "unknown: the cgroup"),
         ("/", "/", {}, "cpu.stat: No such file or directory", "none"),
         ("/", "/", {"cpu.stat": "usage_usec 1\n"}, "no line throttled_usec; a group without a limit", "none"),
-        ("/", "/", {"cpu.max": "x 1\n", "cpu.stat": ""}, "no line throttled_usec", "unknown: "),
-        ("/", "/", {"cpu.max": "\n", "cpu.stat": ""}, "no line throttled_usec", "unknown: "),
         ("/", "/", {"cpu.max": "1 0\n", "cpu.stat": ""}, "no line throttled_usec", "unknown: "),
     ],
 )
@@ -408,86 +364,12 @@ def test_hostile_cgroups(tree: Write, path: str, mounts: str, files: dict[str, s
     assert source.describe()["host.cgroup.cpu_limit_cores"].startswith(limit)
 
 
-@pytest.mark.parametrize("content", ["", "garbage\n", "cpu0 x y z\n", "\x00\n", "cpu0 1\n"])
-def test_hostile_files_of_the_kernel(tree: Write, content: str) -> None:
-    for path in ("proc/meminfo", "proc/net/dev", "proc/diskstats"):
-        tree(path, content)
-    # psutil reads `btime` and the kinds of time out of /proc/stat at import; the first line has to be there.
-    root = tree("proc/stat", content)
-    source = open_host(root)
-    told = read(source)
-    assert not {name for name in told if name.startswith(("host.net", "host.disk", "host.memory", "host.page"))}
-    assert {"host.net", "host.disk", "host.memory_used_bytes", "host.page_cache_bytes"} <= set(source.unavailable)
-    assert all(source.unavailable.values())
-
-
-def test_an_empty_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    source = open_host(tmp_path)
-    # Disks psutil then finds in the real /sys.
-    told = {name for name in read(source) if not name.startswith("host.disk")}
-    assert told <= {"host.load_1min", "host.cpu.frequency_hz"}
-    assert {
-        *("host.cpu.busy", "host.memory_used_bytes", "host.page_cache_bytes", "host.net"),
-        *("host.infiniband", "host.energy", "host.cpu.throttled_s", "host.cgroup.memory_bytes"),
-    } <= set(source.unavailable)
-
-
-def test_folders_in_place_of_files(tree: Write) -> None:
-    root = infiniband(tree)
-    for path in ("proc/meminfo", "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"):
-        (root / path).unlink()
-        (root / path).mkdir()
-    missing = open_host(root).unavailable
-    assert missing["host.memory_used_bytes"].endswith("meminfo: Is a directory")
-    assert missing["host.infiniband.mlx5_0.1.received_bytes"].endswith("port_rcv_data: Is a directory")
-
-
-def test_a_page_cache_that_is_not_told_is_not_zero(tree: Write) -> None:
-    source = open_host(tree("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 400 kB\n"))
-    assert "host.page_cache_bytes" not in read(source)
-    assert source.unavailable["host.page_cache_bytes"].endswith("no line Cached")
-    assert read(source)["host.memory_used_bytes"] == 600 * 1024
-
-
-def test_no_core_tells_its_frequency(tree: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: [])
-    assert open_host(tree("a", "")).unavailable["host.cpu.frequency_hz"] == "the kernel tells no core's frequency"
-    cores = [psutil._ntuples.scpufreq(2000.0, 0, 0), psutil._ntuples.scpufreq(0.0, 0, 0)]
-    monkeypatch.setattr(psutil, "cpu_freq", lambda percpu: cores)
-    source = open_host(tree("a", ""))
-    assert read(source)["host.cpu.frequency_hz"] == 2e9
-    assert math.isnan(read(source, slow=False)["host.cpu.frequency_hz"])
-
-
-def test_readings_that_raise_name_each_field_once() -> None:
-    def broken() -> list[float]:
-        calls.append(1)
-        if len(calls) > 2:
-            raise ReadingFailedError("broken")
-        return [1.0, 2.0]
-
-    calls: list[int] = []
-    source = Source([Reading(fields=(Field(name="a"), Field(name="b")), call=broken)])
-    assert [source.read(slow=True) for _ in range(4)][:2] == [[1.0, 2.0], pytest.approx([math.nan] * 2, nan_ok=True)]
-    assert source.drain_failures() == [("a", "broken"), ("b", "broken")]
-    assert source.drain_failures() == []
-    assert len(calls) == 3
-    assert source.unavailable == {}
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         (TypeError("an integer is required"), "TypeError: an integer is required"),
-        (AttributeError("c_nvmlMemory_t has no\nused"), "AttributeError: c_nvmlMemory_t has no used"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "UnicodeDecodeError: "),
-        (ValueError("no number"), "ValueError: no number"),
-        ([None], "TypeError: float() argument"),
         (["x"], "ValueError: could not convert"),
-        ([10**400], "OverflowError: int too large"),
         ([], "ValueError: 0 values instead of 1"),
-        (None, "TypeError: object of type 'NoneType' has no len()"),
     ],
 )
 def test_what_a_library_did_not_expect_ends_its_field_alone(answer: Any, why: str) -> None:
@@ -529,13 +411,6 @@ def test_counters_that_start_again_are_kept_up_with(tree: Write) -> None:
     source.keep_up()
     assert [name for name, _ in source.drain_failures()] == ["host.energy.package-0_j"]
     assert source.keep_up_s == math.inf
-
-
-def test_without_such_counters_nothing_is_kept_up_with(tree: Write) -> None:
-    source = open_host(tree("proc/loadavg", ""))
-    assert source.keep_up_s == math.inf
-    source.keep_up()
-    assert source.drain_failures() == []
 
 
 @given(st.lists(st.integers(min_value=0, max_value=2**63), min_size=1), st.none() | st.integers(2**63, 2**64))

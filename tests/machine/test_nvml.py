@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dlbench.records.throttle_reasons import CLOCK_REASONS, THROTTLING_MASK, clock_reason_names, throttling_names
+from dlbench.records.throttle_reasons import CLOCK_REASONS
 from tests.support.nvml_library import build, variables
 
 needs_library = pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
@@ -131,14 +129,6 @@ def test_facts_tell_which_gpu_is_which(library: Path) -> None:
 
 
 @needs_library
-def test_counters_and_masks_keep_their_digits(library: Path) -> None:
-    told = ask(library, reads=(False,), reasons=2**52 + 1)
-    kinds = {name: kind for name, kind, _ in told["fields"]}
-    assert kinds["gpu.0.energy_j"] == kinds["gpu.0.clock_reasons"] == kinds["gpu.0.nvlink_sent_bytes"] == "<f8"
-    assert values(told)["gpu.0.clock_reasons"] == 2**52 + 1
-
-
-@needs_library
 def test_the_fast_tier_leaves_the_dear_calls_alone(library: Path, tmp_path: Path) -> None:
     log = tmp_path / "calls"
     told = ask(library, reads=(False,) * 5, gpus=1, log=log)
@@ -210,19 +200,6 @@ def test_a_field_that_fails_half_way_ends_once_and_is_not_called_again(library: 
 
 
 @needs_library
-def test_a_field_value_that_fails_half_way_ends_alone(library: Path, tmp_path: Path) -> None:
-    log = tmp_path / "calls"
-    # NVLink's sent bytes: four values to find the links, two to probe, two in each reading.
-    told = ask(library, reads=(True,) * 4, gpus=1, log=log, fields_fail_after="138=8:999")
-    sent = [values(told, n)["gpu.0.nvlink_sent_bytes"] for n in range(4)]
-    assert sent[0] == (1000 + 1002) * 1024
-    assert all(math.isnan(value) for value in sent[1:])
-    assert told["failures"] == [[], [["gpu.0.nvlink_sent_bytes", "Unknown Error"]], [], []]
-    assert values(told, 3)["gpu.0.nvlink_received_bytes"] == (2000 + 2002) * 1024
-    assert Counter(log.read_text().splitlines())["field 138:0 0"] == 4
-
-
-@needs_library
 def test_a_gpu_that_falls_off_the_bus_ends_with_all_its_fields(library: Path, tmp_path: Path) -> None:
     log = tmp_path / "calls"
     told = ask(library, reads=(False, True, False, True, True), log=log, lost="1=60")
@@ -240,44 +217,6 @@ def test_a_gpu_that_falls_off_the_bus_ends_with_all_its_fields(library: Path, tm
 
 def calls_to(log: Path, device: int) -> int:
     return len([line for line in log.read_text().splitlines() if re.fullmatch(rf"nvml\w+ {device}", line)])
-
-
-@needs_library
-def test_a_gpu_that_is_lost_while_it_is_opened_is_unavailable(library: Path, tmp_path: Path) -> None:
-    ask(library, reads=(), log=tmp_path / "calls")
-    to_open = calls_to(tmp_path / "calls", 1)
-    assert to_open > 20
-    for calls in (0, 1, to_open // 2, to_open - 1):
-        told = ask(library, lost=f"1={calls}")
-        lost = {name for name in told["unavailable"] if name.startswith("gpu.1")}
-        assert lost == {"gpu.1"} if calls == 0 else len(lost) == 27
-        remedy = "; a GPU no longer answers: look for Xid" if calls == 0 else ""
-        assert all(told["unavailable"][name].startswith(f"GPU is lost{remedy}") for name in lost)
-        assert {name.split(".")[1] for name in values(told)} == {"0"}
-        assert told["failures"] == [[]]
-
-
-@needs_library
-def test_what_the_package_did_not_expect_ends_one_field(library: Path) -> None:
-    """As with a driver and a package that do not fit: an error that is not NVML's own."""
-    broken = (
-        "import pynvml\n"
-        "def broken(device):\n    raise AttributeError('no such member')\n"
-        "pynvml.nvmlDeviceGetName = pynvml.nvmlDeviceGetPowerUsage = broken\n"
-    )
-    told = ask(library, code=broken + READER)
-    assert told["facts"]["gpu.0.name"] == "unknown: AttributeError: no such member"
-    assert told["unavailable"]["gpu.0.power_w"] == "AttributeError: no such member"
-    assert "gpu.0.energy_j" in [name for name, *_ in told["fields"]]
-
-
-@needs_library
-def test_an_energy_counter_that_starts_again_is_told_as_it_is(library: Path) -> None:
-    told = ask(library, reads=(False,) * 5, gpus=1, energy_reset=3)
-    energy = [values(told, n)["gpu.0.energy_j"] for n in range(5)]
-    assert min(energy[:2]) >= 1000
-    assert max(energy[2:]) < 1000
-    assert told["failures"] == [[]] * 5
 
 
 @needs_library
@@ -316,13 +255,6 @@ def test_gpm_is_read_between_two_samples_and_given_back(library: Path, tmp_path:
 
 
 @needs_library
-def test_a_gpu_without_gpm(library: Path) -> None:
-    told = ask(library, gpus=1, gpm=0)
-    assert told["unavailable"] == {f"gpu.0.{name}": "the GPU has no GPM" for name in GPM}
-    assert values(told)["gpu.0.power_w"] == 250
-
-
-@needs_library
 def test_an_old_driver_without_newer_functions(tmp_path: Path) -> None:
     folder = build(
         tmp_path,
@@ -349,28 +281,6 @@ def test_an_old_driver_without_newer_functions(tmp_path: Path) -> None:
 
 
 @needs_library
-def test_an_older_call_does_not_take_over_half_way(library: Path, tmp_path: Path) -> None:
-    log = tmp_path / "calls"
-    told = ask(
-        library,
-        reads=(False,) * 3,
-        gpus=1,
-        log=log,
-        fail_after="nvmlDeviceGetCurrentClocksEventReasons=2:3,nvmlDeviceGetMemoryInfo_v2=2:3",
-    )
-    ended = {name for name, _ in told["failures"][1]}
-    assert ended == {"gpu.0.clock_reasons", "gpu.0.memory_used_bytes"}
-    assert "nvmlDeviceGetCurrentClocksThrottleReasons 0" not in log.read_text().splitlines()
-    assert math.isnan(values(told, 2)["gpu.0.memory_used_bytes"])
-
-
-@needs_library
-def test_a_gpu_without_nvlink(library: Path) -> None:
-    missing = ask(library, gpus=1, nvlinks=0)["unavailable"]
-    assert missing == {f"gpu.0.nvlink_{way}_bytes": "the GPU has no NVLink" for way in ("received", "sent")}
-
-
-@needs_library
 @pytest.mark.parametrize(
     ("switches", "reason"),
     [
@@ -385,11 +295,6 @@ def test_without_a_driver_or_a_gpu(library: Path, switches: dict[str, int], reas
     assert told["unavailable"]["gpu"].startswith(reason)
     assert told["fields"] == []
     assert told["reads"] == [[]]
-
-
-def test_without_the_library(tmp_path: Path) -> None:
-    (tmp_path / "libnvidia-ml.so.1").write_bytes(b"no library")  # found before any real one, and refused
-    assert ask(tmp_path)["unavailable"] == {"gpu": "NVML Shared Library Not Found"}
 
 
 def test_without_the_package(tmp_path: Path) -> None:
@@ -413,36 +318,6 @@ def test_nothing_is_ever_set(library: Path, tmp_path: Path) -> None:
     assert "SET nvmlDeviceSetPersistenceMode" in log.read_text().splitlines()
 
 
-@needs_library
-def test_both_sources_are_one(library: Path) -> None:
-    code = READER.replace("dlbench.machine.nvml import open_nvml", "dlbench.machine.host import open_sources")
-    told = ask(library, code=code.replace("open_nvml()", "open_sources()"), gpus=1, reads=(True, False))
-    names = [name for name, _, _ in told["fields"]]
-    assert {"gpu.0.power_w", "host.memory_used_bytes", "host.cpu.0.busy"} <= set(names)
-    assert len(set(names)) == len(names)
-    assert all(re.fullmatch(r"[A-Za-z0-9_.:-]+", name) for name in names)
-    assert told["facts"]["gpu.driver"] == "550.54.15"
-    assert "host.cgroup.memory_limit_bytes" in told["facts"]
-
-
-def test_names_of_clock_reasons() -> None:
-    assert clock_reason_names(0) == ()
-    assert clock_reason_names(0x4 | 0x1) == ("gpu_idle", "sw_power_cap")
-    assert clock_reason_names(0x8 | 2**50) == ("hw_slowdown", "bit_0x4000000000000")
-    assert throttling_names(0x1 | 0x2 | 0x10 | 0x100) == ()
-    assert throttling_names(0xFF) == (
-        "sw_power_cap",
-        "hw_slowdown",
-        "sw_thermal_slowdown",
-        "hw_thermal_slowdown",
-        "hw_power_brake_slowdown",
-    )
-    with pytest.raises(ValueError, match="below zero"):
-        clock_reason_names(-1)
-    with pytest.raises(ValueError, match="below zero"):
-        throttling_names(-1)
-
-
 def test_bits_are_nvmls_own() -> None:
     import pynvml
 
@@ -452,11 +327,3 @@ def test_bits_are_nvmls_own() -> None:
     known = [name for name in vars(pynvml) if re.match(r"nvmlClocks(Event|Throttle)Reason(?!s)(?!All|None)", name)]
     assert len(known) > 8
     assert {getattr(pynvml, name) for name in known} <= {reason.bit for reason in CLOCK_REASONS}
-
-
-@given(st.integers(min_value=0, max_value=2**53))
-def test_no_bit_of_a_mask_is_dropped(mask: int) -> None:
-    bits = {reason.name: reason.bit for reason in CLOCK_REASONS}
-    names = clock_reason_names(mask)
-    assert sum(bits[name] if name in bits else int(name.removeprefix("bit_"), 16) for name in names) == mask
-    assert sum(bits[name] for name in throttling_names(mask)) == mask & THROTTLING_MASK

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import tempfile
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dlbench.machine import page_cache
 from dlbench.machine.page_cache import CachedPages, cached_pages, evict, fill
-from dlbench.machine.storage import counts_reads, storage_reads
+from dlbench.machine.storage import storage_reads
 
 NOBODY = 65534
 FEW = 0.05
@@ -42,24 +39,6 @@ def files() -> Iterator[list[Path]]:
 def done(work: Iterator[None]) -> None:
     for _ in work:
         pass
-
-
-def as_nobody(call: Callable[[], object]) -> None:
-    """In a process of another user; AssertionErrors there fail the test."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            os.setgroups([])
-            os.setresgid(NOBODY, NOBODY, NOBODY)
-            os.setresuid(NOBODY, NOBODY, NOBODY)
-            call()
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 def evicted(files: list[Path]) -> CachedPages:
@@ -95,48 +74,6 @@ def test_files_leave_the_cache_and_come_back(files: list[Path], monkeypatch: pyt
     assert older.evidence == "512 pages of 8 files asked for by reads that may not wait"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_another_user_can_do_the_same_with_files_of_root(files: list[Path]) -> None:
-    def there() -> None:
-        assert (filled(files).share or 0) >= 1 - FEW
-        # The kernel's file is not for everybody. A page that another core has just put into the cache, or that is on
-        # its way from the disk, stays: tried until none is.
-        for _ in range(50):
-            told: list[str] = []
-            done(evict(files, told))
-            seen = [cached_pages(files) for _ in range(2)]
-            if max(look.share or 0 for look in seen) <= FEW:
-                break
-            time.sleep(0.1)
-        assert told[0] == "emptied of these files by posix_fadvise"
-        assert {look.evidence for look in seen} == {"512 pages of 8 files asked for by reads that may not wait"}
-        assert all(look.share is not None and look.share <= FEW for look in seen), seen
-
-    as_nobody(there)
-    seen = cached_pages(files)
-    assert seen.share is not None
-    assert seen.share <= FEW
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/shm").is_dir(), reason="needs root and a tmpfs")
-def test_where_the_kernel_does_not_tell_nothing_is_said() -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as temporary:
-        Path(temporary).chmod(0o755)
-        path = Path(temporary) / "file"
-        path.write_bytes(b"x" * 10_000)
-
-        def there() -> None:
-            seen = cached_pages([path])
-            assert seen.share is None
-            assert seen.evidence == "the kernel does not say which pages of these files are cached"
-
-        as_nobody(there)
-        # Its owner is told; and memory cannot be emptied of it.
-        done(evict([path], [], NONE))
-        assert cached_pages([path]).share in (1, None)
-    assert cached_pages([path]).share is None
-
-
 def test_the_whole_cache_is_dropped_where_that_is_allowed(files: list[Path], tmp_path: Path) -> None:
     told: list[str] = []
     (tmp_path / "drop_caches").touch()
@@ -170,33 +107,3 @@ def test_only_what_storage_gave_to_this_thread_is_counted(files: list[Path]) -> 
     thread.start()
     thread.join()
     assert storage_reads() == before
-
-
-def test_a_kernel_that_does_not_count_gives_no_number(tmp_path: Path) -> None:
-    assert storage_reads(tmp_path / "io") is None
-    (tmp_path / "other").write_text("rchar: 5\nwchar: 7\n")
-    assert storage_reads(tmp_path / "other") is None
-    (tmp_path / "io").write_text("rchar: 5\nread_bytes: 4096\nwrite_bytes: 1\n")
-    assert storage_reads(tmp_path / "io") == 4096
-
-
-@pytest.mark.parametrize(("kind", "counts"), [("nfs4", False), ("lustre", False), ("overlay", True), ("tmpfs", True)])
-def test_a_network_file_system_may_not_count(tmp_path: Path, kind: str, counts: bool) -> None:
-    device = tmp_path.stat().st_dev
-    (tmp_path / "proc/self").mkdir(parents=True)
-    line = f"36 35 {os.major(device)}:{os.minor(device)} / /data rw,noatime shared:1 - {kind} server:/data rw\n"
-    (tmp_path / "proc/self/mountinfo").write_text("not a line\n" + line)
-    assert counts_reads(tmp_path, tmp_path) is counts
-    assert counts_reads(tmp_path / "not there", tmp_path) is False
-    (tmp_path / f"sys/dev/block/{os.major(device)}:{os.minor(device)}").mkdir(parents=True)
-    assert counts_reads(tmp_path, tmp_path) is True
-
-
-def test_a_refusal_is_told(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_arguments: int) -> None:
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
-    told: list[str] = []
-    done(evict([*files, files[0].parent / "gone"], told, NONE))
-    assert told[0].startswith("posix_fadvise was refused for 9 of 9 files: ")

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import os
-import threading
-import uuid
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import pairwise, permutations
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.errors import PeerLostError
 from dlbench.machine.gpus import Gpu
 from dlbench.node import cores
-from dlbench.node.cores import Seat, assign, bind, by_physical_core, deal, settle
-from dlbench.node.local_sockets import decided
+from dlbench.node.cores import Seat, bind, by_physical_core, deal, settle
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
 from tests.support.rank_places import rank_place
-
-
-def test_hyper_threads_stay_together_in_both_common_numberings() -> None:
-    apart = by_physical_core(range(8), lambda cpu: f"{cpu % 4},{cpu % 4 + 4}\n")
-    assert apart == [0, 4, 1, 5, 2, 6, 3, 7]
-    beside = by_physical_core(range(8), lambda cpu: f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n")
-    assert beside == list(range(8))
-
-
-def test_without_topology_the_numbers_decide() -> None:
-    assert by_physical_core({3, 1, 2}, lambda cpu: "") == [1, 2, 3]
 
 
 @given(cores=st.integers(1, 32), threads=st.sampled_from([1, 2, 4]), ranks=st.sampled_from([1, 2, 4]))
@@ -63,12 +45,6 @@ def plan_of(launcher: str, ranks: int, cores_per_rank: int) -> RunPlan:
     return plan
 
 
-@pytest.fixture(autouse=True)
-def one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that bind in turn do not meet, also on a machine with GPUs; `bound_together` has some that do."""
-    monkeypatch.setattr(cores, "decided", lambda *_: None)
-
-
 def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPatch, hosts: int = 1) -> list[Seat]:
     """What each rank does with the mask that its launcher gave it."""
     taken: list[set[int]] = []
@@ -87,15 +63,6 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("size", [18, 20, 36])
-def test_ranks_with_masks_of_their_own_do_not_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Slurm rounds up to whole cores, or gives sockets: 4 ranks of 18 cores, each with 20 or 36 of its own."""
-    masks = [[*range(rank * size, (rank + 1) * size)] for rank in range(4)]
-    told = settle(seats_of(masks, plan_of("srun-gloo", 4, 18), monkeypatch))
-    assert told.pinned == {0, 1, 2, 3}
-    assert told.warnings == ()
-
-
-@pytest.mark.parametrize("size", [18, 20, 36])
 def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Of the planned size, too: then each rank takes the mask for its own share."""
     told = settle(seats_of([[*range(size)]] * 4, plan_of("srun-gloo", 4, 18), monkeypatch))
@@ -103,21 +70,6 @@ def test_ranks_with_one_mask_for_all_share_cores(monkeypatch: pytest.MonkeyPatch
     assert told.warnings == (
         f"4 ranks of 18 cores on {size} cores of n0: ranks share cores; figures say nothing about scaling",
     )
-
-
-def test_only_the_ranks_that_share_are_named_and_each_node_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    crowded = [[0, 1], [2, 3], [3, 4], [4, 2]]
-    told = settle(seats_of([*own, *crowded], plan_of("srun-gloo", 4, 2), monkeypatch, hosts=2))
-    assert told.pinned == {0, 1, 2, 3, 4}
-    (line,) = told.warnings
-    assert line.startswith("3 ranks of 2 cores on 3 cores of n1: ranks share cores")
-
-
-def test_two_ranks_of_a_socket_have_room_and_are_not_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets = [[*range(36)], [*range(36)], [*range(36, 72)], [*range(36, 72)]]
-    told = settle(seats_of(sockets, plan_of("srun-gloo", 4, 18), monkeypatch))
-    assert (told.pinned, told.warnings) == (frozenset(), ())
 
 
 def test_a_node_s_whole_mask_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,110 +194,6 @@ def test_ranks_sit_beside_their_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     order = gpus_at(1, 1, 0, 0)
     assert bound_cores(monkeypatch, (order,) * 4) == [(4, 5), (6, 7), (0, 1), (2, 3)]
     assert bound_cores(monkeypatch, ((),) * 4) == [(0, 1), (2, 3), (4, 5), (6, 7)]
-
-
-@given(st.data())
-def test_ranks_get_gpus_of_their_own_that_are_nearest_as_no_other_assignment_is(data: st.DataObject) -> None:
-    cores_of = st.sets(st.integers(0, 9), max_size=6)
-    near = data.draw(st.lists(cores_of, min_size=1, max_size=5))
-    masks = data.draw(st.lists(cores_of, min_size=1, max_size=len(near)))
-
-    def cost(numbers: Sequence[int]) -> tuple[int, int]:
-        away = sum(len(mask - near[number]) for mask, number in zip(masks, numbers, strict=True))
-        return away, sum(number != rank for rank, number in enumerate(numbers))
-
-    found = assign(masks, near)
-    assert len(set(found)) == len(masks)
-    assert cost(found) == min(map(cost, permutations(range(len(near)), len(masks))))
-    assert assign(masks, near) == found
-
-
-MASKS = [[6, 7], [0, 1], [4, 5], [2, 3]]
-
-
-def bound_together(
-    monkeypatch: pytest.MonkeyPatch, masks: list[list[int]], listed: str | None = None, wait_s: float = 30.0
-) -> list[tuple[int | None, str, tuple[str, ...]]]:
-    """The number and UUID of each rank's GPU, and warnings, of ranks that start at once, each with its mask; the first
-    two GPUs are beside the first half of the cores.
-    """
-    order = gpus_at(0, 0, 1, 1)
-    mask_of = threading.local()
-    monkeypatch.setattr(cores, "decided", partial(decided, wait_s=wait_s))
-    monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
-    monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root: order)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(mask_of.cores))
-    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
-        monkeypatch.setenv(name, "")
-    if listed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    else:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    plan, token = plan_of("srun-gloo", 4, 2), uuid.uuid4().hex
-
-    def one(rank: int) -> tuple[int | None, str, tuple[str, ...]]:
-        mask_of.cores = masks[rank]
-        binding = bind(plan, rank_place(rank, 4, token=token))
-        assert binding.gpu is not None
-        return binding.gpu_by_mask, binding.gpu.uuid, binding.warnings
-
-    with ThreadPoolExecutor(len(masks)) as pool:
-        return list(pool.map(one, range(len(masks))))
-
-
-@pytest.mark.parametrize("listed", [None, "0,1,2,3"])  # as Slurm lists them
-def test_where_the_launcher_bound_the_ranks_each_takes_the_gpu_nearest_to_its_cores(
-    monkeypatch: pytest.MonkeyPatch, listed: str | None
-) -> None:
-    found = bound_together(monkeypatch, MASKS, listed)
-    assert [number for number, _, _ in found] == [3, 1, 2, 0]
-    assert [name for _, name, _ in found] == ["GPU-3", "GPU-1", "GPU-2", "GPU-0"]
-    assert not any(warnings for _, _, warnings in found)
-
-
-@pytest.mark.parametrize("listed", ["3,2,1,0", "GPU-0,GPU-1,GPU-2,GPU-3"])
-def test_an_order_that_a_person_gave_stays(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
-    assert [number for number, _, _ in bound_together(monkeypatch, MASKS, listed)] == [None] * 4
-
-
-def test_ranks_that_dlbench_binds_keep_the_gpus_of_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = bound_together(monkeypatch, [[*range(8)]] * 4)
-    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
-
-
-@pytest.mark.parametrize("odd", [0, 2])
-def test_ranks_with_unequal_masks_take_the_gpus_of_their_places_all_or_none(
-    monkeypatch: pytest.MonkeyPatch, odd: int
-) -> None:
-    """One rank may use the whole node: none waits for it, and no two have one GPU."""
-    masks = [list(range(8)) if rank == odd else mask for rank, mask in enumerate(MASKS)]
-    found = bound_together(monkeypatch, masks)
-    assert [(number, name) for number, name, _ in found] == [(None, f"GPU-{rank}") for rank in range(4)]
-
-
-def test_where_a_rank_of_the_node_does_not_start_no_other_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PeerLostError, match="rank 0 of the node has no answer from ranks 3 within 5 s"):
-        bound_together(monkeypatch, MASKS[:3], wait_s=5.0)
-
-
-def test_a_rank_that_waited_in_vain_keeps_no_other_from_the_answer() -> None:
-    """Rank 1 is gone when the last one comes: who goes on has the one answer."""
-    name, wait_s = uuid.uuid4().hex, {0: 60.0, 1: 2.0, 2: 60.0}
-
-    def one(rank: int) -> object:
-        try:
-            return decided(name, rank, 3, rank, sum, wait_s[rank])
-        except PeerLostError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(3) as pool:
-        early = [pool.submit(one, rank) for rank in (0, 1)]
-        gone = early[1].result()
-        last = pool.submit(one, 2)
-        assert (early[0].result(), last.result()) == (3, 3)
-    assert str(gone).startswith(f"{name}: rank 1 of the node has no answer from the first rank within 2 s (timed out)")
 
 
 def test_ranks_that_see_one_gpu_each_find_cores_of_their_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

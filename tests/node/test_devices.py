@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
-from dlbench.machine import gpus
 from dlbench.machine.gpus import Gpu
 from dlbench.node import devices
 from dlbench.node.devices import (
@@ -26,7 +25,6 @@ from dlbench.node.devices import (
     require_distinct,
     require_own_gpu,
     together,
-    way_of,
 )
 from dlbench.node.failures import failure_of
 from dlbench.node.ranks import RankPlace
@@ -83,16 +81,9 @@ def test_the_only_gpu_that_a_rank_sees_is_its_own(cuda: SimpleNamespace, request
     assert [device_for(plan_of(request_, launcher), place(rank)).index for rank in range(4)] == [0, 0, 0, 0]
 
 
-def test_what_cuda_shows_counts_not_what_nvml_counts(cuda: SimpleNamespace) -> None:
-    """Of boards in MIG mode CUDA shows the first slice alone, and torch's own count asks NVML until CUDA begins."""
-    cuda.count, cuda.boards = 1, 8
-    assert [device_for(plan_of("none"), place(rank, 2)).index for rank in range(2)] == [0, 0]
-
-
 def test_of_several_gpus_each_rank_takes_that_of_its_place(cuda: SimpleNamespace) -> None:
     assert [device_for(plan_of("gres"), place(rank)).index for rank in range(4)] == [0, 1, 2, 3]
     assert cuda.set == ["init", 0, "init", 1, "init", 2, "init", 3]
-    assert [device_for(plan_of("gres"), place(rank), chosen=3 - rank).index for rank in range(4)] == [3, 2, 1, 0]
     cuda.count = 3
     with pytest.raises(EnvironmentLacksError, match="4 ranks per node, but 3 GPUs on n0: ranks must not share one"):
         device_for(plan_of("gres"), place(0))
@@ -176,16 +167,6 @@ def test_amd_s_gpus_are_asked_for_amd_s_way(
     monkeypatch.setattr("torch.version.hip", "7.0")
     with pytest.raises(EnvironmentLacksError, match=r"for ROCm, .*; run rocminfo, and look for amdgpu in"):
         device_for(plan_of("none"), place(0), node)
-
-
-def test_devices_of_other_jobs_make_no_gpu_of_this_one(
-    blind: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = gpu_files(tmp_path, boards=2)
-    monkeypatch.setattr(gpus.os, "access", lambda path, mode: False)
-    assert device_for(plan_of("none"), place(0), root).type == "cpu"
-    with pytest.raises(EnvironmentLacksError, match="2 NVIDIA GPUs are on the PCI bus, but this job may not open"):
-        device_for(plan_of("gres"), place(0), root)
 
 
 @pytest.mark.parametrize(
@@ -307,23 +288,6 @@ def test_ways_network_and_channels_are_read() -> None:
     assert told.has_peer_access
 
 
-def test_older_forms_and_warnings_are_read() -> None:
-    told = parsed(SHARED.splitlines())
-    assert told.channels == {"SHM/direct/direct": 2}
-    assert (told.network, told.collective_channels, told.nvls_channels) == ("Socket", 2, 0)
-    assert told.warnings == ("NET/IB : Got async event : port error",)
-    assert not told.has_peer_access
-
-
-def test_nothing_is_read_into_what_says_nothing() -> None:
-    assert parsed(["", "NCCL INFO", "x" * 1000, "Channel 00 : 0 -> 1"]).channels == {}
-
-
-def test_adapters_are_no_ways_of_their_own() -> None:
-    assert way_of("NET/IB/3/GDRDMA") == way_of("NET/IB/2(0)/GDRDMA") == "NET/IB/GDRDMA"
-    assert way_of("NET/AWS Libfabric/0") == "NET/AWS Libfabric"
-
-
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
     both = together(
@@ -349,15 +313,6 @@ def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again(monkey
     assert variables == {"NCCL_DEBUG_SUBSYS": "COLL"}
     log.close()
     assert not file.parent.exists()
-
-
-def test_who_asked_for_a_log_has_it_as_before(capfd: pytest.CaptureFixture[str]) -> None:
-    variables = {"NCCL_DEBUG": "WARN"}
-    log = NcclLog(variables)
-    assert log.read() is None
-    assert variables == {"NCCL_DEBUG": "WARN"}
-    log.close(failed=True)
-    assert capfd.readouterr().err == ""
 
 
 def test_warnings_of_a_rank_that_fails_are_in_its_own_log(capfd: pytest.CaptureFixture[str]) -> None:

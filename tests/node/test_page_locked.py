@@ -5,7 +5,6 @@ from __future__ import annotations
 import _ctypes
 import ctypes
 import mmap
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -68,20 +67,6 @@ def test_memory_is_unlocked_while_it_is_mapped_and_nothing_else_lies_there() -> 
     assert (first, was_mapped) == (address, True)
     assert abs(other - address) >= SIZE
     assert not is_mapped(address)
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_process_unlocks_nothing() -> None:
-    unlocked: list[int] = []
-    memory = locked_memory(SIZE, "test", lock=lambda _first, _size: 0, unlock=unlocked.append)
-    address = memory.data_ptr()
-    child = os.fork()
-    if not child:
-        del memory
-        os._exit(len(unlocked))
-    assert os.waitpid(child, 0)[1] == 0
-    del memory
-    assert unlocked == [address]
 
 
 @pytest.fixture

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import datetime
+import http.client
 import os
-import random
 import socket
-import stat
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
-from dlbench.errors import PeerLostError, RunError
+from dlbench.errors import RunError
 from dlbench.node import rendezvous
 from dlbench.node.ranks import RankPlace
 from dlbench.node.rendezvous import Endpoint
-from dlbench.node.sync.run_store import RunStore, interface_settings, open_endpoint
+from dlbench.node.sync.run_store import interface_settings, meet, of_node, open_endpoint, serve_horovod
 from tests.support.rank_places import rank_place
 
-ENDPOINT = Endpoint(address="127.0.0.1", port=4711, secret="s3cret")
+ENDPOINT = Endpoint(address="127.0.0.1", port=4711)
 
 
 def place(rank: int, token: str = "start-1") -> RankPlace:
     return rank_place(rank, 2, token=token)
 
 
-def test_the_meeting_place_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
-    path = tmp_path / "rendezvous.json"
-    before = os.umask(0)
-    try:
-        rendezvous.publish(path, place(0), ENDPOINT)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert rendezvous.await_address(path, place(1), wait_s=9) == ENDPOINT
-
-
-def test_once_all_have_met_the_secret_is_gone_and_the_file_as_the_others(tmp_path: Path) -> None:
-    """So that a group can copy each other's runs."""
+def test_others_read_where_the_first_rank_listens(tmp_path: Path) -> None:
     path = tmp_path / "rendezvous.json"
     rendezvous.publish(path, place(0), ENDPOINT)
-    (tmp_path / "other").touch()
-    rendezvous.conceal(path, place(0), ENDPOINT)
-    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
-    assert ENDPOINT.secret not in path.read_text()
-    with pytest.raises(RunError, match="waited"):
-        rendezvous.await_address(path, place(1), wait_s=0.1)
+    assert rendezvous.await_address(path, place(1), wait_s=9) == ENDPOINT
 
 
 def test_the_meeting_place_of_an_earlier_start_is_not_taken(tmp_path: Path) -> None:
@@ -69,33 +53,6 @@ def test_several_machines_meet_at_the_planned_interface() -> None:
     assert rendezvous.gloo_interface(False, "eth7", ENDPOINT) == "eth7"
     with pytest.raises(RunError, match=r"launch\.interface nosuch0: this node has no such interface"):
         rendezvous.own_address(False, "nosuch0")
-
-
-def test_a_waiting_rank_opens_the_file_once_a_second_and_not_in_step_with_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Counted, not timed: 1,000 ranks wait five minutes for a node that is slow to import."""
-    opened: list[int] = []
-    clock = [0.0]
-    monkeypatch.setattr(rendezvous, "read_json", lambda path, limit: opened.append(1))
-    monkeypatch.setattr(rendezvous.time, "monotonic", lambda: clock[0])
-
-    def pause(seconds: float) -> None:
-        clock[0] += seconds
-
-    counts, ends = [], set()
-    for rank in range(1, 1001):
-        opened.clear()
-        clock[0] = 0.0
-        with pytest.raises(PeerLostError, match="waited 300 s"):
-            rendezvous.await_address(tmp_path / "rendezvous.json", place(rank), 300.0, pause)
-        counts.append(len(opened))
-        ends.add(round(clock[0], 3))
-    assert max(counts) <= 2.0 * 300
-    assert min(counts) >= 300
-    assert len(ends) > 500
-    first = [next(rendezvous.pauses_s(random.Random(rank))) for rank in range(100)]
-    assert max(first) <= rendezvous.FIRST_PAUSE_S, "who comes last does not wait long"
 
 
 class Interface(NamedTuple):
@@ -149,37 +106,6 @@ def test_a_bridge_of_the_node_s_own_is_no_address_for_others(
     assert rendezvous.own_address(False) == expected
 
 
-@pytest.mark.nightly
-def test_a_thousand_ranks_meet_at_one_server(tmp_path: Path) -> None:
-    """On loopback, with the real server, store and file: all arrive, read each other's place, and nobody waits long."""
-    ranks = 1024
-    path = tmp_path / "rendezvous.json"
-    answers: list[object] = [None] * ranks
-
-    def meet(rank: int) -> None:
-        own = rank_place(rank, ranks, 8, token="start-1")
-        try:
-            endpoint = open_endpoint(path, own, None, 60.0)
-            store = RunStore(endpoint, datetime.timedelta(seconds=60))
-            if store.add("arrived", 1) == ranks:
-                store.set("complete", "1")
-            store.wait(["complete"])
-            answers[rank] = store.of_node("gpu", [rank], own)
-        except Exception as error:
-            answers[rank] = error
-
-    threading.stack_size(256 * 1024)
-    threads = [threading.Thread(target=meet, args=(rank,), daemon=True) for rank in range(1, ranks)]
-    for thread in threads:
-        thread.start()
-    meet(0)
-    for thread in threads:
-        thread.join(120)
-    threading.stack_size(0)
-    first = [rank - rank % 8 for rank in range(ranks)]
-    assert answers == [[[other] for other in range(low, low + 8)] for low in first]
-
-
 @pytest.mark.parametrize(
     ("nodes", "on_gpus", "before", "expected", "said"),
     [
@@ -206,8 +132,47 @@ def test_the_planned_interface_is_nccl_s_too_unless_its_variable_is_set(
     for name, value in (("NCCL_SOCKET_IFNAME", before), ("GLOO_SOCKET_IFNAME", "lo")):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     first = rank_place(0, 2, per_node=2 // nodes)
-    open_endpoint(tmp_path / "rendezvous.json", first, "lo", wait_s=9)
+    open_endpoint(tmp_path / "rendezvous.json", first, "lo", 9, lambda address: 1)
     assert os.environ.get("NCCL_SOCKET_IFNAME") == expected
     settings = interface_settings("lo", first)
     assert [(one.requested, one.effective, one.evidence) for one in settings] == ([("lo", "lo", said)] if said else [])
     assert interface_settings(None, first) == []
+
+
+def test_ranks_meet_at_one_interface_and_those_of_a_node_hear_each_other(tmp_path: Path) -> None:
+    """Threads: the first serves torch's store, on loopback alone."""
+    found: list[object] = [None] * 4
+
+    def rank(number: int) -> None:
+        own = rank_place(number, 4, 2, token="start-1")
+        store = meet(tmp_path / "rendezvous.json", own, "lo", datetime.timedelta(seconds=60))
+        found[number] = of_node(store, "gpu", [number], place=own)
+        if number == 0:
+            listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
+            assert ("127.0.0.1", store.port) in listening
+            assert not [one for one in listening if one.port == store.port and one.ip != "127.0.0.1"]
+        with pytest.raises(dist.DistStoreError):
+            store.wait(["no such key"], datetime.timedelta(milliseconds=10))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(rank, range(4)))
+    assert found == [[[0], [1]], [[0], [1]], [[2], [3]], [[2], [3]]]
+
+
+@pytest.mark.horovod
+def test_horovods_requests_are_served_at_one_address(horovod_installed: None) -> None:
+    """As its HTTP client makes them of HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT; files are not served."""
+    port = serve_horovod("127.0.0.1")
+
+    def ask(method: str, path: str = "/global_/1", body: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    assert ask("GET")[0] == 404
+    assert ask("PUT", body=b"\0address")[0] == 200
+    assert ask("GET") == (200, b"\0address")
+    assert ask("DELETE")[0] == 200
+    assert ask("GET")[0] == 404
+    assert ask("HEAD", "/pyproject.toml")[0] == 405

@@ -1,8 +1,7 @@
-"""What a rank of a pre-flight asks of its node: places, clocks, libraries."""
+"""What a rank of a pre-flight asks of its node: places, libraries."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ from dlbench.jobs.preflight.check import plan_of
 from dlbench.machine.storage import file_system_of
 from dlbench.node import site_check as libraries_of
 from dlbench.node.cores import CoreBinding
-from dlbench.node.site_check import answer, ask, libraries, scratch
-from dlbench.records.preflight import PreflightFolder
+from dlbench.node.site_check import libraries, scratch
 from dlbench.specs.choices import choose_system
 from dlbench.specs.system import StorageSpec, TierSpec
 from tests.support.rank_places import rank_place
@@ -45,21 +43,6 @@ def test_the_file_system_is_that_of_the_nearest_mount(tmp_path: Path) -> None:
     assert file_system_of(tmp_path / "missing", tmp_path) == ""
 
 
-def test_clocks_of_one_machine_agree_and_the_wrong_run_is_not_answered(tmp_path: Path) -> None:
-    file, done = tmp_path / "clock.json", threading.Event()
-    told: list[str] = []
-    server = threading.Thread(target=lambda: told.append(answer(file, "run", "lo", done.is_set, wait_s=20)))
-    server.start()
-    found, problem = ask(file, "run", wait_s=20)
-    other = ask(file, "another", wait_s=0.2)
-    done.set()
-    server.join(20)
-    assert (problem, told) == ("", [""])
-    assert abs(found.offset_s) <= found.bound_s
-    assert other[0] is None
-    assert "did not say within" in other[1]
-
-
 def test_a_library_that_does_not_import_is_told_from_one_that_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,17 +56,14 @@ def test_a_library_that_does_not_import_is_told_from_one_that_is_missing(
     assert broken["brokenlib"] == "ImportError: libnothing.so: cannot open"
 
 
-def test_what_compiling_lacks_is_asked_for_where_there_is_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_compiling_lacks_is_asked_for_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(choose_system("local", {}), 1, machine_cores=1, now=NOW)
-    monkeypatch.setattr(libraries_of, "_load", lambda looked: None)
     monkeypatch.setattr(libraries_of, "libraries", lambda: ({"torch": "2.13.0"}, {}))
     monkeypatch.setattr(
         libraries_of, "bind", lambda plan, place: CoreBinding(cores=(0,), pinned=True, threads=1, warnings=())
     )
     monkeypatch.setattr(libraries_of, "compiler_lacks", lambda *, on_gpu: ("no gcc", "install it"))
-    folder, place = PreflightFolder(tmp_path), rank_place(0, 1)
+    place = rank_place(0, 1)
     for gpu, said in ((None, ""), ("GPU-0", "no gcc; install it")):
         monkeypatch.setattr(libraries_of, "_gpu", lambda *given, gpu=gpu: (gpu, ""))
-        assert libraries_of.look(plan, folder, place).compiler == said
+        assert libraries_of.look(plan, place).compiler == said

@@ -60,12 +60,8 @@ def target(ranks: int, step: float = 0.14, **changes: Any) -> Target:
         efficiency=band(0.1 / step),
         parts=tuple(Part(name=name, seconds=band(step * share)) for name, share in SHARES.items()),
         model_error=band(1.0),
-        exchange_by_level=(("across", step * 0.17),),
         algorithms=("ring",),
         flags=(),
-        second=band(step * 1.01),
-        is_disputed=False,
-        phi=(("across", 4.0),),
     )
     return replace(made, **changes)
 
@@ -74,14 +70,13 @@ FAR = Flag(code="F2", text="far: 32 times the largest measured rank count")
 
 
 def projection(*targets: Target, **changes: Any) -> Projection:
-    """Of 64 and 256 ranks, the second one disputed, and 1,024 refused."""
-    disputed = target(256, 0.152, flags=(FAR,), second=band(0.19), is_disputed=True)
+    """Of 64 and 256 ranks, the second one flagged, and 1,024 refused."""
     made = Projection(
         digest=ingredients().digest,
         anchor_ranks=8,
         anchor_nodes=8,
         changes=(),
-        targets=targets or (target(64), disputed),
+        targets=targets or (target(64), target(256, 0.152, flags=(FAR,))),
         refused=(
             Refused(
                 code="R7",

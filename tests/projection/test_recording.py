@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.projection.ledger import digest_of, read_ledger, record, recorded
+from dlbench.projection.ledger import record, recorded
 from dlbench.projection.step import project
 from dlbench.records.comm import scan_comm
 from tests.conftest import Cli
@@ -36,9 +36,7 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     assert f"{file}: recorded" in done.stderr
     assert [one["ranks"] for one in json.loads(file.read_text())["targets"]] == [16]
     assert not scan_comm(runs).runs
-    levels = {level["level"]: level["phi"] for level in json.loads(done.stdout)["groups"][0]["network"]}
     assert [one["ranks"] for one in json.loads(done.stdout)["groups"][0]["costs"]] == [16]
-    assert levels == {"inside": None, "across": 1.0}  # A ring crosses each node's link once at a time.
 
     # The larger runs of this test are planned before today, so it is recorded as of an earlier day.
     waiting = cli("project", runs, "--against")
@@ -83,15 +81,11 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     assert "no recorded target" in cli("project", store, "--against").stderr
 
 
-def test_measured_strategies_stand_beside_the_model_and_in_its_ledger(cli: Cli, tmp_path: Path, costs: Path) -> None:
+def test_measured_strategies_stand_beside_the_model(cli: Cli, tmp_path: Path, costs: Path) -> None:
     """Runs that differ in strategy alone: 4 and 8 ranks of replicas, then 4 of sharded and of local training."""
     runs = tmp_path / "runs"
     write(runs, engine="ddp")
     asked = ("project", runs, "--network", costs, "--to", "16,4", "--strategy", "all", "--format", "json")
-    assert cli(*asked, "--record").returncode == 0
-    (kept,) = read_ledger(runs).kept
-    recorded_rows = {(row.strategy, row.ranks): row for row in kept.strategies}
-    assert {name for name, _ in recorded_rows} == {"zero-1", "fsdp", "local-sgd"}
     local = {"sync.average_every": 4}
     write(runs, (2,), engine="fsdp", series="sharded")
     write(runs, (2,), engine="ddp", series="local", overrides=local)
@@ -113,17 +107,3 @@ def test_measured_strategies_stand_beside_the_model_and_in_its_ledger(cli: Cli, 
     words = " ".join(cli(*asked[:-2]).stdout.split())
     assert "local-sgd at 4 ranks:" in words
     assert "bytes sent" in words
-    # Of a file of an earlier day: these runs are planned before today.
-    path = runs / ".projections"
-    (one,) = path.iterdir()
-    earlier = kept.model_copy(update={"created": "2026-01-01T00:00:00Z"})
-    text = earlier.model_dump_json().encode()
-    one.unlink()
-    (path / f"20260101T000000Z-{digest_of(text)}.json").write_bytes(text)
-    scored = json.loads(cli("project", runs, "--against", "--format", "json").stdout)
-    validator("projection").validate(scored)
-    # Averages after 8 updates were recorded, after 4 were measured.
-    assert [(row["strategy"], row["ranks"], row["runs"]) for row in scored["strategies"]] == [("fsdp", 4, 3)]
-    (row,) = scored["strategies"]
-    assert row["projected_s"] == recorded_rows["fsdp", 4].step_s
-    assert row["accuracy"] == pytest.approx(1 - abs(row["projected_s"] / row["measured_s"] - 1))

@@ -129,7 +129,6 @@ def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the
     assert found.flags[0].code == "F8"
     assert "priced for p40-roce by data sheet" in found.flags[0].text
     assert found.changes == ("nodes, leaves and network of p40-roce; computing as measured on simulated",)
-    assert one.second is None  # points say nothing of another machine
     tapered = elsewhere(given, system_of("abci"), None)
     assert (tapered.nodes_per_leaf, tapered.per_node) == (34, 4)
     # Its runs lie below other switches.

@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import Miss
-from dlbench.perfmodels.predictions import predict
-from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.costs import LIBRARY
 from dlbench.projection.exchange import AS_IT_RAN, Cycle, Way, messages_of
 from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, Supply
@@ -92,7 +90,6 @@ def test_at_the_anchor_all_parts_are_the_accounts_and_beyond_it_they_sum(machine
     most = max(base / np.mean([run.step_s for run in point.runs]) for point in ingredients.points)
     assert beyond.efficiency is not None
     assert beyond.efficiency.quantiles[-1] <= max(1.0, most) * (1 + 1e-12)
-    assert not at_anchor.is_disputed
     assert beyond == target(ingredients, 2 * anchor.ranks)  # equal ingredients, equal answer
 
 
@@ -104,11 +101,6 @@ def test_the_truth_is_projected_where_the_model_holds() -> None:
         truth = np.mean([machine.point(generator(seed), 32)[0].runs[0].step_s for seed in range(20)])
         found = target(ingredients, 128)
         assert np.median(sum(found.drawn[name] for name in PARTS)) == pytest.approx(truth, rel=0.02)
-        (level, seconds), *_ = found.exchange_by_level
-        assert level == "across"
-    # Messages cost what `comm predict` says; of these all four are in the last busy stretch.
-    one = predict("allreduce", "ring", sizes[0], Layout(ranks=128, group_size=4), ingredients.network)
-    assert seconds == pytest.approx(4 * one, rel=0.01)
 
 
 def test_costs_that_are_off_by_a_factor_are_mended_at_the_anchor() -> None:
@@ -336,7 +328,6 @@ def test_another_way_is_what_it_changes() -> None:
         assert (refused.code, why in refused.text) == ("R8", True)
     # Groups of half a node: the other half is reached inside the node, all others by its adapter.
     halves = replace(way, exchange="hierarchical", group_size=2)
-    assert [name for name, _ in target(ingredients, 64, way=halves).exchange_by_level] == ["inside", "across"]
     assert exchange(exchange="hierarchical", group_size=2) > exchange(exchange="hierarchical")
     leaves = ingredients.model_copy(update={"nodes_per_leaf": 3, "leaf_taper": 2.0})
     assert drawn(leaves, 64, way=halves)["exchange"].mean() >= exchange(exchange="hierarchical", group_size=2)

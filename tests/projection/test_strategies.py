@@ -21,7 +21,7 @@ from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, gamma, watched_layers
-from dlbench.projection.strategies.network import Groups, scaled, unshared
+from dlbench.projection.strategies.network import Groups, scaled
 from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
 from dlbench.records.memory import MemoryResult
@@ -258,8 +258,6 @@ def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int 
     assert together.seconds("allreduce", 2**20, 4) == pytest.approx((alone - 6 * ALPHA) * phi + 6 * ALPHA)
     rows = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used)
     assert {row.replicas: row.phi for row in rows} == {4: max(1.0, 2 / (links or 2)), 2: phi}
-    free = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=unshared(used))
-    assert {row.phi for row in free} == {1.0}
 
 
 def test_memory_is_weights_gradients_slots_and_activations() -> None:

@@ -220,26 +220,3 @@ def test_a_full_disk_in_mid_run_is_told_with_the_rank_and_the_file(tmp_path: Pat
     assert run.state == "failed"
     assert run.detail.startswith("rank ")
     assert "No space left on device" in run.detail
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_host_name_and_a_variable_that_are_not_utf8_cost_nothing(tmp_path: Path) -> None:
-    name = f'{sys.executable} -c "import socket; socket.sethostname(bytes([104, 255, 120]))"'
-    script = f"{name}; export OMP_WEIRD=$'\\xff'"
-    words = ("bert", *DDP, "--data", "synthetic", "--set", "measure.measured_steps=3")
-    done = in_namespace("-u", script, *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    record = only_run(tmp_path / "runs").record
-    assert record.environment["host"] == r"h\xffx"
-    assert record.environment["variable.OMP_WEIRD"] == r"\xff"
-
-
-@pytest.mark.nightly
-@pytest.mark.horovod
-@pytest.mark.slow
-def test_horovod_says_that_the_host_name_leads_nowhere(tmp_path: Path, horovod_installed: None) -> None:
-    words = ("bert", *SHORT, "--engine", "horovod", "--data", "synthetic")
-    done = in_namespace("-u", "hostname foo.invalid", *words, cwd=tmp_path)
-    assert done.returncode == 5, done.stderr
-    assert "the host name 'foo.invalid' does not resolve" in done.stderr

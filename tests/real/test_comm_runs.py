@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box.box import Box
 from dlbench.records.comm import CommRecord, CommRun, scan_comm
 from tests.conftest import Cli
 from tests.real.test_local_runs import alive
+from tests.slurm_box.box import Box
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from dlbench.cli import cli as dlbench_cli
-from dlbench.jobs.box.box import Box
 from dlbench.specs.choices import WorkloadFile
 from dlbench.specs.files import find
+from tests.slurm_box.box import Box
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.node.training import run_record
-from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule
+from dlbench.node.training.step_schedule import WATCHED_STEPS
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
@@ -199,17 +199,6 @@ def test_ddps_buckets_act(records: Records) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.horovod
-def test_dlbenchs_own_buckets_over_horovod_are_named_so(records: Records, horovod_installed: None) -> None:
-    record = records("own")
-    assert (record.exchange.by, record.exchange.fusion) == ("dlbench", "own:1MiB")
-    # One row, and not one of Horovod's threshold, which these messages never meet.
-    assert [(s.requested, s.effective) for s in record.settings if s.key == "sync.fusion"] == [("own:1MiB", "own:1MiB")]
-    assert all(message.num_bytes >= 2**20 for message in record.exchange.messages[:-1])
-    assert record.inert == ()
-
-
-@pytest.mark.slow
 def test_powersgd_trains_and_counts(records: Records) -> None:
     record = records("powersgd")
     exchange = exchange_of(record)
@@ -249,33 +238,7 @@ def test_flags_that_this_build_ignores_are_refused(tmp_path: Path, horovod_insta
     assert not list(tmp_path.rglob("record.json"))
 
 
-@pytest.mark.parametrize(
-    ("engine", "settings", "text"),
-    [
-        ("horovod", ("sync.wire=bf16",), "Horovod has no bfloat16"),
-        ("horovod", ("sync.wire=powersgd",), "is a hook of DDP"),
-        ("ddp", ("sync.exchange=horovod-torus",), "is a flag of Horovod"),
-        ("horovod", ("engine.horovod.autotune=true",), "set measure.warmup_steps"),
-        ("horovod", ("engine.horovod.autotune=true", "sync.fusion=own:none"), "dlbench exchanges here"),
-    ],
-)
-def test_combinations_that_cannot_be_are_refused(
-    tmp_path: Path, engine: str, settings: tuple[str, ...], text: str
-) -> None:
-    done = launch(tmp_path, "refused", engine, *settings)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
 # --- what follows from what was seen
-
-
-@pytest.mark.parametrize(("warmup", "first"), [(0, 0), (1, 0), (3, 0), (4, 1), (50, 47)])
-def test_the_window_is_the_end_of_the_warm_up(warmup: int, first: int) -> None:
-    course = StepSchedule(first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None)
-    assert course.watch_from == first
-    assert course.warmup - course.watch_from == min(warmup, WATCHED_STEPS)
 
 
 def row(requested: str | float | None, effective: str | float | None) -> Setting:

@@ -185,7 +185,6 @@ def test_other_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"sync.wire": "fp16"}, "sync.wire has no effect"),
         ({"sync.fusion": "own:single"}, "sync.fusion has no effect"),
-        ({"sync.inside": "shared-memory"}, "sync.inside has no effect"),
         ({"sync.fusion": "auto"}, "--set sync.fusion: has no effect"),
         ({"engine.horovod.cycle_time_ms": 2.0}, "--set engine.horovod.cycle_time_ms: has no effect"),
         ({"checkpoint.every_steps": 2}, "leave out checkpoints"),

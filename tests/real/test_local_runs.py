@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import signal
@@ -130,30 +129,6 @@ def test_every_step_of_every_rank_is_kept_raw(series: Series) -> None:
         assert (steps.steps["exchange_ns"] > 0).all()
 
 
-@pytest.mark.slow
-def test_estimate_tells_of_real_runs_how_many_ranks_a_training_is_worth(series: Series) -> None:
-    """Samples and rank-hours by hand, of the records themselves."""
-    runs = series("sizes")
-    out = runs[0].folder.path.parent
-    done = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "30d", "--json", cwd=out)
-    assert done.returncode == 0, done.stderr
-    (group,) = json.loads(done.stdout)["groups"]
-    found = group["time_to_train"]
-    seconds: dict[int, list[float]] = {}
-    for run in runs:
-        record = record_of(run)
-        assert record.throughput is not None
-        start = max(rank.startup_s for rank in record.ranks)
-        seconds.setdefault(run.plan.layout.ranks, []).append(3 * record.data["num_samples"] / record.throughput + start)
-    means = {ranks: math.prod(values) ** (1 / len(values)) for ranks, values in seconds.items()}
-    assert {point["ranks"]: point["time"]["value"] for point in found["points"]} == pytest.approx(means, rel=1e-4)
-    (answer,) = found["answers"]
-    assert (answer["is_met"], answer["ranks"]) == (True, min(means, key=lambda ranks: ranks * means[ranks]))
-    late = call_dlbench("estimate", out, "--epochs", "3", "--deadline", "1ms", cwd=out)
-    assert late.returncode == 1
-    assert "None of the measured rank counts is under 0.001 seconds; the fastest," in " ".join(late.stdout.split())
-
-
 @pytest.mark.horovod
 @pytest.mark.slow
 def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_installed: None) -> None:
@@ -166,33 +141,11 @@ def test_mpirun_carries_horovod_over_mpi(cli: Cli, tmp_path: Path, horovod_insta
 
 
 @pytest.mark.slow
-def test_bf16_is_near_fp32_and_not_equal(series: Series) -> None:
-    (bf16,), fp32 = series("bf16"), series("sizes")[0]
-    assert losses(fp32) != losses(bf16)
-    assert losses(fp32) == pytest.approx(losses(bf16), rel=0.05)
-
-
-@pytest.mark.slow
-def test_a_synchronised_phase_mode_that_changes_nothing_is_said(series: Series) -> None:
-    (run,) = series("bf16")
-    if record_of(run).clock == "monotonic":
-        assert any("no effect on a CPU" in text for text in record_of(run).warnings)
-
-
-@pytest.mark.slow
 def test_the_same_seed_gives_the_same_losses(series: Series) -> None:
     one, two, again_two, again_one = series("sizes")
     assert losses(one) == losses(again_one)
     assert [losses(two, rank) for rank in range(2)] == [losses(again_two, rank) for rank in range(2)]
     assert losses(one) != losses(series("other seed")[0])
-
-
-@pytest.mark.slow
-def test_strong_scaling_keeps_the_global_batch(series: Series) -> None:
-    one, two, *_ = series("sizes")
-    assert (one.plan.workload.train.batch_per_rank, two.plan.workload.train.batch_per_rank) == (4, 2)
-    assert one.plan.global_batch == two.plan.global_batch == 4
-    assert [sum(rank.samples for rank in record_of(run).ranks) for run in (one, two)] == [12, 12]
 
 
 @pytest.mark.slow
@@ -203,28 +156,6 @@ def test_ranks_are_pinned_apart(series: Series) -> None:
     first, second = (set(r.cores) for r in record_of(run).ranks)
     assert not first & second
     assert {r.threads for r in record_of(run).ranks} == {run.plan.layout.cores_per_rank}
-
-
-@pytest.mark.slow
-def test_more_ranks_than_cores_is_said_whatever_the_folder_is_called(cli: Cli, tmp_path: Path) -> None:
-    ranks = len(os.sched_getaffinity(0)) + 1
-    out = tmp_path / 'a "quoted" $(touch canary) new; line'
-    done = cli(*COSMO, "--engine", "ddp", "--ranks", str(ranks), "--out", out, *SHORT)
-    assert done.returncode == 0, done.stderr
-    (run,) = only_runs(out, 1)
-    assert run.state == "valid"
-    assert any("share cores" in text for text in record_of(run).warnings)
-    assert not any(r.pinned for r in record_of(run).ranks)
-    assert not list(tmp_path.rglob("canary"))
-
-
-@pytest.mark.slow
-def test_ranks_on_cpus_of_a_system_with_gpus_are_a_warning(cli: Cli, tmp_path: Path) -> None:
-    words = ("--engine", "single", *ONE_CORE, *SHORT, "--set", "system.node.gpus=4")
-    done = cli(*COSMO, *words, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.stderr
-    (run,) = only_runs(tmp_path / "runs", 1)
-    assert any(text.startswith("node.gpus is 4, and ranks saw no GPU") for text in record_of(run).warnings)
 
 
 @pytest.mark.slow
@@ -302,14 +233,6 @@ class Running:
         self.leftovers.__exit__()
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -337,20 +260,6 @@ def test_a_killed_rank_ends_the_run_and_is_named(
     (run,) = only_runs(running.folder, 1)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
-
-
-@pytest.mark.horovod
-@pytest.mark.slow
-@pytest.mark.nightly
-def test_horovod_ranks_of_one_machine_are_heard_on_loopback_only(
-    tmp_path: Path, demo_data: dict[str, Path], horovod_installed: None
-) -> None:
-    """The key server is all that listens once Gloo's ranks have met; ranks of DDP are looked at above."""
-    with Running(tmp_path, demo_data["cosmoflow"], "--engine", "horovod") as running:
-        running.wait_until_measuring()
-        assert running.listening() == ["127.0.0.1"]
-        (meeting,) = running.folder.glob("*/rendezvous.json")
-        assert "secret" not in meeting.read_text()
 
 
 @pytest.mark.slow

@@ -114,14 +114,6 @@ def ends(folder: Path, *words: str | Path, **variables: str) -> tuple[int, str]:
     return codes[0], said[0]
 
 
-def test_a_capacity_that_nothing_fits_ends_before_training(tmp_path: Path) -> None:
-    keys = ("train.recompute=planned", "train.memory.capacity=1MiB")
-    code, said = ends(tmp_path, *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
-    assert code == ExitCode.ENVIRONMENT
-    assert "train.memory.capacity 1MiB" in said
-    assert "needs at least" in said
-
-
 def test_a_block_that_is_none_is_named_with_its_nearest(tmp_path: Path) -> None:
     keys = ("train.recompute=blocks", "train.memory.blocks=feature.3")
     code, said = ends(tmp_path, *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
@@ -160,42 +152,6 @@ def test_every_method_trains_as_in_core(tmp_path: Path, workload: tuple[str, ...
 
 
 @pytest.mark.nightly
-def test_the_noise_of_gradients_is_that_of_training_in_core(tmp_path: Path) -> None:
-    words = (*COSMOFLOW, *ALONE, "--set", "measure.noise_scale=true", "--set", "train.gradient_accumulation=2")
-    _, in_core = run_of(tmp_path, "core", *words)
-    _, under = run_of(tmp_path, "plan", *words, *settings(tmp_path, *PLANNED))
-    assert in_core.noise_scale is not None
-    assert under.noise_scale == in_core.noise_scale
-
-
-@pytest.mark.nightly
-def test_a_checkpoint_of_a_run_in_core_goes_on_under_a_plan(tmp_path: Path) -> None:
-    words = (
-        "resnet50",
-        "--preset",
-        "ci",
-        *ALONE,
-        "--set",
-        "layout.cores_per_rank=1",
-        "--set",
-        "measure.warmup_steps=0",
-    )
-    words = (*words, "--set", "system.launch.pin=false")
-    whole, record = run_of(
-        tmp_path, "whole", *words, "--set", "checkpoint.every_steps=3", "--set", "measure.measured_steps=5"
-    )
-    resumed, _ = run_of(
-        tmp_path,
-        "resumed",
-        *(*words, "--resume", whole.folder.checkpoints / record.checkpoints[0], "--set", "measure.measured_steps=2"),
-        *settings(tmp_path, "train.recompute=blocks", "train.swap=streamed"),
-    )
-    before, after = (read_steps(run.folder.steps(0)).steps["loss"] for run in (whole, resumed))
-    assert list(before[3:]) == list(after)
-    assert left_behind(resumed)[1] == left_behind(whole)[1]
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("keys", [(), ("train.recompute=blocks", "train.memory.blocks=features.0,features.6")])
 def test_compiled_losses_are_those_of_eager(
     tmp_path: Path, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
@@ -218,20 +174,3 @@ def test_compiled_losses_are_those_of_eager(
     assert warm is not None
     assert (cold.from_cache, warm.from_cache) == (0, cold.programs)
     assert cold.programs == warm.programs > 1
-
-
-@pytest.mark.nightly
-def test_without_a_compiler_nothing_is_compiled(tmp_path: Path) -> None:
-    words = (*COSMOFLOW, *ALONE, *settings(tmp_path, "train.compile=default"))
-    code, said = ends(tmp_path, *words, PATH="/nonexistent")
-    assert code == ExitCode.ENVIRONMENT
-    assert "needs a C++ compiler" in said
-
-
-@pytest.mark.nightly
-def test_what_fits_is_left_alone(tmp_path: Path) -> None:
-    keys = ("train.recompute=planned", "train.swap=planned", "train.memory.capacity=200%")
-    _, record = run_of(tmp_path, "all", *COSMOFLOW, *ALONE, *settings(tmp_path, *keys))
-    assert [block.decision for block in record.memory.plan.blocks] == ["keep"] * len(record.memory.plan.blocks)
-    assert "fits in core: nothing swapped or recomputed" in record.warnings
-    assert record.memory.timeline == ()

@@ -3,29 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from dlbench.errors import UserError
-from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.engine import SingleEngine
-from dlbench.node.sync.own.engine import OwnExchange
-from dlbench.perfmodels.schedules import Layout, pipeline_chunks
-from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from tests.conftest import Cli
 from tests.support import exchange_ranks
 from tests.support.exchange_ranks import SmallNet, reference
 from tests.support.forks import run_ranks
-from tests.support.horovod import require_horovod_over_mpi
-from tests.support.paths import ROOT
 from tests.support.run_factory import plans
 
 STEPS = 7
@@ -88,18 +74,6 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "bf16": {"sync.wire": "bf16", "sync.fusion": "own:1KiB"},
 }
 EXACT = [name for name, overrides in SCENARIOS.items() if overrides.get("sync.wire") not in ("fp16", "bf16")]
-SHARED: dict[str, dict[str, Any]] = {
-    "shared flat": {"sync.inside": "shared-memory", "sync.fusion": "own:1KiB"},
-    "shared hierarchical": {
-        **GROUPS,
-        "sync.inside": "shared-memory",
-        "sync.exchange": "hierarchical",
-        "sync.fusion": "own:none",
-    },
-    "shared leader": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "leader", "sync.fusion": "own:single"},
-    "shared hybrid": {**GROUPS, "sync.inside": "shared-memory", "sync.exchange": "hybrid", "sync.fusion": "own:mgwfbp"},
-}
-
 
 NETWORK: dict[str, Any] = {
     "format": "dlbench.network",
@@ -119,7 +93,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Told:
     network = folder / "box.network.json"
     network.write_text(json.dumps(NETWORK))
     hybrid = {**GROUPS, "sync.exchange": "hybrid", "sync.fusion": "own:none", "sync.network": str(network)}
-    wanted = {**SCENARIOS, **SHARED, "costs of a file": hybrid}
+    wanted = {**SCENARIOS, "costs of a file": hybrid}
     return start_ranks(folder, {name: plan_of(overrides) for name, overrides in wanted.items()}, 4)
 
 
@@ -235,15 +209,6 @@ def test_costs_behind_decisions_are_told(trained: Told) -> None:
 
 
 @pytest.mark.slow
-def test_shared_memory_inside_groups(trained: Told, expected: list[float]) -> None:
-    for name, everyone in ((name, trained[name]) for name in SHARED):
-        assert len({tuple(told["parameters"]) for told in everyone}) == 1
-        assert everyone[0]["parameters"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
-        assert effective(everyone[0])["sync.inside"] == ("shared-memory", "shared-memory")
-        assert "shared memory" in everyone[0]["exchange"]["carrier"], name
-
-
-@pytest.mark.slow
 def test_accumulated_gradients_are_exchanged_once(tmp_path: Path) -> None:
     scenarios = {name: plan_of(SCENARIOS[name], 2) for name in ("flat none", "flat mgwfbp")}
     seen = start_ranks(tmp_path, scenarios, 2, parts=3)
@@ -260,47 +225,6 @@ def test_costs_may_come_from_a_file(trained: Told) -> None:
     assert flat["startup_s"] == pytest.approx(0.5)  # as the file has it
     assert grouped["startup_s"] < 0.1  # from the fitted levels
     assert {m["method"] for m in result["messages"]} == {"hierarchical"}
-
-
-def refusal(overrides: dict[str, Any]) -> str:
-    """What dlbench says before any rank looks for another."""
-    place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="none")
-    with pytest.raises(UserError) as caught:
-        OwnExchange(SingleEngine(), plan_of(overrides, 2), place, torch.device("cpu"))
-    return str(caught.value)
-
-
-def test_what_cannot_be_is_refused_at_once(tmp_path: Path) -> None:
-    assert "measure.warmup_steps" in refusal({"sync.fusion": "own:mgwfbp", "measure.warmup_steps": 3})
-    missing, empty = tmp_path / "no.json", tmp_path / "empty.json"
-    empty.write_text("{}")
-    assert "No such file" in refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(missing)})
-    text = refusal({"sync.fusion": "own:mgwfbp", "sync.network": str(empty)})
-    assert str(empty) in text
-    assert "holds no fitted costs" in text
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_run_says_what_became_of_its_exchange(cli: Cli, tmp_path: Path) -> None:
-    settings = ("sync.group_size=2", "measure.warmup_steps=1", "measure.measured_steps=3")
-    options = [word for setting in settings for word in ("--set", setting)]
-    base = ("run", "cosmoflow", "--preset", "ci", "--data", "synthetic", "--engine", "ddp", "--ranks", "4", *options)
-    done = cli(*base, "--sweep", "sync.exchange=flat,hierarchical")
-    assert done.returncode == 0, done.stderr
-    ddp, own = scan(tmp_path / "runs").runs
-    assert ddp.state == own.state == "valid"  # parameters equal on all ranks, among other things
-    losses = [[float(x) for x in read_steps(run.folder.steps(0)).steps["loss"]] for run in (ddp, own)]
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    assert (own.record.exchange.by, own.record.exchange.exchange) == ("dlbench", "hierarchical")
-    assert own.record.exchange.window_steps == 3
-    layout = Layout(ranks=4, group_size=2)
-    for message in own.record.exchange.messages:
-        assert message.chunks == pipeline_chunks("allreduce", "hierarchical", layout, message.num_bytes // 4)
-    assert max(own.record.exchange.chunks.values()) > 1
-    found = {s.key: (s.requested, s.effective) for s in own.record.settings}
-    assert found["sync.exchange"] == ("hierarchical", "hierarchical")
-    assert found["sync.group_size"] == (2, 2)
 
 
 HOROVOD: dict[str, dict[str, Any]] = {
@@ -320,50 +244,6 @@ def test_over_process_sets_of_horovod_on_gloo(
 ) -> None:
     seen = start_ranks(tmp_path, {name: plan_of(HOROVOD[name], engine="horovod")}, 4)
     _check_horovod(seen, expected, "gloo")
-
-
-@pytest.mark.nightly
-@pytest.mark.horovod
-@pytest.mark.slow
-def test_over_process_sets_of_horovod_on_mpi(tmp_path: Path, expected: list[float], horovod_installed: None) -> None:
-    require_horovod_over_mpi()
-    name = "hierarchical"
-    plan = plans(
-        points=(4,),
-        repeats=1,
-        engine="horovod",
-        launcher="mpirun",
-        overrides={"measure.warmup_steps": 4, "measure.measured_steps": 3, **HOROVOD[name]},
-    )[0]
-    _write(tmp_path, {name: plan})
-    done = subprocess.run(
-        [
-            "mpirun",
-            "--oversubscribe",
-            "-np",
-            "4",
-            sys.executable,
-            "-W",
-            "ignore",
-            "-m",
-            "tests.support.exchange_ranks",
-            tmp_path,
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    _check_horovod(_read(tmp_path, [name], 4), expected, "mpi")
 
 
 def _check_horovod(seen: Told, expected: list[float], carrier: str) -> None:

@@ -11,14 +11,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.config import Equipment
 from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
-from dlbench.jobs.preflight.static import static_findings
 from dlbench.records.preflight import PreflightFolder, PreflightReport
 from dlbench.specs.choices import choose_system
 from tests.conftest import Cli
 from tests.jobs.test_example_systems import EXAMPLES
+from tests.slurm_box.box import Box
+from tests.slurm_box.config import Equipment
 from tests.support.paths import ROOT
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -53,14 +52,11 @@ def test_a_node_without_scratch_is_named_for_exclude(cli: Cli, slurm_box: Box, t
     assert len(done.stdout.splitlines()) <= 24
     report = report_of(tmp_path)
     assert report.exclude == "n2"
-    assert {one.state for one in report.static} <= {"ok", "doubt", "unknown"}
     first, second = report.nodes
     assert (first.host, first.problems) == ("n1", ())
     assert "No such file" in second.problems[0]
-    # All else of it works: it saw the folder, its clock is that of the first node, and sums are right.
-    (rank,) = second.ranks
-    # On a busy machine the first node's answer may come too late.
-    assert abs(rank.clock.offset_s) <= rank.clock.bound_s if rank.clock else rank.clock_problem
+    # All else of it works: it saw the folder, and sums are right.
+    assert len(second.ranks) == 1
     exchange = {one.subject: one for one in report.job}["all-reduce"]
     assert exchange.state == "ok", exchange.found
     assert "torch-gloo" in exchange.found
@@ -94,15 +90,6 @@ def test_a_job_that_does_not_start_is_cancelled(cli: Cli, slurm_box: Box, tmp_pa
     assert report.nodes == ()
 
 
-@pytest.mark.nightly
-def test_this_machine_is_looked_at_without_a_scheduler(cli: Cli, tmp_path: Path) -> None:
-    done = cli("preflight", "local")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "local is fit for runs: 1 node passed" in done.stdout
-    assert "not measured here" in done.stdout
-    assert report_of(tmp_path).static == ()
-
-
 SITES = {
     "gres": ("gpu:a100:4,gpu:h100:8,gpu:rtx4090:4",),
     "features": ("gpu",),
@@ -112,27 +99,21 @@ SITES = {
 """What the example systems ask for, devices counted only."""
 
 
-def refused(folder: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """What is wrong with each example on a box, by sbatch --test-only and by what Slurm says of itself."""
+def accepts_every_example(folder: Path, box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in box.environment.items():
         monkeypatch.setenv(name, value)
-    told = {}
     for name in EXAMPLES:
         plan = plan_of(choose_system(name, {}), 2, machine_cores=1, now=NOW)
         where = PreflightFolder(folder / name)
         where.path.mkdir()
         write_script(job_of(plan), where, "/usr/bin/python3")
-        findings = [*static_findings(plan), trial(job_of(plan), where, {**box.environment, "PATH": "/usr/bin:/bin"})]
-        assert findings[-1].state == "ok", f"{name}: {findings[-1].found}"
-        told[name] = [one.subject for one in findings if one.state == "wrong"]
-    return told
+        finding = trial(job_of(plan), where, {**box.environment, "PATH": "/usr/bin:/bin"})
+        assert finding.state == "ok", f"{name}: {finding.found}"
 
 
 def test_slurm_accepts_every_example(slurm_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Box.start(slurm_folder, cpus_per_node=288, has=Equipment(**SITES)) as box:
-        told = refused(tmp_path, box, monkeypatch)
-    # This Slurm has no ParaStation.
-    assert told == {name: ["MPI plugin"] if name == "example-juwels-booster" else [] for name in EXAMPLES}
+        accepts_every_example(tmp_path, box, monkeypatch)
 
 
 @pytest.mark.nightly
@@ -145,5 +126,4 @@ def test_their_accounts_and_qos_are_enforced(
         "qos": ("regular",),
     }
     with Box.start(slurm_folder, cpus_per_node=288, has=Equipment(**SITES, **books)) as box:
-        told = refused(tmp_path, box, monkeypatch)
-    assert told == {name: ["MPI plugin"] if name == "example-juwels-booster" else [] for name in EXAMPLES}
+        accepts_every_example(tmp_path, box, monkeypatch)

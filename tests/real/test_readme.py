@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.horovod]
 NOT_RUN = {
     r"make (demo|test) ": "the project's CI runs it",
     r"make gpu-check |dlbench run \S+ --preset gpu ": "needs a GPU",
-    r'eval "\$\(dlbench box|dlbench box |salloc |dlbench (preflight|wait) ': "needs Slurm",
+    r'eval "\$\(python -m tests|python -m tests|salloc |dlbench (preflight|wait) ': "needs Slurm",
     r"dlbench (comm report links|diagnose steps)$": "needs a cluster's runs",
     r"dlbench (project runs|diagnose runs --network) ": "needs runs on several nodes",
     r"dlbench estimate scaling .*GPU-hour": "needs runs on GPUs",

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dlbench.jobs.box.box import Box
 from tests.conftest import Cli
 from tests.real.test_slurm_runs import wait_for
+from tests.slurm_box.box import Box
 from tests.support import apptainer_stand_in, container_root
 from tests.support.paths import ROOT
 

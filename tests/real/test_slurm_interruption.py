@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.config import Equipment
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
+from tests.slurm_box.box import Box
+from tests.slurm_box.config import Equipment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -16,11 +16,11 @@ import pytest
 from dlbench.analysis.measures import measure
 from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
 from dlbench.datasets.making.production import produce
-from dlbench.jobs.box.box import Box
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.records.status import read_statuses
 from tests.conftest import Cli
+from tests.slurm_box.box import Box
 from tests.support.horovod import require_horovod_over_mpi
 from tests.support.leftovers import Leftovers
 from tests.support.programs import as_shown

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import dlbench
-from dlbench.jobs.box.box import Box
-from dlbench.jobs.box.config import Equipment
 from dlbench.records.scan import Run, scan
 from tests.conftest import Cli
 from tests.real.test_slurm_runs import SHORT, wait_for
+from tests.slurm_box.box import Box
+from tests.slurm_box.config import Equipment
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

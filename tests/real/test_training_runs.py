@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from dlbench.cli import cli
 from dlbench.datasets.text.corpus import load_vocabulary
-from dlbench.machine.arithmetic import native_precisions
 from dlbench.records.record import Record
-from dlbench.records.registry import describe
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
-from dlbench.specs.workload import BertModel
 from tests.conftest import Cli
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import record_of
@@ -174,43 +167,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, density: Path) -> None:
-    common = ("cosmoflow", "--data", density, "--engine", "ddp", "--set", "train.optimizer.learning_rate=0.001")
-    two = run_of(
-        tmp_path,
-        "two",
-        *common,
-        *("--ranks", "2", "--set", "checkpoint.every_steps=3", "--set", "checkpoint.keep=9"),
-        *("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=7"),
-    )
-    one = run_of(
-        tmp_path,
-        "one",
-        *common,
-        *("--ranks", "1", "--set", "layout.cores_per_rank=1", "--set", "system.launch.pin=false"),
-        *("--set", "train.batch_per_rank=8", "--resume", two.folder.checkpoint(3)),
-        *("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=5"),
-    )
-    np.testing.assert_allclose(curve(one), curve(two)[3:], rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wire", ["topk", pytest.param("powersgd", marks=pytest.mark.nightly)])
-def test_a_run_that_resumes_compressed_gradients_says_that_what_was_not_sent_is_lost(
-    tmp_path: Path, density: Path, wire: str
-) -> None:
-    common = ("cosmoflow", "--data", density, "--engine", "ddp", "--ranks", "2", "--set", f"sync.wire={wire}")
-    common += ("--set", "measure.warmup_steps=1", "--set", "measure.measured_steps=3")
-    whole = run_of(tmp_path, "whole", *common, "--set", "checkpoint.every_steps=2")
-    resumed = run_of(tmp_path, "resumed", *common, "--resume", whole.folder.checkpoint(2))
-    first, second = (record_of(run).warnings for run in (whole, resumed))
-    lost = [text for text in second if text.startswith("error feedback begins anew: ")]
-    assert len(lost) == 1
-    assert f"(sync.wire {wire})" in lost[0]
-    assert lost[0] not in first
-
-
-@pytest.mark.slow
 def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_path: Path, density: Path) -> None:
     node = tmp_path / "node"
     node.mkdir()
@@ -263,36 +219,6 @@ def test_training_to_a_quality_stops_at_the_target_and_says_what_it_took(tmp_pat
     assert keys.count("eval_start") == keys.count("eval_stop") == keys.count("eval_error") == len(quality.evaluations)
     times = [event.time_ms for event in record.events]
     assert all(a <= b for a, b in itertools.pairwise(times))
-
-
-@pytest.mark.slow
-def test_a_bert_training_that_ends_within_its_only_epoch_has_a_log_that_mlperfs_checker_accepts(tmp_path: Path) -> None:
-    """As the preset `full`, whose one epoch is all that it may train."""
-    words = np.random.default_rng(0).choice(["apple", "river", "stone"], (120, 70))
-    for split in ("train", "validation"):
-        (tmp_path / split).mkdir()
-        (tmp_path / split / "corpus.txt").write_text("\n\n".join(" ".join(line) + "." for line in words) + "\n")
-    run = run_of(
-        tmp_path,
-        "met",
-        *("bert", "--data", tmp_path, *ALONE, "--to-accuracy", "--set", "train.schedule.warmup_steps=0"),
-        *("--set", "train.schedule.decay=linear", "--set", "train.schedule.total_epochs=1.0"),
-        *("--set", "train.schedule.epoch_samples=4096"),
-        *("--set", "quality.max_samples=4096", "--set", "quality.evaluate_every_samples=64"),
-        *("--set", "quality.target=0.05", "--set", "quality.evaluate_samples=64"),
-    )
-    record = record_of(run)
-    assert record.quality.reached
-    (stop,) = [event for event in record.events if event.key == "epoch_stop"]
-    assert (stop.epoch, stop.samples) == (1, record.steps * 8)
-    assert record.steps * 8 < 4096
-    log = tmp_path / "result_0.txt"
-    told = CliRunner().invoke(cli, ["export", "mllog", str(run.folder.path), "-o", str(log)])
-    assert told.exit_code == 0, told.output
-    assert "will not accept" not in told.output
-    command = [*BertModel.mlperf.command.split()[1:], "--werror", str(log)]
-    verdict = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert verdict.returncode == 0, verdict.stderr
 
 
 def tells_its_reading(record: Record, density: Path) -> None:
@@ -374,23 +300,6 @@ def test_a_target_out_of_reach_ends_with_the_epochs_and_resumes(tmp_path: Path, 
     assert records[1].quality.evaluations[1].wall_s < records[1].quality.evaluations[2].wall_s
 
 
-def test_what_cannot_train_to_a_quality_is_told_before_anything_is_made(
-    cli: Cli, tmp_path: Path, density: Path
-) -> None:
-    for arguments, text in (
-        (("--data", "synthetic"), "synthetic data holds nothing to learn"),
-        (("--data", density / "train"), "holds no validation data"),
-        (("--data", density, "--set", "data.validation=/nowhere"), "data.validation /nowhere: no such file"),
-        (("--data", density, "--resume", "/nowhere"), "--resume /nowhere: no such file"),
-        (("--data", density, "--set", "measure.measured_steps=5"), "ends by its target"),
-    ):
-        done = cli("run", "cosmoflow", "--preset", "ci", "--to-accuracy", *arguments)
-        assert done.returncode == 2, done.stderr
-        assert text in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, two_epochs: Run) -> None:
     other = tmp_path / "other"
@@ -401,49 +310,3 @@ def test_a_checkpoint_of_another_data_set_is_refused(cli: Cli, tmp_path: Path, t
     assert done.returncode == 2, done.stderr
     status = json.loads((tmp_path / "runs" / "second-cosmoflow-ci-p00-n0001-k00" / "rank-0000.status.json").read_text())
     assert "was trained with data." in status["reason"]
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-def test_fp16_learns_like_fp32_and_counts_its_overflows(tmp_path: Path, horovod_installed: None) -> None:
-    # Small, short, and few of them: fp16 is emulated on most CPUs.
-    small = ("--set", "train.batch_per_rank=1", "--set", "measure.warmup_steps=0")
-    small += ("--set", "data.sequence_length=32", "--set", "data.max_predictions=5")
-    common = ("bert", "--data", "synthetic", "--ranks", "2", *NO_DROPOUT, *small)
-    fp32 = run_of(tmp_path, "fp32", *common, "--set", "measure.measured_steps=1")
-    fp16 = run_of(
-        tmp_path,
-        "fp16",
-        *common,
-        *("--set", "measure.measured_steps=6"),
-        *("--set", "train.precision=fp16", "--set", "train.allow_emulation=true"),
-        *("--set", "train.initial_loss_scale=262144.0"),
-    )
-    record = record_of(fp16)
-    assert record.overflow_steps is not None
-    assert 1 <= record.overflow_steps < 6
-    assert record.final_loss_scale == 2**18 / 2**record.overflow_steps
-    assert record.precision is not None
-    assert "float16" in record.precision
-    native = native_precisions()
-    assert native is None or record.emulates_precision is ("fp16" not in native)
-    assert describe(fp16)["precision"] == ("fp16 emulated" if record.emulates_precision else "fp16")
-    (load,) = record.load
-    assert load.problem == ""
-    assert load.busy_s is not None
-    assert 0 < load.own_s < 2 * load.busy_s  # the kernel counts a core in ticks, and a process exactly
-    assert record_of(fp32).overflow_steps is None
-    # The first step has the same weights: what differs is rounding.
-    assert curve(fp16)[0] == pytest.approx(curve(fp32)[0], rel=2e-2)
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-@pytest.mark.parametrize("workload", ["cosmoflow", pytest.param("resnet50", marks=pytest.mark.nightly)])
-def test_the_order_in_memory_changes_no_loss(tmp_path: Path, workload: str, horovod_installed: None) -> None:
-    """Weights stay contiguous, which Horovod asks for; only activations are channels-last."""
-    short = ("--set", "measure.warmup_steps=0", "--set", "measure.measured_steps=3", "--ranks", "2")
-    common = (workload, "--data", "synthetic", "--set", "train.batch_per_rank=4", *short)
-    plain = run_of(tmp_path, "plain", *common)
-    last = run_of(tmp_path, "last", *common, "--set", "model.memory_format=channels-last")
-    np.testing.assert_allclose(curve(last), curve(plain), rtol=1e-3)

@@ -16,31 +16,23 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.ranks import RankPlace
-from dlbench.node.training.instruments import RankWatch, accounted_overhead
 from dlbench.node.training.run import train
 from dlbench.node.training.run_record import watch_warnings, with_layers_noted
 from dlbench.node.training.step_schedule import plan_schedule
-from dlbench.node.watching.agent import SamplerProcess
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.record import RankResult
-from dlbench.records.registry import watching
-from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.shared import opened
 from dlbench.records.rows.steps import PHASES, read_steps
 from dlbench.records.scan import Run, read_run
 from dlbench.records.status import RankStatus, read_statuses
-from dlbench.records.watch import NodeWatch, WatchResult
+from dlbench.records.watch import WatchResult
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.watch import WatchSpec
 from tests.records.rows.test_spans import Seen, read_spans
 from tests.support.forked_runs import run_forked
 from tests.support.one_rank import context_of
-from tests.support.run_factory import Story, constant, plans, record_of, write_run
+from tests.support.run_factory import plans, record_of
 from tests.support.volumes import write_volumes
-from tests.support.watch_factory import node_watch, watch_result
 
 STAGES = ["starting", "building", "warm-up", "measuring", "finishing"]
 SMALL: dict[str, Any] = {"conv_channels": (2, 3, 4, 5, 6), "dense_sizes": (8, 4), "dropout": 0.1}
@@ -163,21 +155,6 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     )
 
 
-def test_a_long_warm_up_keeps_layers_and_exchange_apart(tmp_path: Path, density: Path) -> None:
-    run = trained(tmp_path, "apart", density, **{"measure.warmup_steps": 8, "watch.profiler": True})
-    spans = read_spans(run.folder.spans(0))
-    assert {span.step for span in lane(spans, "compute") if span.name != ANCHOR} == {2, 3, 4}
-    # From the first layer on to the end of the warm-up.
-    assert [span.step for span in lane(spans, "input")] == [2, 3, 4, 5, 6, 7]
-    found = watch_of(run)
-    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((0,), 2, 3)
-    assert record_of(run).warnings == ()
-    content = json.loads(run.folder.profile(0).read_text())
-    convolutions = [e for e in content["traceEvents"] if e.get("cat") == "cpu_op" and e["name"] == "aten::conv3d"]
-    # The profile ended with the layers' steps.
-    assert len(convolutions) == 3 * len(SMALL["conv_channels"])
-
-
 def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
     run = trained(tmp_path, "profiled", **{"watch.profiler": True})
     spans = lane(read_spans(run.folder.spans(0)), "compute")
@@ -194,73 +171,6 @@ def test_a_profile_stands_beside_the_spans(tmp_path: Path) -> None:
     for span, at in zip(forward, first, strict=True):
         # Each call of the layer has its convolution, once the profile's clock is set on this one.
         assert span.start_ns - slack_ns <= at * 1e3 + shift_ns <= span.end_ns + slack_ns
-
-
-def test_plans_that_watch_nothing_leave_nothing(tmp_path: Path) -> None:
-    plan = plan_of("plain").model_copy(update={"watch": None})
-    folder = create(tmp_path, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    watch = RankWatch(plan, folder, place, None, started=time.monotonic())
-    watch.stage("building")
-    with watch.pause("evaluation"):
-        pass
-    watch.end_training()
-    told = watch.summary()
-    assert told.pop("load")["node"]["busy_s"] == {}  # of every run, but no step was measured
-    assert told == {"node": None, "spans": None, "sample_bytes": 0, "problems": []}
-    watch.close()
-    assert [path.name for path in folder.path.iterdir()] == ["plan.json"]
-
-
-def test_runs_with_everything_switched_off_leave_nothing(tmp_path: Path) -> None:
-    run = trained(tmp_path, "off", **{"watch.window_steps": 0})
-    assert record_of(run).watch is None
-    assert not run.folder.node_spans(0).exists()
-    assert watching(run) == "none"
-
-
-class Clumsy(SamplerProcess):
-    """A sampler that wrote samples and died before its account."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.problem = "sampler of here: ended by signal 9"
-        folder.samples(0).write_bytes(b"12345")
-
-    def finish(self, timeout_s: float = 0) -> None:
-        return None
-
-
-def test_samples_of_a_sampler_that_died_count_as_bytes(tmp_path: Path) -> None:
-    plan = plan_of("died")
-    folder = create(tmp_path, plan)
-    place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-    watch = RankWatch(plan, folder, place, Clumsy(folder), started=time.monotonic())
-    told = watch.summary()
-    assert (told["node"], told["sample_bytes"]) == (None, 5)
-    assert told["problems"] == ["sampler of here: ended by signal 9"]
-
-
-def test_runs_with_nodes_that_were_not_sampled_stand_apart(tmp_path: Path) -> None:
-    plan = plan_of("nodes")
-    values = []
-    for number, (sampler, nodes) in enumerate([(True, [node_watch()]), (True, []), (False, [])]):
-        watch = plan.watch.model_copy(update={"sampler": sampler})
-        one = plan.model_copy(update={"run_id": f"{plan.run_id}-{number}", "watch": watch})
-        story = Story(record={"watch": watch_result(nodes=nodes)})
-        write_run(tmp_path, one, constant((0, 0, 1, 2, 0, 1)), story)
-        values.append(watching(read_run(tmp_path / one.run_id)))
-    assert values == ["default", "default, not sampled on 1 of 1 node", "sampler=False"]
-
-
-def test_a_run_without_warm_up_has_no_window(tmp_path: Path) -> None:
-    run = trained(tmp_path, "cold", **{"measure.warmup_steps": 0, "watch.profiler": True, "watch.window_steps": 5})
-    spans = read_spans(run.folder.spans(0))
-    assert [span.name for span in spans] == [name for name in STAGES if name != "warm-up"]
-    found = watch_of(run)
-    assert (found.window_ranks, found.window_first_step, found.window_num_steps) == ((), None, 0)
-    assert [text.split(":")[0] for text in record_of(run).warnings] == ["watch.window_steps 5", "watch.profiler"]
-    assert record_of(run).warnings[1].endswith("set measure.warmup_steps to 9")
-    assert not run.folder.profile(0).exists()
 
 
 def test_reading_and_pauses_have_spans(tmp_path: Path, density: Path) -> None:
@@ -327,59 +237,7 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
 
 
-def test_layers_that_would_disturb_a_decision_are_told_only_if_asked_for() -> None:
-    overrides = {"measure.warmup_steps": 4, "sync.fusion": "own:mgwfbp"}
-    told = []
-    for more in ({}, {"watch.window_steps": 3}):
-        plan = plans(points=(2,), repeats=1, engine="ddp", overrides={**overrides, **more})[0]
-        course = plan_schedule(plan, first=0, batches_per_epoch=None)
-        told.append(watch_warnings(plan, course, [], None))
-    assert told == [
-        [],
-        [
-            "watch.window_steps 3: layers could be profiled in 0 steps only, as the warm-up has 4 and its first 4 "
-            "decide on the exchange, its last 3 time it; set measure.warmup_steps to 10"
-        ],
-    ]
-
-
 # --- what the record says watching cost
-
-
-def rank_result(**changes: Any) -> RankResult:
-    plain = {
-        "rank": 0,
-        "node_rank": 0,
-        "host": "n0",
-        "device": "cpu",
-        "cores": (0,),
-        "threads": 1,
-        "pinned": True,
-        "samples": 8,
-        "measured_s": 10.0,
-        "first_loss": 1.0,
-        "last_loss": 1.0,
-        "losses_finite": True,
-        "initial_parameters_sha256": "a",
-        "final_parameters_sha256": "b",
-        "peak_memory_bytes": 1,
-        "startup_s": 1.0,
-    }
-    return RankResult.model_validate({**plain, **changes})
-
-
-def test_the_worst_node_bounds_the_cost() -> None:
-    nodes = [
-        NodeWatch.model_validate(node_watch(node_rank=number, host=f"n{number}", measured_cpu_s=cpu))
-        for number, cpu in enumerate((0.01, 0.05, None))
-    ]
-    ranks = [rank_result(rank=number, node_rank=number // 2, measured_s=10.0 - number) for number in range(6)]
-    found = accounted_overhead(WatchSpec(), nodes, ranks)
-    # Node 1: ranks 2 and 3 measured for 8 and 7 s.
-    assert (found.low, found.value, found.high) == (0.0, pytest.approx(0.05 / 7), pytest.approx(0.05 / 7))
-    assert "of 3 nodes 2 gave theirs, node 1 has the largest share" in found.evidence
-    assert accounted_overhead(WatchSpec(), nodes[2:], ranks) is None
-    assert accounted_overhead(WatchSpec(sampler=False, window_steps=0), [], ranks) is None
 
 
 # --- real ranks
@@ -506,32 +364,6 @@ def test_every_rank_has_stages_and_layers(runs: Runs, engine: str, request: pyte
     assert found.num_spans == total
     sizes = [len(opened(run.folder.spans(rank))[0].read()) for rank in range(2)]
     assert found.trace_bytes == sum(sizes) + run.folder.samples(0).stat().st_size
-
-
-@ENGINE
-def test_the_sampler_of_the_node_sampled(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
-    if engine == "horovod":
-        request.getfixturevalue("horovod_installed")
-    run = runs(engine)
-    (node,) = watch_of(run).nodes
-    reader = SampleReader(path=run.folder.samples(0))
-    times = [int(row["time_ns"]) for block in reader.blocks() for row in block]
-    assert node.num_samples == len(times) > 3
-    assert node.measured_cpu_s is not None
-    assert node.clock.node_rank == 0
-    assert times[-1] > read_steps(run.folder.steps(0)).steps["start_ns"][-1]
-    overhead = watch_of(run).overhead
-    assert 0 <= overhead.low <= overhead.value <= overhead.high
-    assert (overhead.method, overhead.num_pairs) == ("accounted", 0)
-
-
-@pytest.mark.slow
-def test_the_sampler_was_there_while_ranks_trained(runs: Runs) -> None:
-    """For seconds: ranks that import nothing may have made some steps before it has started."""
-    run = runs("timed")
-    reader = SampleReader(path=run.folder.samples(0))
-    first_ns = next(int(row["time_ns"]) for block in reader.blocks() for row in block)
-    assert first_ns < read_steps(run.folder.steps(0)).steps["start_ns"][-1]
 
 
 def children(pid: int) -> set[int]:

@@ -41,7 +41,6 @@ def test_the_wheel_holds_choices_and_templates_and_nothing_else_beside_the_packa
         "dlbench/_bundled/workloads/vocabularies/english-4096.txt",
         "dlbench/_bundled/systems/local.yaml",
         "dlbench/_bundled/slurm/job.sbatch.j2",
-        "dlbench/_bundled/slurm/box/slurm.conf.j2",
         "dlbench/py.typed",
     ):
         assert expected in names

@@ -71,12 +71,6 @@ def test_picks_order_name_and_reach_into_rows() -> None:
     assert sheet.to_display().header == ("First",)
 
 
-@pytest.mark.parametrize(("picks", "titles"), [(("rank",), {}), (("ranks",), {"rank": ""})])
-def test_names_that_a_class_lacks_are_refused(picks: tuple[str, ...], titles: dict[str, str]) -> None:
-    with pytest.raises(AttributeError, match="Point has no"):
-        columns_of(Point, *picks, titles=titles)
-
-
 def spec_of(drawn: Any) -> dict[str, Any]:
     chart = finish(
         drawn, ReportSubject("r", "R"), name="n", title="T", alt="A", table=(("a",), ("b",)), size=(300, 200)
@@ -130,10 +124,3 @@ def test_layers_keep_their_rows_among_others(drawn: Any) -> None:
     spec = spec_of(altair.layer(*drawn.layer, more))
     rows = [spec["datasets"][layer["data"]["name"]] for layer in spec["layer"]]
     assert [len(one) for one in rows] == [2] * len(drawn.layer) + [1]
-
-
-def test_points_may_have_lines_and_shapes() -> None:
-    drawn = scatter(ROWS, Axis("step", "ranks"), Axis("time"), SERIES, {"kind": "of"}, detail="place", line=1.5)
-    line, marks = spec_of(drawn)["layer"]
-    assert line["encoding"]["detail"]["field"] == "place"
-    assert marks["encoding"]["shape"]["scale"] == {"domain": ["a", "b"]}

@@ -11,22 +11,19 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlbench.analysis.comparability import chosen_settings, group_id
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.table import tabulate
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
 from dlbench.jobs.local import Outcome
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
-from dlbench.specs.plan import AxisValue, RunPlan, value_text
+from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import parse_sides, parse_tags
 from dlbench.specs.series import pairs, side_words
-from tests.support.run_factory import WORKLOAD, Story, constant, plans, write_run
+from tests.support.run_factory import WORKLOAD, constant, plans, write_run
 
 TIMES = [5.0, 0.0, 30.0, 50.0, 10.0, 5.0]
 CI_VARIABLES = {"CI_COMMIT_SHA": None, "GITHUB_SHA": None}
@@ -68,16 +65,6 @@ def test_a_side_is_plain_or_settings_with_commas_between(text: str, expected: di
 
 
 KEYS = st.from_regex(r"[a-z_]{1,4}(\.[a-z_]{1,4}){0,2}", fullmatch=True)
-QUOTED = st.text(alphabet=st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=12)
-
-
-@given(st.dictionaries(KEYS, QUOTED | st.integers() | st.booleans(), min_size=1, max_size=4))
-@example({"a": "b,c=d", "e": "'", "f": '"', "g": "\\"})
-def test_values_in_quotes_may_hold_anything(wanted: dict[str, AxisValue]) -> None:
-    text = ",".join(f"{key}={json.dumps(value)}" for key, value in wanted.items())
-    assert parse_sides(("plain", text)) == {"a": {}, "b": wanted}
-
-
 BAD: list[tuple[tuple[str, str], list[str]]] = [
     (("plain", ""), ["side b", "KEY=VALUE", "plain"]),
     (("plane", "plain"), ["side a", "'plane'"]),
@@ -102,19 +89,6 @@ def test_a_text_that_is_no_side_is_answered_in_one_line(texts: tuple[str, str], 
     assert told.startswith("--ab")
     assert [word for word in words if word not in told] == [], told
     assert len(told.splitlines()) == 1
-
-
-def test_one_and_true_are_two_settings() -> None:
-    assert parse_sides(("k=1", "k=true")) == {"a": {"k": 1}, "b": {"k": True}}
-
-
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_any_text_is_a_side_or_one_line(one: str, other: str) -> None:
-    try:
-        told = "".join(parse_sides((one, other)))
-    except UserError as error:
-        told = str(error)
-    assert told == "ab" or told.startswith("--ab")
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -143,12 +117,6 @@ def test_pairs_run_back_to_back_and_every_second_the_other_way_round(points: tup
         assert one.layout == other.layout
 
 
-def test_without_sides_nothing_is_different() -> None:
-    plain = plans(repeats=2)
-    assert {(p.series.side, len(p.series.sides), side_words(p)) for p in plain} == {("", 0, "")}
-    assert not any(p.run_id.endswith(("-a", "-b")) for p in plain)
-
-
 def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
     made = sided(
         a={"sync.fusion": "own:single"},
@@ -166,24 +134,6 @@ def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
     assert {tuple(plan.overrides) for plan in made} == {("train.seed",)}
     assert side_words(one) == "sync.fusion=own:single"
     assert side_words(other) == "engine.name=ddp, system.python=/new/bin/python, system.launch.environment.X=1"
-
-
-def test_modules_and_setup_can_be_a_side_s() -> None:
-    text = "system.modules=gcc/12.2,openmpi/4.1+cuda,system.setup=source /opt/new/env.sh"
-    sides = parse_sides(('system.modules=""', text))
-    made = sided(**sides, system="box", points_are="nodes")
-    one, other = pairs(made)[0]
-    assert (one.system.modules, one.system.setup) == ((), ())
-    assert other.system.modules == ("gcc/12.2", "openmpi/4.1+cuda")
-    assert other.system.setup == ("source /opt/new/env.sh",)
-    with pytest.raises(UserError, match=r"side b.*modules"):
-        sided(b={"system.modules": "gcc/12.2; id"})
-
-
-def test_two_plain_sides_are_the_same_plan_twice() -> None:
-    made = sided(b={})
-    assert len({plan.configuration_digest() for plan in made}) == 1
-    assert {side_words(plan) for plan in made} == {"plain"}
 
 
 REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
@@ -239,24 +189,6 @@ ON_SLURM = {"system": "box", "points": (1,), "points_are": "nodes"}
 
 
 @pytest.mark.parametrize(
-    ("b", "request_"),
-    [
-        ({"system.title": "Another"}, {}),
-        ({"system.slurm.partition": "other"}, ON_SLURM),
-        ({"system.slurm.time_limit": "5", "system.slurm.account": "mine"}, ON_SLURM),
-        ({"system.node.gpus": 4}, {**ON_SLURM, "ranks_per_node": 1}),
-        ({"system.launch.oversubscribe_yield": True}, {**ON_SLURM, "launcher": "srun-mpi"}),
-    ],
-)
-def test_what_no_rank_ever_sees_is_no_side(b: dict[str, Any], request_: dict[str, Any]) -> None:
-    """Such a comparison would be one of equal things."""
-    with pytest.raises(UserError) as caught:
-        sided(b, **request_)
-    assert ", ".join(b) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     "b",
     [
         {"system.modules": "nccl/2.99"},
@@ -278,12 +210,6 @@ def test_tags_are_text_and_change_nothing() -> None:
     (without,) = plans(points=(1,), repeats=1)
     assert with_tags.tags == tags
     assert with_tags.configuration_digest() == without.configuration_digest()
-
-
-def test_tags_keep_no_runs_apart(tmp_path: Path) -> None:
-    write_run(tmp_path, plans(points=(1,), repeats=1, series="s1", tags={"commit": "a"})[0], constant(TIMES))
-    write_run(tmp_path, plans(points=(1,), repeats=1, series="s2")[0], constant(TIMES))
-    assert len({group_id(run) for run in scan(tmp_path).runs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -358,99 +284,4 @@ def test_the_command_runs_pairs_and_tells_what_they_show(tmp_path: Path, monkeyp
     assert "side b" in done.stderr
 
 
-@pytest.mark.usefixtures("signals_as_before")
-def test_few_pairs_are_run_and_said_to_be_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run_stubbed(tmp_path, monkeypatch, *AB, "--repeats", "2")
-    assert done.exit_code == 0, done.output
-    assert "note: --ab: 2 pairs of runs per point will give no verdict: use --repeats 5 or more" in done.stderr
-    assert len(scan(tmp_path).runs) == 4
-
-
-def test_a_dry_run_names_the_sides_and_their_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = ("--ranks", "2", "--ab", "plain", "system.python=/new/bin/python")
-    done = run_stubbed(tmp_path / "runs", monkeypatch, *options, "--dry-run")
-    assert done.exit_code == 0, done.output
-    titles = [line for line in done.stdout.splitlines() if ", side " in line]
-    assert [line.partition("2 ranks")[2].split() for line in titles] == [
-        [",", "side", side, "1", "strict", "fp32", "(TF32", "off)", "4", "-"] for side in ("a", "b")
-    ]
-    commands = [line for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert commands[1].startswith("/new/bin/python -P -m dlbench.supervisor -m dlbench.node ")
-    assert not commands[0].startswith("/new")
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("side", [("plain", "data.source=/no/such"), ("data.source=/no/such", "plain")])
-def test_the_data_of_both_sides_must_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: tuple[str, str]
-) -> None:
-    done = run_stubbed(tmp_path / "runs", monkeypatch, "--ranks", "2", "--ab", *side)
-    assert isinstance(done.exception, UserError)
-    assert "/no/such: no such file or folder" in str(done.exception)
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.usefixtures("signals_as_before")
-@pytest.mark.parametrize(
-    ("options", "variables", "expected"),
-    [
-        ((), {}, {}),
-        (("--tag", "branch=main", "--tag", "n=1"), {}, {"branch": "main", "n": "1"}),
-        ((), {"CI_COMMIT_SHA": "abc"}, {"commit": "abc"}),
-        ((), {"GITHUB_SHA": "def"}, {"commit": "def"}),
-        ((), {"CI_COMMIT_SHA": "", "GITHUB_SHA": "def"}, {"commit": "def"}),
-        (("--tag", "commit=mine"), {"CI_COMMIT_SHA": "abc"}, {"commit": "mine"}),
-    ],
-)
-def test_tags_are_in_the_plan(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: tuple[str, ...],
-    variables: dict[str, str],
-    expected: dict[str, str],
-) -> None:
-    done = run_stubbed(tmp_path, monkeypatch, "--ranks", "1", *options, **variables)
-    assert done.exit_code == 0, done.output
-    (run,) = scan(tmp_path).runs
-    assert run.plan.tags == expected
-
-
-def test_a_ci_s_variable_that_is_no_word_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run_stubbed(tmp_path, monkeypatch, "--ranks", "1", GITHUB_SHA="x" * 300)
-    assert isinstance(done.exception, UserError)
-    assert "GITHUB_SHA" in str(done.exception)
-
-
 # --- the ordinary report ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("b", [{}, {"train.seed": 7}])
-def test_sides_are_groups_of_their_own(tmp_path: Path, b: dict[str, AxisValue]) -> None:
-    """Even where both sides set the same: equal blocks and repeats of two sides never meet in one figure."""
-    for plan in sided(b=b, points=(1, 2), repeats=5):
-        slower = 1.2 if plan.series.side == "b" else 1.0
-        write_run(tmp_path, plan, constant([part * slower for part in TIMES]), Story())
-    table = tabulate(scan(tmp_path), with_causes=True)
-    found = groups(table)
-    assert len(found) == 2
-    by_side = {group.sample.plan.series.side: group for group in found}
-    for side, group in by_side.items():
-        assert {run.plan.series.side for run in group.runs} == {side}
-        assert [len(point.run_ids) for point in group.points] == [5, 5]
-        assert group.points[1].paired_with_baseline
-        assert [point.efficiency.value for point in group.points] == [pytest.approx(1.0)] * 2
-    assert by_side["b"].points[0].step.value / by_side["a"].points[0].step.value == pytest.approx(1.2)
-    assert chosen_settings(by_side["a"].sample) == {}
-    assert chosen_settings(by_side["b"].sample) == {key: value_text(key, value) for key, value in b.items()}
-
-
-def test_the_report_of_a_comparison_is_sane(tmp_path: Path) -> None:
-    for plan in sided(b={"train.seed": 7}, points=(1, 2), repeats=5):
-        write_run(tmp_path, plan, constant(TIMES))
-    done = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
-    labels = [group["label"] for group in report["groups"]]
-    assert len(labels) == len(set(labels)) == 2
-    assert sum("train.seed=7" in label for label in labels) == 1
-    assert [group["is_sufficient"] for group in report["groups"]] == [True, True]

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from dlbench import bundled
 from dlbench.errors import UserError
-from dlbench.specs import files
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system
 from dlbench.specs.expand import expand
-from dlbench.specs.files import MAX_BYTES, MAX_DEPTH, available, find, parse_yaml, read_yaml
+from dlbench.specs.files import MAX_DEPTH, available, find, parse_yaml, read_yaml
 from dlbench.specs.plan import AxisValue, RunPlan, value_text
 from dlbench.specs.requests import Request, parse_counts, parse_set, parse_sides, parse_sweep
 from dlbench.specs.workload import BertModel, CosmoFlowModel, ResNetModel, TextData
@@ -112,19 +110,6 @@ def test_a_name_is_looked_up_in_dlbench_path_before_the_bundled_ones(
     assert set(available("systems")) >= {"local", "box", "example-gpu"}
 
 
-def test_a_path_is_never_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    titled(tmp_path / "site", "from the path")
-    titled(tmp_path / "elsewhere", "explicit")
-    monkeypatch.setenv("DLBENCH_PATH", str(tmp_path / "site"))
-    monkeypatch.chdir(tmp_path / "elsewhere" / "workloads")
-    for path in ("cosmoflow.yaml", "./cosmoflow.yaml", str(tmp_path / "elsewhere" / "workloads" / "cosmoflow.yaml")):
-        assert title_of(path) == "explicit"
-    assert title_of("cosmoflow") == "from the path"  # a file of that name here changes nothing
-    # A slash makes a path of it, whatever it ends in.
-    Path("copy").write_text(Path("cosmoflow.yaml").read_text())
-    assert title_of("./copy") == "explicit"
-
-
 def test_a_system_may_be_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "systems").mkdir()
     text = text_of("systems", "box").replace("name: box", "name: mine")
@@ -139,18 +124,14 @@ def test_a_system_may_be_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"workload": "resnet"}, ["workload 'resnet'", "resnet50"]),
         ({"workload": "qqqq"}, ["workload 'qqqq'", "bert", "cosmoflow", "resnet50"]),
         ({"workload": "./cosmoflow.yaml"}, ["./cosmoflow.yaml", "no such workload file"]),
-        ({"workload": "/tmp"}, ["/tmp", "no such workload file"]),
         ({"system": "bax"}, ["system 'bax'", "box"]),
         ({"system": "none.yaml"}, ["none.yaml", "no such system file"]),
         ({"preset": "fll"}, ["cosmoflow.yaml", "preset 'fll'", "full"]),
         ({"engine": "horovd"}, ["--engine", "engine.name", "horovod", "'horovd'"]),
         ({"launcher": "srun"}, ["--launcher", "launch.launcher", "srun-mpi", "srun-gloo"]),
         ({"overrides": {"train.batch": 3}}, ["--set", "train.batch: unknown key", "batch_per_rank"]),
-        ({"overrides": {"trian.seed": 3}}, ["--set", "trian: unknown key", "train"]),
-        ({"overrides": {"data.sorce": "x"}}, ["--set", "data.sorce: unknown key", "source"]),
         ({"overrides": {"model.conv_chanels": 1}}, ["--set", "model.conv_chanels", "conv_channels"]),
         ({"overrides": {"engine.horovod.fusion": 1}}, ["--set", "engine.horovod.fusion", "did you mean sync.fusion?"]),
-        ({"overrides": {"system.nod.cores": 1}}, ["--set", "system.nod: unknown key", "node"]),
         ({"overrides": {"system.launch.pinn": True}}, ["--set", "system.launch.pinn: unknown key", "pin"]),
         ({"sweep": {"train.precison": ("fp32",)}}, ["--sweep", "train.precison: unknown key", "precision"]),
     ],
@@ -176,13 +157,6 @@ def test_a_wrong_key_in_a_file_names_the_file_and_the_preset(tmp_path: Path) -> 
     assert "partition" in told
 
 
-def test_a_misspelt_required_key_is_named_itself(tmp_path: Path) -> None:
-    """The wrong key is what a person has to find, not only the right one that is missing."""
-    text = text_of("workloads", "cosmoflow").replace("batch_per_rank", "batch_per_rnk")
-    told = refusal(workload=workload_file(tmp_path, text))
-    assert "train.batch_per_rnk: unknown key; did you mean train.batch_per_rank" in told
-
-
 def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
     head = "format: dlbench.workload\nversion: 1\npresets: {full: {}}\n"
     told = refusal(workload=workload_file(tmp_path, head + "model: {family: resnet, depth: 101}\n"), preset="full")
@@ -194,12 +168,6 @@ def test_all_mistakes_of_a_file_are_named_at_once(tmp_path: Path) -> None:
         workload=workload_file(tmp_path, f"{head}sead: 3\n"), preset="full"
     )
     assert "did you mean resnet50? With --set model.stage_blocks=[3,4,23,3]" in refusal(workload="resnet101")
-
-
-def test_a_wrong_relation_inside_the_model_names_a_key_that_exists() -> None:
-    told = refusal(workload="bert", overrides={"model.hidden_size": 257})
-    assert "hidden_size 257 is not a multiple of num_heads 2" in told
-    assert "model.bert" not in told  # the tag of a union is no key
 
 
 # The published configurations
@@ -261,15 +229,6 @@ def test_bert_is_the_published_one() -> None:
     assert made.quality.starts_from == "checkpoint"
 
 
-def test_bert_base_is_the_published_one() -> None:
-    made = choices("bert", "base")
-    assert isinstance(made.model, BertModel)
-    assert isinstance(made.data, TextData)
-    assert (made.model.num_layers, made.model.hidden_size, made.model.vocab_size) == (12, 768, 30522)
-    assert made.model.hidden_size // made.model.num_heads == 64
-    assert (made.data.sequence_length, made.data.max_predictions) == (128, 20)
-
-
 def test_cosmoflow_is_the_published_one() -> None:
     made = choices("cosmoflow", "full")
     model, train = made.model, made.train
@@ -300,90 +259,6 @@ def test_every_bundled_system_is_valid(system: str) -> None:
 # Wrong values
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("train.batch_per_rank", True),
-        ("train.batch_per_rank", "8"),
-        ("train.batch_per_rank", 8.0),
-        ("train.batch_per_rank", 0),
-        ("train.batch_per_rank", -4),
-        ("train.batch_per_rank", None),
-        ("data.loader_workers", -1),
-        ("data.loader_workers", "two"),
-        ("measure.measured_steps", 0),
-        ("measure.warmup_steps", -1),
-        ("measure.warmup_steps", False),
-        ("measure.stall_timeout_s", 0),
-        ("measure.stall_timeout_s", -5.0),
-        ("measure.stall_timeout_s", True),
-        ("train.seed", -1),
-        ("train.optimizer.learning_rate", "fast"),
-        ("train.optimizer.learning_rate", "0.1"),
-        ("train.optimizer.learning_rate", True),
-        ("train.optimizer.learning_rate", 0),
-        ("train.optimizer.learning_rate", float("inf")),
-        ("train.optimizer.learning_rate", float("nan")),
-        ("train.optimizer.momentum", 1.5),
-        ("train.optimizer.momentum", "0.9"),
-        ("train.optimizer.weight_decay", -0.1),
-        ("train.precision", "fp23"),
-        ("train.precision", 32),
-        ("train.optimizer.name", "adam"),
-        ("engine.name", True),
-        ("engine.horovod.cycle_time_ms", -1),
-        ("engine.horovod.cycle_time_ms", False),
-        ("model.input_size", 33),
-        ("model.dropout", 2),
-        ("model.conv_channels", 32),
-        ("data.source", 5),
-        ("data.source", ""),
-        ("layout.cores_per_rank", 0),
-        ("layout.cores_per_rank", True),
-        ("system.launch.pin", "yes"),
-        ("system.launch.pin", 1),
-        ("system.node.gpus", -1),
-        ("system.launch.environment.X", 5),
-        ("system.modules", "gcc; id"),
-        ("train", 5),
-        ("model", None),
-        ("train.batch_per_rank.more", 5),
-        ("title", 5),
-    ],
-)
-def test_a_wrong_value_is_blamed_on_its_option_and_key(key: str, value: AxisValue) -> None:
-    told = refusal(overrides={key: value})
-    assert told.startswith("--set: ")
-    # The key itself, or the one above it where the relation of two is wrong.
-    assert key in told or key.rpartition(".")[0] in told
-
-
-def test_a_list_where_one_value_is_meant(tmp_path: Path) -> None:
-    text = text_of("workloads", "cosmoflow")
-    path = workload_file(tmp_path, text.replace("batch_per_rank: 1\n", "batch_per_rank: [1]\n"))
-    assert f"{path}: train.batch_per_rank:" in refusal(workload=path, preset="full")
-    told = refusal(workload=workload_file(tmp_path, text.replace("name: cosmoflow", "name: {a: b}")))
-    assert "w.yaml: name:" in told
-
-
-@pytest.mark.parametrize(
-    "name", ["a b", "a/b", "..", ".hidden", "-x", "a;b", "$(id)", "é", "x" * 65, "a\nb", "a\0b", "٣"]
-)
-def test_a_series_name_is_a_word(name: str) -> None:
-    """It becomes a folder and a job's name."""
-    assert "--series" in refusal(series=name)
-
-
-def test_a_long_series_name_is_refused_in_one_line_or_taken() -> None:
-    assert plans(series="x" * 64)[0].run_id.startswith("x" * 64 + "-cosmoflow-ci-")
-
-
-def test_values_that_only_a_later_library_would_refuse() -> None:
-    """Seeds go into 64-bit generators; what does not fit must not wait for the compute nodes."""
-    assert plans(overrides={"train.seed": 2**31})[0].workload.train.seed == 2**31
-    assert "train.seed" in refusal(overrides={"train.seed": 2**64})
-
-
 def test_relations_between_parts() -> None:
     told = refusal(workload="bert", overrides={"data.sequence_length": 129})
     assert "data.sequence_length 129" in told
@@ -392,29 +267,19 @@ def test_relations_between_parts() -> None:
     assert "train.label_smoothing has no effect" in refusal(overrides={"train.label_smoothing": 0.1})
 
 
-def test_a_slurm_system_cannot_use_the_local_launcher() -> None:
-    told = refusal(system="box", launcher="local")
-    assert "launch.launcher 'local'" in told
-    assert "srun-mpi" in told
-
-
 @pytest.mark.parametrize(
     ("old", "new", "key"),
     [
         ("partition: box", 'partition: "box\\n#SBATCH --wrap=id"', "slurm.partition"),
         ("partition: box", "partition: ''", "slurm.partition"),
-        ("partition: box", "partition: 'b\tx'", "slurm.partition"),
         ("partition: box", "partition: box\n  extra: ['-N 5']", "slurm.extra"),
         ("partition: box", "partition: box\n  extra: --array=1-4", "slurm.extra"),
         ("partition: box", "partition: box\n  account: 5", "slurm.account"),
         ('time_limit: "00:10:00"', "time_limit: 30", "slurm.time_limit"),
-        ('time_limit: "00:10:00"', "time_limit: 1h", "slurm.time_limit"),
         ('time_limit: "00:10:00"', 'time_limit: "00:10:00\\n"', "slurm.time_limit"),
-        ('time_limit: "00:10:00"', "time_limit: '٣٠'", "slurm.time_limit"),
         ("mpi_plugin: pmix", "mpi_plugin: pmix\n  environment: {'A B': x}", "launch.environment"),
         ("mpi_plugin: pmix", "mpi_plugin: pmix\n  environment: {'A;id;B': x}", "launch.environment"),
         ("title:", "modules: ['gcc; id']\ntitle:", "modules"),
-        ("title:", "modules: ['--x']\ntitle:", "modules"),
         ("title:", "setup: [5]\ntitle:", "setup"),
         ("version: 1", "version: 2", "version 1"),
         ("format: dlbench.system", "format: dlbench.workload", "dlbench.system"),
@@ -425,11 +290,6 @@ def test_a_system_file_that_would_break_a_script(tmp_path: Path, old: str, new: 
     told = refusal(system=path)
     assert told.startswith(f"{path}: ")
     assert key in told
-
-
-def test_a_slurm_system_must_say_how_many_cores_a_node_has(tmp_path: Path) -> None:
-    told = refusal(system=system_file(tmp_path, "  cores: 1\n", ""))
-    assert "node.cores" in told
 
 
 # YAML
@@ -448,16 +308,12 @@ def yaml_refusal(text: str) -> str:
     [
         ("a: 1\na: 2\n", ":2: "),
         ("a: {b: 1, b: 2}", "duplicate"),
-        ("a: |\n  x\n  y\na: |\n  z\n", "duplicate"),
         ("a: &x 1\nb: 2\n", "anchors"),
-        ("a: &x [1]\nb: *x\n", "anchors"),
         ("a: &a [1]\nb: &b [*a,*a]\nc: [*b,*b]\n", "anchors"),
-        ("- &a [*a]", "anchors"),
         ("[" * 20_000, "nested"),
         ("{a: " * (MAX_DEPTH + 2) + "1" + "}" * (MAX_DEPTH + 2), "nested deeper"),
         ("a: !!python/object:os.system x", ":1: "),
         ("!!python/object/apply:os.system ['true']", ":1: "),
-        ("!!python/name:os.system ''", ":1: "),
         ("!mine x", ":1: "),
         ("a: b: c", ":1: "),
         ("a: [1, 2", ""),
@@ -468,68 +324,6 @@ def yaml_refusal(text: str) -> str:
 )
 def test_yaml_that_is_refused(text: str, words: str) -> None:
     assert words in yaml_refusal(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9" * 5000,
-        "2024-13-45",
-        "2024-01-01T99:00:00",
-        "9999-12-31 23:59:59.9999999",
-        "!!int abc",
-        "!!bool perhaps",
-        "!!float x",
-        "!!int ''",
-    ],
-)
-def test_yaml_that_cannot_be_a_value_is_no_crash(text: str) -> None:
-    """What the parser takes for a number or a date, and then cannot make one of."""
-    assert yaml_refusal(f"a: {text}")
-    with pytest.raises(UserError) as caught:
-        parse_set((f"train.batch_per_rank={text}",))
-    assert "--set train.batch_per_rank" in one_line(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text", ["!!set {a, b}", "!!omap [a: 1]", "!!binary aGk=", "!!str 5", "%YAML 1.1\n---\n12:30:00"]
-)
-def test_yaml_without_tags_and_directives(text: str) -> None:
-    """A directive would bring YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false."""
-    assert yaml_refusal(text)
-
-
-def test_yaml_that_no_file_could_hold() -> None:
-    """Half of a surrogate pair cannot be written as UTF-8, so no plan could be saved with it."""
-    assert yaml_refusal('a: "\\ud800"')
-    first = parse_yaml("a: {b: [1]}", "o")
-    first["a"]["b"].append(2)
-    assert parse_yaml("a: {b: [1]}", "o") == {"a": {"b": [1]}}  # whatever became of what was read before
-    assert parse_yaml('"\\U0001F600"', "o") == "\N{GRINNING FACE}"
-
-
-def test_bundled_files_alone_are_kept_as_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By their text, so that an edited one is parsed anew. A file of a user's may hold what is secret."""
-    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path / "cache"))
-    parsed: list[str] = []
-    monkeypatch.setattr(files, "parse_yaml", lambda text, origin: parsed.append(text) or parse_yaml(text, origin))
-    for kind in ("workloads", "systems"):
-        for file in bundled.folder(kind).glob("*.yaml"):
-            parsed.clear()
-            assert read_yaml(file) == read_yaml(file) == parse_yaml(file.read_text(encoding="utf-8"), "o")
-            assert len(parsed) == 1
-    monkeypatch.setattr(bundled, "folder", lambda kind: tmp_path)
-    mine = tmp_path / "mine.yaml"
-    for text, value in (("a: 1", 1), ("a: [true, 1.5, null, é]", [True, 1.5, None, "é"])):
-        mine.write_text(text, encoding="utf-8")
-        assert read_yaml(mine) == read_yaml(mine) == {"a": value}
-    mine.write_text("a: *b", encoding="utf-8")
-    assert read_refusal(mine) == read_refusal(mine)
-    monkeypatch.undo()
-    monkeypatch.setenv("DLBENCH_CACHE", str(tmp_path / "none"))
-    mine.write_text("token: secret", encoding="utf-8")
-    assert read_yaml(mine) == {"token": "secret"}
-    assert not (tmp_path / "none").exists()
 
 
 def test_what_yaml_1_2_reads(tmp_path: Path) -> None:
@@ -544,63 +338,17 @@ def test_what_yaml_1_2_reads(tmp_path: Path) -> None:
     assert made.slurm.time_limit == "12:30:00"
 
 
-JSON_TEXT = st.text(alphabet="aZ9é中 :{}[]\"'\\#-&*!%,\n\t", max_size=6)
-
-
-@given(value=st.recursive(JSON_TEXT | st.integers() | st.booleans() | st.none(), st.lists, max_leaves=5))
-def test_json_is_yaml(value: Any) -> None:
-    """What other programs write as JSON is read as it is meant."""
-    assert parse_yaml(json.dumps(value, ensure_ascii=False), "o") == value
-
-
-@given(text=st.text(alphabet=st.sampled_from("ab:{}[]&*!|>%@`'\"#,-? \n\t01.~_eE+xo\\"), max_size=25))
-def test_no_text_crashes_the_parser(text: str) -> None:
-    told = None
-    try:
-        parse_yaml(text, "the origin")
-    except UserError as error:
-        told = error
-    assert told is None or one_line(told).startswith("the origin")
-
-
-def read_refusal(path: Path) -> str:
-    with pytest.raises(UserError) as caught:
-        read_yaml(path)
-    told = one_line(caught.value)
-    assert told.startswith(str(path))
-    return told
-
-
-def test_files_that_are_no_specifications(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    for content in (b"", b"- a\n", b"just words\n", b"5\n"):
-        path.write_bytes(content)
-        assert "keys and values" in read_refusal(path)
-    path.write_bytes(b"a: \xff\n")
-    assert "cannot be read" in read_refusal(path)
-    path.write_bytes(b"a: 1\n#" + b"x" * 2_000_000)
-    assert str(MAX_BYTES) in read_refusal(path)
-    assert "cannot be read" in read_refusal(tmp_path)
-    assert "cannot be read" in read_refusal(tmp_path / "missing.yaml")
-    path.write_text("a: 1\na: 2\n")
-    assert f"{path}:2" in read_refusal(path)
-
-
 def test_workload_files_that_are_none(tmp_path: Path) -> None:
     text = text_of("workloads", "cosmoflow")
     head = text.split("presets:")[0]
     for wrong, word in (
         (text.replace("format: dlbench.workload", "format: dlbench.system"), "format"),
         (text.replace("version: 1", "version: 2"), "version 1"),
-        (text.replace("version: 1", "version: one"), "version 1"),
         (head, "presets"),
-        (head + "presets: {}\n", "presets"),
         (head + "presets: [ci]\n", "presets"),
         (head + "presets: {ci: 3}\n", "presets.ci"),
         (text + "\n1: x\n", "1: "),
-        (text + "\n~: x\n", "None: "),
         (text.replace("name: cosmoflow", "name: ../cosmo"), "name"),
-        (text.replace("name: cosmoflow", "name: 5"), "name"),
         (text.replace("batch_per_rank:", "gradient_accumulation:"), "train.batch_per_rank: is missing"),
         (text.replace("family: cosmoflow", "family: cosmo"), "model.family"),
         (text.replace("  family: cosmoflow\n", ""), "model.family"),
@@ -636,19 +384,6 @@ def test_a_list_in_brackets_is_taken_wherever_values_are_given() -> None:
     assert sides["a"] == {key: small, "train.seed": 1}
 
 
-@pytest.mark.parametrize(("value", "right"), [("2,2", "[2,2]"), ("32", "[32]")])
-def test_a_list_without_brackets_is_answered_with_the_right_spelling(value: str, right: str) -> None:
-    told = refusal(workload="cosmoflow", preset="ci", overrides=parse_set((f"model.conv_channels={value}",)))
-    assert told.startswith("--set: model.conv_channels: must be a list in brackets")
-    assert right in told
-
-
-def test_set_reads_yaml_scalars() -> None:
-    made = parse_set(("a=8", "b.c=fp32", "d=true", "e=0.5", "f=null", "g=12:30:00", "h='8'", "i=a=b"))
-    assert made == {"a": 8, "b.c": "fp32", "d": True, "e": 0.5, "f": None, "g": "12:30:00", "h": "8", "i": "a=b"}
-    assert [type(value) for value in made.values()] == [int, str, bool, float, type(None), str, str, str]
-
-
 @pytest.mark.parametrize(
     "item",
     [
@@ -677,37 +412,11 @@ def test_set_that_is_refused(item: str) -> None:
     assert one_line(caught.value).startswith("--sweep")
 
 
-def test_an_option_given_twice() -> None:
-    with pytest.raises(UserError, match="--set a: given twice"):
-        parse_set(("a=1", "a=2"))
-    with pytest.raises(UserError, match="--sweep a: given twice"):
-        parse_sweep(("a=1", "a=2"))
-    with pytest.raises(UserError, match="--sweep a: a value is given twice"):
-        parse_sweep(("a=1,2,1",))
-    with pytest.raises(UserError, match="--sweep a: the value is empty"):
-        parse_sweep(("a=1,",))
-    assert parse_sweep(("b=2,1", "a=x")) == {"b": (2, 1), "a": ("x",)}
-    assert "also given to --set" in refusal(overrides={"train.seed": 1}, sweep={"train.seed": (1, 2)})
-
-
-@pytest.mark.parametrize(
-    "text", ["", "0", "-1", "1,0", "1,1", "a", "1.5", "1,", ",1", "1;2", "1_0", "٣", "1e3", "9" * 5000]
-)
+@pytest.mark.parametrize("text", ["", "0", "-1", "1,1", "a", "1.5", "1,", "٣", "9" * 5000])
 def test_counts_that_are_refused(text: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_counts(text, "--ranks")
     assert one_line(caught.value).startswith("--ranks")
-
-
-@given(counts=st.sets(st.integers(1, 10**6), min_size=1, max_size=6))
-def test_counts_ascend(counts: set[int]) -> None:
-    assert parse_counts(",".join(map(str, counts)), "--ranks") == tuple(sorted(counts))
-
-
-@pytest.mark.parametrize("key", ["preset", "name"])
-def test_what_an_option_of_its_own_chooses_cannot_be_set(key: str) -> None:
-    assert f"--set {key}: is chosen by its own option" in refusal(overrides={key: "ci"})
-    assert f"--sweep {key}: is chosen by its own option" in refusal(sweep={key: ("ci",)})
 
 
 # Data
@@ -751,11 +460,6 @@ def test_a_path_in_a_file_is_relative_to_the_file(tmp_path: Path, monkeypatch: p
     assert plan.workload.data.vocabulary == "english-4096"  # the name of a bundled one
 
 
-def test_data_that_names_nothing() -> None:
-    assert "--data" in refusal(data="")
-    assert "--data" in refusal(data="~nobody-of-this-name/x")
-
-
 # Settings that would do nothing
 
 
@@ -768,19 +472,16 @@ def test_data_that_names_nothing() -> None:
         ("sync.wire", "fp16", {"points": (1,)}),
         ("system.launch.interface", "eth0", {"points": (2,), "launcher": "mpirun"}),
         ("system.launch.oversubscribe_yield", False, {"points": (2,)}),
-        ("engine.ddp.backend", "gloo", {}),
         ("data.loader_workers", 2, {}),
         ("data.on_bad_sample", "skip", {"data": "synthetic"}),
         ("data.synthetic_on", "device", {"data": "/data/pictures"}),
         ("data.vocabulary", "mine", {"workload": "bert"}),
         ("system.slurm.partition", "gpu", {}),
-        ("system.launch.mpi_plugin", "pmi2", {}),
         ("system.launch.mpi_plugin", "pmi2", {"system": "box", "launcher": "srun-gloo"}),
         ("train.optimizer.trust_coefficient", 0.01, {}),
         ("train.optimizer.epsilon", 0.01, {}),
         ("train.optimizer.momentum", 0.5, {"workload": "bert"}),
         ("train.schedule.power", 3.0, {}),
-        ("train.schedule.power", 3.0, {"workload": "bert"}),
     ],
 )
 def test_a_setting_that_acts_in_no_run_is_refused(key: str, value: AxisValue, request_: dict[str, Any]) -> None:
@@ -790,39 +491,10 @@ def test_a_setting_that_acts_in_no_run_is_refused(key: str, value: AxisValue, re
     assert told.startswith(f"--sweep {key}: has no effect")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "more"),
-    [
-        ("watch.period_s", 2.0, {"watch.sampler": False}),
-        ("watch.window_ranks", 4, {"watch.window_steps": 0}),
-        ("watch.profiler", True, {"watch.window_steps": 0}),
-        ("watch.window_steps", 2, {"measure.warmup_steps": 0}),
-        ("watch.max_bytes", 1000, {"watch.sampler": False, "watch.window_steps": 0}),
-    ],
-)
-def test_a_setting_of_watching_that_watches_nothing_is_refused(
-    key: str, value: AxisValue, more: dict[str, AxisValue]
-) -> None:
-    assert refusal(overrides={**more, key: value}).startswith(f"--set {key}: has no effect")
-    (alone,) = plans(overrides={key: value})
-    assert alone.watch is not None
-    assert getattr(alone.watch, key.partition(".")[2]) == value
-    assert len(plans(overrides=more)) == 1
-
-
 def test_ranks_per_node_acts_only_where_there_are_nodes_to_fill() -> None:
     assert "--ranks-per-node" in refusal(ranks_per_node=2, points=(1, 2))
     (plan,) = plans(system="box", points=(4,), ranks_per_node=2)
     assert (plan.layout.nodes, plan.layout.ranks_per_node) == (2, 2)
-
-
-def test_a_setting_that_acts_in_one_run_of_a_sweep_is_taken() -> None:
-    made = plans(sweep={"engine.name": ("horovod", "ddp")}, overrides={"engine.ddp.static_graph": True})
-    assert [plan.engine.ddp.static_graph for plan in made] == [True, True]
-    made = plans(data="/somewhere", overrides={"data.loader_workers": 3})
-    assert made[0].workload.data.loader_workers == 3
-    made = plans(workload="resnet50", preset="full", overrides={"train.optimizer.trust_coefficient": 0.01})
-    assert made[0].workload.train.optimizer.trust_coefficient == 0.01
 
 
 @pytest.mark.parametrize(
@@ -852,23 +524,6 @@ def test_nodes_and_ranks() -> None:
     assert {p.layout.cores_per_rank for p in made} == {16}
 
 
-def test_cores_are_shared_out_over_the_largest_point() -> None:
-    assert [p.layout.cores_per_rank for p in plans(points=(1, 2, 4))] == [2, 2, 2]
-    assert [p.layout.cores_per_rank for p in plans(points=(1, 16))] == [1, 1]
-    assert plans(overrides={"layout.cores_per_rank": 3})[0].layout.cores_per_rank == 3
-
-
-def test_ranks_that_do_not_divide() -> None:
-    told = refusal(system="example-gpu", points=(4, 5))
-    assert "5 ranks cannot be spread evenly over 2 nodes" in told
-    told = refusal(points=(2, 3), scaling="strong", overrides={"train.batch_per_rank": 2})
-    assert "--scaling strong" in told
-    assert "global batch 4" in told
-    assert "3 ranks" in told
-    assert "train.batch_per_rank" in told
-    assert "one machine, not on 2 nodes" in refusal(points=(2,), points_are="nodes")
-
-
 @given(points=st.sets(st.integers(1, 8), min_size=1, max_size=4), batch=st.integers(1, 30))
 def test_strong_scaling_keeps_the_global_batch_or_says_no(points: set[int], batch: int) -> None:
     request = {"points": tuple(sorted(points)), "scaling": "strong", "overrides": {"train.batch_per_rank": batch}}
@@ -878,11 +533,6 @@ def test_strong_scaling_keeps_the_global_batch_or_says_no(points: set[int], batc
         return
     assert {plan.global_batch for plan in plans(**request)} == {total}
     assert {plan.global_batch // plan.layout.ranks for plan in plans(**{**request, "scaling": "weak"})} == {batch}
-
-
-def test_engine_single_runs_one_rank() -> None:
-    assert "engine 'single'" in refusal(engine="single", points=(1, 2))
-    assert plans(engine="single")[0].layout.ranks == 1
 
 
 # The order of runs
@@ -926,24 +576,6 @@ def test_repeats_are_interleaved_there_and_back(request_: dict[str, Any]) -> Non
     assert len({axes for axes, _ in points[0]}) == combinations
 
 
-@given(request_=REQUESTS)
-@settings(max_examples=20)
-def test_swept_values_are_in_force(request_: dict[str, Any]) -> None:
-    for plan in plans(**request_):
-        content = plan.model_dump()
-        for key, value in plan.series.axes.items():
-            node = content if key.startswith("system.") else content["workload"]
-            for part in key.split("."):
-                node = node[part]
-            assert node == value
-
-
-def test_two_series_have_two_names() -> None:
-    one, two = (plans(series=None)[0].series.id for _ in range(2))
-    assert one != two
-    assert one.startswith("20260301-120000-")
-
-
 # Plans
 
 
@@ -959,61 +591,22 @@ def test_a_plan_survives_its_file(request_: dict[str, Any], workload: str, engin
         assert [type(value) for value in again.series.axes.values()] == values
 
 
-@given(
-    title=st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20),
-    value=st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
-)
-def test_free_text_survives_a_plan_s_file(title: str, value: str) -> None:
-    (plan,) = plans(overrides={"title": title, "system.launch.environment.X": value})
-    again = RunPlan.model_validate(json.loads(plan.to_json().encode().decode()))
-    assert again.workload.title == title
-    assert again.system.launch.environment["X"] == value
-
-
-def test_a_plan_cannot_be_changed() -> None:
-    (plan,) = plans()
-    for part, name in ((plan, "run_id"), (plan.layout, "ranks"), (plan.workload.train, "batch_per_rank")):
-        with pytest.raises(ValidationError, match="frozen"):
-            setattr(part, name, getattr(part, name))
-
-
-def test_a_plan_with_an_unknown_key_is_none() -> None:
-    content = json.loads(plans()[0].to_json())
-    for path in ((), ("workload",), ("workload", "train"), ("system", "slurm")):
-        changed = json.loads(json.dumps(content))
-        node = changed
-        for part in path:
-            node = node[part]
-        node["new_key"] = 1
-        with pytest.raises(ValidationError, match="new_key"):
-            RunPlan.model_validate(changed)
-
-
 DIFFERENT: list[dict[str, Any]] = [
     {},
     {"workload": "resnet50"},
-    {"preset": "full"},
     {"points": (2,)},
     {"points": (2,), "scaling": "strong"},
     {"engine": "ddp"},
     {"engine": "single"},
     {"data": "/somewhere"},
-    {"data": "/somewhere/else"},
     {"points": (2,), "overrides": {"engine.horovod.cycle_time_ms": 2.5}},
     {"points": (2,), "overrides": {"sync.wire": "fp16"}},
     {"overrides": {"train.seed": 1}},
-    {"overrides": {"train.precision": "bf16"}},
     {"overrides": {"train.batch_per_rank": 3}},
     {"overrides": {"train.optimizer.learning_rate": 0.5}},
-    {"overrides": {"train.optimizer.clip_norm": 1.0}},
-    {"overrides": {"train.schedule.warmup_steps": 6}},
     {"overrides": {"model.input_size": 64}},
-    {"overrides": {"model.dropout": 0.25}},
     {"overrides": {"measure.measured_steps": 13}},
-    {"overrides": {"measure.warmup_steps": 4}},
-    {"overrides": {"measure.phases": "synchronised"}},
     {"overrides": {"layout.cores_per_rank": 3}},
-    {"overrides": {"system.launch.pin": False}},
     {"overrides": {"system.launch.environment.OMP_PROC_BIND": "true"}},
     {"launcher": "mpirun"},
     {"system": "box"},
@@ -1043,13 +636,3 @@ def test_the_digest_forgets_names_times_and_places() -> None:
     digests = {p.configuration_digest() for p in (plan, *later, *spelt, *swept)}
     assert digests == {plan.configuration_digest()}
     assert len({p.run_id for p in (plan, *later)}) == 4
-
-
-@given(one=REQUESTS, other=REQUESTS)
-@settings(max_examples=20)
-def test_equal_digests_mean_equal_configurations(one: dict[str, Any], other: dict[str, Any]) -> None:
-    seen: dict[str, Any] = {}
-    for plan in [*plans(**one), *plans(**other)]:
-        parts = plan.model_dump(include={"workload", "engine", "measure", "layout", "system"})
-        assert seen.setdefault(plan.configuration_digest(), parts) == parts
-    assert len({json.dumps(parts, sort_keys=True) for parts in seen.values()}) == len(seen)

@@ -18,8 +18,3 @@ def test_equal_groups_of_equal_size_by_hand() -> None:
     """Means 1 and 3, squares of 4 x 0.25 within two degrees of freedom: (2 - 0.5 / 2)^0.5 and 0.5^0.5."""
     assert between_and_within([[0.5, 1.5], [2.5, 3.5]]) == pytest.approx((1.75**0.5, 0.5**0.5))
     assert between_and_within([[1.0, 3.0], [1.5, 2.5]]) == pytest.approx((0.0, 1.25**0.5))
-
-
-@pytest.mark.parametrize("groups", [[], [[1.0, 2.0]], [[1.0], [2.0]]])
-def test_one_group_or_single_values_say_nothing(groups: list[list[float]]) -> None:
-    assert between_and_within(groups) is None

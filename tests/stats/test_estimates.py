@@ -60,18 +60,6 @@ def test_no_estimate_of_what_is_not_there(values: list[float]) -> None:
             made(values)
 
 
-def test_no_ratio_of_zero() -> None:
-    with pytest.raises(ValueError, match="positive"):
-        ratio_estimate({("s", 0): 0.0}, {("s", 0): 1.0})
-
-
-def test_a_mapped_estimate_keeps_what_it_is_made_of() -> None:
-    found = Estimate(2.0, 1.0, 4.0, 9, "Student t", "s", 0.95, 1)
-    assert found.inverted("1/s") == Estimate(0.5, 0.25, 1.0, 9, "Student t", "1/s", 0.95, 1)
-    assert found.scaled(0.5) == Estimate(1.0, 0.5, 2.0, 9, "Student t", "", 0.95, 1)
-    assert Estimate(2.0, None, None, 1, "single run").mapped(lambda v: -v, "s").value == -2.0
-
-
 positive = st.floats(0.01, 100.0)
 
 
@@ -141,16 +129,6 @@ def test_losing_one_run_moves_a_ratio_less_than_its_interval(seed: int, n: int, 
         found = ratio_estimate(*sides, unit="ratio")
         assert _covers(whole, found.value)
         assert (found.n, found.unpaired) == (n - 1, 1)
-
-
-def test_too_few_pairs_are_no_pairs() -> None:
-    a, b = _keyed([1.0] * 10), {("s", repeat): 1.0 for repeat in range(6, 16)}
-    assert not pairing(a, b).is_paired
-    assert pairing(a, {**b, ("s", 5): 1.0}).left_out == 5 + 6
-    # Four of five, each side having lost another run of its five.
-    five = _keyed([1.0] * 5)
-    assert pairing({k: 1.0 for k in five if k[1] != 0}, {k: 1.0 for k in five if k[1] != 1}).keys == ()
-    assert len(pairing(five, {k: 1.0 for k in five if k[1] != 1}).keys) == 4
 
 
 # Coverage

@@ -12,20 +12,18 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dlbench.errors import DlbenchError, ExitCode, RunError
+from dlbench.errors import DlbenchError, ExitCode
 from dlbench.node.comm import lineup, transport
 from dlbench.node.comm.contestants import Reference
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
-from dlbench.node.comm.lineup import Lineup
-from dlbench.node.comm.measure import Measurement
 from dlbench.node.comm.run import CommRun
 from dlbench.node.comm.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
@@ -119,39 +117,6 @@ class Rank:
         control.stop()
         deadline.stop()
 
-    def overflow(self) -> None:
-        """Inputs whose sum is more than fp16 can hold."""
-        control = self.control()
-        deadline = Deadline(self.place.rank, self.plan.comm.timeout_s)
-        lineup = Lineup(self.plan, self.folder, self.place, CPU, control)
-        measurement = Measurement(
-            self.plan.comm, self.place, CPU, control, deadline, lambda where: None, largest_input=60_000
-        )
-        points = measurement.points(lineup.in_turns(deadline), self.plan.comm.sizes[0])
-        if self.place.rank == 0:
-            write_json(self.folder.path / "points.json", {"points": [p.model_dump(mode="json") for p in points]})
-        control.stop()
-
-    def differ(self) -> None:
-        """Ranks that are about to do different things; the channel outlives what it refuses."""
-        control, rank = self.control(), self.place.rank
-        errors = []
-
-        def note(call: Callable[[], object]) -> None:
-            try:
-                call()
-                errors.append("")
-            except RunError as error:
-                errors.append(str(error))
-
-        note(lambda: control.agree("next point", {"collective": "broadcast" if rank == 1 else "allreduce", "of": 4}))
-        algorithm = ("ring", "direct", "leader")[rank]
-        note(lambda: control.agree("next point", {"algorithm": algorithm, "dtype": "fp16" if rank else "fp32"}))
-        note(lambda: control.gather("hosts" if rank == 2 else "next point", 1))
-        note(lambda: control.agree("next point", {"elements": 7}))
-        write_json(self.folder.path / f"differ-{rank}.json", {"errors": errors})
-        control.stop()
-
     def vanish(self) -> None:
         """One rank ends, or stops moving, at a certain iteration."""
 
@@ -173,9 +138,15 @@ class Rank:
         self.measure()
 
     def stand_still(self) -> None:
-        """One rank stops inside a library's collective, at a certain call of it; the first is the trial."""
+        """One rank stops inside a library's collective, at a certain call of it (the first is the trial); call 0: where
+        libraries are ended, which waits for all ranks.
+        """
         calls = 0
         original = Reference.run
+        if self.options["call"] == 0:
+            lineup.stop_mpi = transport.stop_mpi
+            if self.place.rank == self.options["rank"]:
+                lineup.stop_mpi = lambda mpi: os.kill(os.getpid(), signal.SIGSTOP)
 
         def run(reference: Reference, times: int) -> None:
             nonlocal calls

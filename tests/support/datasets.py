@@ -36,6 +36,18 @@ def verify_manifest(folder: Path) -> list[str]:
     return [fault for entry in read_files(folder) if (fault := verify_file(folder, entry)) is not None]
 
 
+def write_samples(path: Path, num: int) -> None:
+    """Writes equal BERT samples of 64 tokens and 10 predictions in NVIDIA's fixed layout."""
+    import h5py
+
+    with h5py.File(path, "w") as file:
+        for name, value in (("input_ids", 7), ("input_mask", 1), ("segment_ids", 0)):
+            file.create_dataset(name, data=np.full((num, 64), value, np.int32), fletcher32=True)
+        for name in ("masked_lm_positions", "masked_lm_ids"):
+            file.create_dataset(name, data=np.ones((num, 10), np.int32), fletcher32=True)
+        file.create_dataset("next_sentence_labels", data=np.zeros(num, np.int8), fletcher32=True)
+
+
 def decode_example(payload: bytes | memoryview) -> dict[str, list[bytes] | NDArray[Any]]:
     """The features of one Example by name: a list of bytes, or an array (n,) of float32 or of int64.
 

@@ -16,7 +16,7 @@ PHASES: dict[str, Phase] = {"Q": "waiting", "R": "running", "F": "over", "T": "o
 
 @dataclass(kw_only=True)
 class Desk:
-    """Implements `dlbench.jobs.scheduler.Scheduler`."""
+    """Does what `dlbench.jobs.slurm.scheduler.Slurm` does."""
 
     queue: Path
     name: str = "Desk"

@@ -30,16 +30,11 @@ class Noise:
     """As long takes the last part, for whoever is to be ended before."""
     fail: str = ""
     fail_at: str = "train/noise-004"
-    needed: int | None = None
     kind: str = "noise"
 
     @property
     def made_with(self) -> Mapping[str, str | int | float | bool]:
         return {"seed": self.seed, "num_bytes": self.num_bytes, "train": self.num_train, "share": 0.5, "odd": False}
-
-    @property
-    def estimated_bytes(self) -> int | None:
-        return self.needed
 
     @property
     def distinct_bytes(self) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
 from dlbench.errors import UserError
 
-LARGE = 8 << 20
 """Bytes that no pipe holds."""
 
 
@@ -30,13 +28,6 @@ def together(folder: Path, _item: int) -> int:
     return os.getpid()
 
 
-def end_elsewhere(home: int, item: int) -> int:
-    if os.getpid() != home:
-        os._exit(7)
-    time.sleep(0.1)
-    return item
-
-
 def wait_for_go(folder: Path, item: int) -> int:
     """Item 0 is not done before there is a file `go`."""
     while item == 0 and not (folder / "go").exists():
@@ -49,20 +40,18 @@ def begin(folder: Path, item: int) -> int:
     return item
 
 
-def begin_and_stay(folder: Path, item: int) -> None:
+def begin_and_stay(folder: Path, item: int, but: int | None = None) -> None:
     begin(folder, item)
-    time.sleep(600)
-
-
-def stay_after_sigterm(folder: Path, item: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    begin(folder, item)
-    if item:
+    if item != but:
         time.sleep(600)
 
 
-def fail(how: str, item: int) -> object:
-    if item != 3:
+def fail(how: str, item: int, home: int | None = None) -> object:
+    """Item 3 fails; where `home` is the caller's process, any of another process."""
+    if os.getpid() == home:
+        time.sleep(0.1)
+        return item
+    if item != 3 and home is None:
         return item
     if how == "user":
         raise UserError("source.jpg is no JPEG")
@@ -70,37 +59,7 @@ def fail(how: str, item: int) -> object:
         raise OSError(5, "Input/output error", "/mnt/source")
     if how == "defect":
         raise ZeroDivisionError("division by zero")
-    if how == "unsendable":
-        return threading.Lock()
     if how == "ends":
         os._exit(7)
     os.kill(os.getpid(), signal.SIGKILL)
     return None
-
-
-def die_answering(folder: Path, item: int) -> bytes:
-    """Item 0 sends more than a pipe holds and is killed meanwhile."""
-    wait_for_go(folder, item)
-    if item == 0:
-        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-        return bytes(LARGE)
-    return b""
-
-
-class _Unreadable:
-    def __reduce__(self) -> tuple[object, ...]:
-        return int, ("not to be unpacked",)
-
-
-def unreadable(answered: Path, starter: int, item: int) -> object:
-    """Of another process, for which the starter waits, an answer that its reader cannot unpack."""
-    if os.getpid() != starter:
-        answered.touch()
-        return _Unreadable()
-    while not answered.exists():
-        time.sleep(0.01)
-    return item
-
-
-def echo(item: bytes) -> bytes:
-    return item

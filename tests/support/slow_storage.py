@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlbench.errors import RunError
-from dlbench.jobs.box import config, host
-from dlbench.jobs.box.host import why_no_storage
+from tests.slurm_box import host
 
 __all__ = ["NoSlowStorageError", "SlowStorage", "slow_storage", "why_no_storage"]
 
+MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
+CONTROLLER = Path("/sys/fs/cgroup/blkio")
 _READ_LIMIT = "blkio.throttle.read_bps_device"
 _GUARD = """
 import os, subprocess, sys
@@ -39,6 +40,17 @@ if subprocess.run(["umount", mount], **quiet).returncode:
 subprocess.run(["losetup", "-d", device], **quiet)
 os.rmdir(mount)
 """
+
+
+def why_no_storage() -> str | None:
+    """Why this machine cannot have throttled storage, in a line; None where it can."""
+    if os.geteuid():
+        return "a throttled file system needs root"
+    if not Path("/dev/loop-control").exists():
+        return "a throttled file system needs loop devices: no /dev/loop-control"
+    if not (CONTROLLER / "blkio.throttle.read_bps_device").exists():
+        return f"a throttled file system needs the blkio controller of cgroup v1: nothing of it in {CONTROLLER}"
+    return None
 
 
 class NoSlowStorageError(Exception):
@@ -62,7 +74,7 @@ class SlowStorage:
             # Somebody has a file open: what is not in use goes, on all file systems.
             Path("/proc/sys/vm/drop_caches").write_text("3")
             return
-        host.mount_device(self._device, self.path)
+        _mount(self._device, self.path)
 
 
 @contextmanager
@@ -83,8 +95,8 @@ def slow_storage(bytes_per_s: float, size_bytes: int) -> Iterator[SlowStorage]:
         device = _loop_device(size_bytes)
         try:
             # Complete: nothing is written to it later in the background.
-            host.call([*host.MKFS, "-E", "lazy_itable_init=0", device])
-            host.mount_device(device, path)
+            host.call([*MKFS, "-E", "lazy_itable_init=0", device])
+            _mount(device, path)
         except RunError:
             host.call(["losetup", "-d", device])
             raise
@@ -113,7 +125,7 @@ def _loop_device(size_bytes: int) -> str:
     memory = os.memfd_create("slow-storage")
     try:
         os.truncate(memory, size_bytes)
-        return host.loop_device(f"/proc/self/fd/{memory}", [memory])
+        return _attached(f"/proc/self/fd/{memory}", memory)
     finally:
         os.close(memory)
 
@@ -123,5 +135,21 @@ def _cgroup() -> Path:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "blkio" in controllers.split(","):
-            return config.CONTROLLER / path.lstrip("/")
-    return config.CONTROLLER
+            return CONTROLLER / path.lstrip("/")
+    return CONTROLLER
+
+
+def _attached(backing: str, descriptor: int) -> str:
+    """A new loop device on a file, whose path names a descriptor. Raises `RunError`: there is none to be had."""
+    for attempt in range(5):
+        try:
+            return host.call(["losetup", "--find", "--show", backing], pass_fds=[descriptor]).strip()
+        except RunError:
+            if attempt == 4:  # else another process took the free one that was found
+                raise
+    raise AssertionError
+
+
+def _mount(device: str, path: Path) -> None:
+    """Mounts a device without noting when files were read."""
+    host.call(["mount", "-o", "noatime,nodev,nosuid", device, str(path)])

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.jobs.box import host
-from dlbench.jobs.box.box import Box, check_requirements
-from dlbench.jobs.box.config import Equipment
+from tests.slurm_box.box import Box, check_requirements
+from tests.slurm_box.config import Equipment
 
 WHOLE = Equipment(
     gres=("gpu:a100:4",),
@@ -26,7 +25,7 @@ WHOLE = Equipment(
     users=("nobody",),
     preempt="qos",
 )
-"""All that a box can have beside a throttled file system."""
+"""All that a box can have."""
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +59,7 @@ def whole_box(slurm_can_run: None) -> Iterator[Box]:
         pytest.skip("; ".join(lacks))
     folder = Path(tempfile.mkdtemp(prefix="dlbench-box-", dir="/tmp"))
     folder.chmod(0o755)
-    has = replace(WHOLE, switches=2, pfs="10MB/s" if host.why_no_storage() is None else "")
+    has = replace(WHOLE, switches=2)
     with Box.start(folder / "box", has=has) as box:
         yield box
     shutil.rmtree(folder)

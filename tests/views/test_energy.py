@@ -19,7 +19,7 @@ from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy, run_energy
 from dlbench.analysis.telemetry.integral import Curve, counter_curve, rate_curve
 from dlbench.errors import IncompleteDataError
 from dlbench.jobs.scheduler import Submission
-from dlbench.jobs.slurm.accounting import job_energies
+from dlbench.jobs.slurm.accounting import with_accounting
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import sample_writer
@@ -108,10 +108,10 @@ def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
     return energy.stage(kind, *names).joules
 
 
-def measured(out: Path, slurm: Mapping[str, float] | None = None) -> DetailedEnergy:
+def measured(out: Path) -> DetailedEnergy:
     table = tabulate(scan(out))
     (group,) = scaling.groups(table)
-    return detailed_energy(group, table, slurm or {})
+    return detailed_energy(group, table)
 
 
 def kind_of(found: DetailedEnergy, kind: Kind = "GPUs") -> KindEnergy:
@@ -120,9 +120,9 @@ def kind_of(found: DetailedEnergy, kind: Kind = "GPUs") -> KindEnergy:
     return chosen
 
 
-def text_of(out: Path, slurm: Mapping[str, float] | None = None) -> str:
+def text_of(out: Path) -> str:
     """The section on energy as `dlbench diagnose` prints it, on one line."""
-    lines = to_text(diagnosis(scan(out), slurm=slurm)[1], full=True).splitlines()
+    lines = to_text(diagnosis(scan(out))[1], full=True).splitlines()
     assert max(map(len, lines)) <= 80
     begin = lines.index("Energy")
     return " ".join(" ".join(lines[begin:]).split())
@@ -534,8 +534,8 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
 
 
 def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:
-    plan, *_ = write_series(tmp_path, [300, 320])
-    text = text_of(tmp_path, {plan.run_id: 12_400.0})
+    write_series(tmp_path, [300, 320])
+    text = text_of(tmp_path)
     assert "GPUs, 1 rank 77.5 (75.0 to 80.0)" in text
     assert "310 (300 to 320) 1 " in text
     assert "energy counter" in text
@@ -543,9 +543,6 @@ def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> No
     assert "this node did not sample it (n0)" in text
     assert "3,720 (3,600 to 3,840)" in text
     assert "6,200 (6,000 to 6,400)" in text
-    # 300 W for 20 s are 6,000 J.
-    assert f"{plan.run_id} 12,400 6,000 GPUs 2.067" in text
-    assert "of the whole nodes" in text
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -614,21 +611,7 @@ def test_energy_of_a_job(
     lines = "\n".join(output)
     calls = sacct(f"cat <<'E'\n{lines}\nE")
     (plan,) = write_series(tmp_path / "runs", [300])
-    told, why = job_energies(submitted(tmp_path / "runs", {plan.run_id: "7"}))
-    assert told == ({} if joules is None else {plan.run_id: pytest.approx(joules)})
-    assert (joules is None) == ("AcctGatherEnergyType" in why.get(plan.run_id, ""))
+    (run,), _ = with_accounting(submitted(tmp_path / "runs", {plan.run_id: "7"}))
+    assert run.accounting.job_energy_j == (None if joules is None else pytest.approx(joules))
+    assert (joules is None) == ("AcctGatherEnergyType" in run.accounting.not_measured.get("energy_j", ""))
     assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
-
-
-def test_jobs_of_runs_are_found_by_their_submission(sacct: Callable[[str], Path], tmp_path: Path) -> None:
-    calls = sacct(f"cat <<'E'\n{row('101', '12000', '12K')}\n{row('102', '0', '0')}\nE")
-    out = tmp_path / "runs"
-    made = write_series(out, [300, 320, 340, 360])
-    RunFolder(out / made[2].run_id).submission.write_text("{", encoding="utf-8")
-    told, why = job_energies(submitted(out, {made[0].run_id: "101", made[1].run_id: "102"}))
-    assert told == {made[0].run_id: 12_000.0}
-    assert set(why) == {made[1].run_id, made[2].run_id}
-    assert "submission.json: damaged" in why[made[2].run_id]
-    assert len(calls.read_text(encoding="utf-8").splitlines()) == 1
-    (check,) = measured(out, told).slurm
-    assert (check.run_id, check.sampled_j, check.ratio) == (made[0].run_id, pytest.approx(6000.0), pytest.approx(2.0))

@@ -10,7 +10,6 @@ import pytest
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
-from dlbench.report.formats import terminal
 from dlbench.specs.plan import RunPlan
 from dlbench.views.quality.numbers import LargeBatch, large_batches
 from dlbench.views.quality.view import batch_verdict
@@ -67,20 +66,6 @@ def test_epochs_and_time_stand_over_the_batch_across_groups(swept: Path) -> None
         found_in(swept)
     )
     assert "for certain" not in batch_verdict(found_in(swept))
-
-
-def test_a_rate_that_diverged_is_a_point_at_the_upper_edge(swept: Path) -> None:
-    lost = found_in(swept).points[1]
-    assert (lost.num_diverged, lost.num_reached, lost.num_runs, lost.epochs) == (5, 0, 5, None)
-    section = section_of(swept)
-    assert section is not None
-    charts = list(section.charts())
-    assert [chart.title.partition(" over")[0] for chart in charts] == ["Epochs to accuracy", "Time to accuracy"]
-    rows = [row for rows in charts[0].spec["datasets"].values() for row in rows]
-    (edge,) = {(row["batch"], row["value"]) for row in rows if row.get("kind") == "diverged"}
-    assert edge[0] == 4
-    assert edge[1] > max(row["value"] for row in rows if row.get("kind") not in (None, "diverged"))
-    assert "Diverged" in terminal.to_text(document_of(assemble(scan(swept))))
 
 
 def test_the_critical_batch_of_the_noise_scale_stands_beside(tmp_path: Path) -> None:

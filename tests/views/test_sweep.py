@@ -83,10 +83,12 @@ def planted_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_sweep(
         out,
         planted,
-        points=(1, 2),
+        points=(1, 4),
         engine="ddp",
+        overrides={"sync.group_size": 2},
         sweep={
             "sync.fusion": ("own:none", "own:single"),
+            "sync.exchange": ("flat", "hierarchical"),
             "sync.wire": ("fp32", "fp16"),
         },
         story=lambda plan: Story(last_loss=1.95 if plan.sync.wire == "fp16" else 1.9),
@@ -103,11 +105,12 @@ def test_axes_are_told_apart(planted_runs: Path) -> None:
     cell = found_in(planted_runs).cells[0]
     assert {axis.key: axis.verdict for axis in cell.axes} == {
         "sync.fusion": "matters",
+        "sync.exchange": "no effect",
         "sync.wire": "undecided",
     }
     effects = {axis.key: axis.levels[1].effect for axis in cell.axes}
     assert effects["sync.fusion"].value == pytest.approx(1.1, rel=1e-6)
-    assert cell.axes[0].words.startswith("matters: own:single over own:none is 1.10x")
+    assert cell.axes[1].words.startswith("matters: own:single over own:none is 1.10x")
 
 
 def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> None:
@@ -117,17 +120,17 @@ def test_best_setting_keeps_the_arithmetic_unless_said(planted_runs: Path) -> No
     assert (values["sync.fusion"], values["sync.wire"]) == ("own:single", "fp32")
     assert "changes the arithmetic" not in cell.verdict
     assert best.ratio.value == pytest.approx(1.1, rel=1e-6)
-    half = setting(cell, fusion="own:none", wire="fp16")
+    half = setting(cell, fusion="own:none", exchange="flat", wire="fp16")
     assert half.changes == ("wire fp16",)
     assert half.verdict == "undecided"
     assert half.losses.difference.value == pytest.approx(0.05)
-    assert half.losses.reference_label == "own:none, fp32"
-    assert setting(cell, fusion="own:single", wire="fp32").losses is None
+    assert half.losses.reference_label == "flat, own:none, fp32"
+    assert setting(cell, fusion="own:single", exchange="flat", wire="fp32").losses is None
 
 
 def test_one_rank_is_scatter_not_effect(planted_runs: Path) -> None:
     sweep = found_in(planted_runs)
-    assert [cell.ranks for cell in sweep.cells] == [2]
+    assert [cell.ranks for cell in sweep.cells] == [4]
     (text,) = sweep.idle
     assert text.startswith("At 1 rank no swept key acts")
     spread = re.search(r"differ by up to ([0-9.]+) %", text)

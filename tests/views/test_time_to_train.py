@@ -31,7 +31,6 @@ from dlbench.views.time_to_train import (
     TrainingPoint,
     answers,
     held_by,
-    times_over,
 )
 from tests.support.printed import csv_rows
 from tests.support.run_factory import (
@@ -113,30 +112,6 @@ def test_time_to_train_is_drawn_over_ranks_next_to_the_ideal(runs: Path, tmp_pat
     assert not any("Ideal" in title for title in section.sheets[0].to_display().header)
 
 
-def test_the_ideal_starts_at_the_fewest_ranks_whatever_comes_first(runs: Path) -> None:
-    (group,) = assemble(scan(runs)).groups
-    one, two, four = group.of(TimeToTrain).points
-    sheet = TimeToTrainView().section(group).sheets[0]
-    times = [("slow", four, four.time), ("slow", one, None), ("fast", two, two.time), ("slow", two, two.time)]
-    (chart,) = times_over("ranks", group, "Time", times, sheet)
-    assert chart.title == "Time over ranks (dashed: ideal from fast, 2 ranks)"
-    ideal = {(row["line"], row["ranks"]): row["ideal"] for row in drawn_rows(chart.spec) if "ideal" in row}
-    assert set(ideal) == {("slow", 4), ("slow", 2), ("fast", 2)}
-    for (_, ranks), seconds in ideal.items():
-        assert seconds == pytest.approx(two.time.value * 2 / ranks)
-
-
-def test_two_rank_counts_to_a_target_have_their_ideal_in_the_table(tmp_path: Path) -> None:
-    for plan in quality_plans(points=(1, 2)):
-        write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(training=Training(values=[0.1, 0.6])))
-    (group,) = assemble(scan(tmp_path)).groups
-    table = TimeToTrainView().section(group).sheets[0].to_display()
-    column = table.header.index("Ideal, seconds")
-    first, second = (row.cells[column] for row in table.rows)
-    assert first.number == pytest.approx(group.of(TimeToTrain).points[0].time.value)
-    assert second.number == pytest.approx(first.number / 2)
-
-
 def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is_the_throughputs(
     tmp_path: Path,
 ) -> None:
@@ -160,20 +135,6 @@ def test_without_a_length_figures_are_of_a_million_samples_and_their_interval_is
     assert cost[1] / cost[0] == pytest.approx(1.25)
     with pytest.raises(UserError, match="--deadline: sample, tiny preset names no length of a training; add --epochs"):
         estimated(tmp_path, "--deadline", "3d")
-
-
-def test_a_recipe_that_is_longer_at_larger_batches_is_taken_as_it_is(tmp_path: Path) -> None:
-    """At 4,096 images LARS is published for 42 epochs, at 8,192 for 44: 1,281,167 x 44 / (8,192 / 0.1 s)."""
-    overrides = {"train.batch_per_rank": 4096, "watch.sampler": False}
-    for plan in plans(workload="resnet50", preset="full", points=(1, 2), repeats=1, overrides=overrides):
-        short = plan.measure.model_copy(update={"warmup_steps": 1, "measured_steps": 3})
-        write_run(tmp_path, plan.model_copy(update={"measure": short}), constant([0, 0, 0, 100, 0, 0]), Story())
-    found = found_in(tmp_path)
-    assert [one.time.value - START_S for one in found.points] == pytest.approx(
-        [1_281_167 * 42 / 40_960, 1_281_167 * 44 / 81_920]
-    )
-    assert found.amount == "42 to 44 epochs (train.schedule.total_epochs) of 1,281,167 images."
-    assert any("8,192, for which the recipe itself has another length" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -253,24 +214,6 @@ def test_what_jobs_hold_is_what_is_billed(
     assert found.held == "GPU"
     assert point.price.value == pytest.approx(held["GPU"] * 2.5 * (1 + START_S / 3600))
     assert point.place == {2: "2 ranks (4 GPUs held)", 8: "8 GPUs on 2 nodes"}[ranks] if held["GPU"] != 2 else "2 GPUs"
-
-
-def test_a_batch_that_grows_is_warned_of_and_the_noise_scale_says_by_how_much(tmp_path: Path) -> None:
-    """B_n = tr / |G|^2 = 8 samples: at 8 images E = E_min (1 + 8/8), at 4 images E_min (1 + 4/8)."""
-    write_scaling(tmp_path, points=(1, 2), series="speed")
-    before = found_in(tmp_path)
-    assert any("grows from 4 to 8; larger batches often need more epochs" in note for note in before.notes)
-    assert "--set measure.noise_scale=true measures how far the batch may grow." in before.notes
-    noise = {"small_batch": 4, "large_batch": 8, "steps": 50, "gradient_norm2": 4.0, "covariance_trace": 32.0}
-    recorded = {"noise_scale": {**noise, "noise_scale": 8.0}}
-    for plan in plans(points=(2,), series="noise", overrides={"measure.noise_scale": True}):
-        write_run(tmp_path, plan, constant([0, 0, 0, 100, 0, 0]), Story(record=recorded))
-    speed = next(group for group in estimate(scan(tmp_path), Asked())[0].groups if len(group.points) == 2)
-    found = speed.of(TimeToTrain)
-    assert "By the gradient noise scale measured here 8 need 1.33x the samples of 4 (5 runs, all equal)." in found.notes
-    code, text = estimated(tmp_path, "--samples", "5", "--deadline", "1h")
-    assert (code, text.count("How many ranks?")) == (0, 1)
-    assert [one.time for one in found.points] == [one.time for one in before.points]
 
 
 # The chosen rank count
@@ -386,18 +329,6 @@ def test_an_answer_says_how_sure_it_is() -> None:
     assert sure([quiet], 6500).remarks == ("More than 4 GPUs were not tried.",)
 
 
-def test_where_runs_are_of_several_sessions_these_must_be_more(tmp_path: Path) -> None:
-    for plan in plans(points=(1, 2), repeats=6):
-        story = Story(job=str(plan.series.repeat // 3))
-        write_run(tmp_path, plan, constant([0, 0, 0, 100 + plan.series.repeat, 0, 0]), story)
-    (answer,) = found_in(tmp_path, Asked(deadline_s=60)).answers
-    more = "repeat in 3 more sessions (other days, or other Slurm jobs)"
-    assert answer.remarks == (
-        f"Not sure to be under 60 seconds: 2 sessions cannot decide that; {more}.",
-        f"Chosen by values alone: 2 sessions cannot distinguish rank counts; {more}.",
-    )
-
-
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
@@ -412,17 +343,6 @@ def test_where_runs_are_of_several_sessions_these_must_be_more(tmp_path: Path) -
 def test_a_limit_is_told_as_it_was_asked(asked: Asked, limit: str) -> None:
     (answer,) = answers([point_of(1, [0.001] * 5, price=2.0)], asked, "GPU")
     assert answer.text.endswith(f" {limit}")
-
-
-def test_without_a_question_the_fastest_and_the_cheapest_are_told() -> None:
-    one, two, slow = point_of(1, [9000] * 5), point_of(2, [6000] * 5), point_of(4, [9500] * 5)
-    fast, cheap = answers([one, two, slow], Asked(), "GPU")
-    assert (fast.ranks, fast.text) == (2, "2 GPUs: 100.00 minutes for 3.333 GPU-hours: fastest")
-    assert (cheap.ranks, cheap.text) == (1, "1 GPUs: 2.500 hours for 2.500 GPU-hours: cheapest")
-    (both,) = answers([one, slow], Asked(), "GPU")
-    assert both.text.endswith(": fastest and cheapest")
-    (alone,) = answers([two], Asked(), "GPU")
-    assert alone.text.endswith(": the only one")
 
 
 def test_rank_counts_of_overlapping_ratios_are_not_told_apart() -> None:
@@ -478,11 +398,6 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
     assert code == 0
     assert "1,000,000 images (--samples)." in text
     assert told in text.replace("\n", " ")
-
-
-def test_one_epoch_is_no_epochs(runs: Path) -> None:
-    text = estimated(runs, "--epochs", "1", "--epoch-samples", "1.6e2")[1]
-    assert "1 epoch (--epochs) of 160 images." in text
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,6 @@ class JpegTree(ImageSet):
     def name(self, index: int) -> str:
         return repr(str(self.path(index)))
 
-    def filename(self, index: int) -> str:
-        return self.path(index).relative_to(self.root).as_posix()
-
     def files(self) -> Sequence[Path]:
         return Files(self.num_samples, self.path)
 

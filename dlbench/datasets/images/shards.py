@@ -390,10 +390,6 @@ class ImageSet:
         """File, and place in it, of one sample, for messages; never fails."""
         raise NotImplementedError
 
-    def filename(self, index: int) -> str:
-        """The place of one sample relative to the folder; equal wherever the folder lies."""
-        raise NotImplementedError
-
     def files(self) -> Sequence[Path]:
         """The files that samples are read from."""
         raise NotImplementedError
@@ -450,9 +446,6 @@ class ImageShards(ImageSet):
     def name(self, index: int) -> str:
         path = self.root / self.index.shards[int(self.index.shard[index])]
         return f"{str(path)!r}, {self._place(index)}"
-
-    def filename(self, index: int) -> str:
-        return f"{self.index.shards[int(self.index.shard[index])]}, {self._place(index)}"
 
     def _place(self, index: int) -> str:
         shard, record = int(self.index.shard[index]), int(self.index.records[index])

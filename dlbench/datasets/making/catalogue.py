@@ -8,16 +8,14 @@ same request thus gives the same recipe, and a set that was begun by its size is
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dlbench.datasets.making.production import Part, Recipe, produce, require_ours
-from dlbench.datasets.manifest import MadeWith, read_manifest
+from dlbench.datasets.making.production import Recipe, produce, require_ours
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
@@ -25,15 +23,12 @@ if TYPE_CHECKING:
     from dlbench.datasets.images.shards import ImageSet
 
 KINDS = ("images", "text", "density")
-_PACKED = {"images": ("tar", "tfrecord"), "density": ("hdf5", "tfrecord")}
-CONTAINERS = {"images": ("tree", "tar", "tfrecord"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
+CONTAINERS = {"images": ("tree", "tar"), "text": ("txt",), "density": ("hdf5", "tfrecord")}
 """The first one of each kind is the default."""
 VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
 _WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
 _PROBES = 8
 _PARALLEL_TEXT = 200_000_000  # bytes
-_PUBLISHED_PREDICTIONS = {128: 20, 512: 76}
-"""Hidden tokens by sequence length, of the pre-training of BERT in MLPerf (mlcommons/training)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +51,7 @@ class BuildPlan:
 
     recipe: Recipe
     unit: str  # what its samples are called
-    estimated_bytes: int | None
+    estimated_bytes: int
     most_workers: int | None = None  # more would not be faster
     remarks: Sequence[str] = ()  # which files of a source are read, and which are left out
 
@@ -186,39 +181,11 @@ def _pixels(text: str) -> tuple[int, int]:
     return int(width), int(height or width)
 
 
-# Data sets from data sets
+def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
+    """Images become tar shards; both splits if the source holds both.
 
-
-def packing(source: Path, *, container: str | None, samples_per_shard: int | None, seed: int) -> BuildPlan:
-    """Images become shards, pairs of .npy files become volumes; both splits if the source holds both.
-
-    `container`: None: tar, or HDF5 for volumes.
-    Raises UserError: the source holds neither, or is damaged. EnvironmentLacksError: pyarrow is not installed.
+    Raises UserError: the source holds no images, or is damaged.
     """
-    from dlbench.datasets.making.image_recipes import SAMPLES_PER_SHARD
-    from dlbench.datasets.making.npy_recipe import holds_pairs, pair_packing
-    from dlbench.datasets.making.parquet_recipe import parquet_folder, parquet_packing
-
-    kind = "density" if holds_pairs(source) else "images"
-    forms = _PACKED[kind]
-    if container is not None and container not in forms:
-        raise UserError(f"--container {container}: {source} becomes {' or '.join(forms)}")
-    form: Any = container or forms[0]
-    if kind == "density":
-        pairs, line = pair_packing(source, form, samples_per_shard, seed)
-        per_sample = _bytes_per_sample(replace(pairs, samples_per_file=1))
-        num_samples = sum(part.count for part in pairs.parts())
-        return BuildPlan(pairs, "volumes", round(per_sample * num_samples), remarks=(line,))
-    if parquet_folder(source) is not None:
-        if seed:
-            raise UserError(f"--seed {seed}: rows of parquet files keep their order; leave it out")
-        tables, line = parquet_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD)
-        num_bytes = sum(table.path.stat().st_size for table in chain.from_iterable(tables.tables.values()))
-        return BuildPlan(tables, "images", num_bytes, remarks=(line,))
-    return _image_packing(source, form, samples_per_shard or SAMPLES_PER_SHARD, seed)
-
-
-def _image_packing(source: Path, container: Any, samples_per_shard: int, seed: int) -> BuildPlan:
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.recognition import TITLES, detect, take_account
@@ -227,9 +194,7 @@ def _image_packing(source: Path, container: Any, samples_per_shard: int, seed: i
     if kind not in ("images", "image-shards"):
         raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which are not packed; see `dlbench data verify`")
     train, validation = train_folder(source), validation_folder(source)
-    recipe = PackRecipe(
-        train=train, validation=validation, container=container, samples_per_shard=samples_per_shard, seed=seed
-    )
+    recipe = PackRecipe(train=train, validation=validation, samples_per_shard=samples_per_shard, seed=seed)
     expected = 0.0
     remarks = [take_account(source, kind).line()]
     splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))
@@ -250,72 +215,6 @@ def _size_of(images: ImageSet, index: int) -> int:
         return len(images.read(index)) + 1024
     except (OSError, ValueError) as error:
         raise UserError(f"{images.name(index)}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def pretraining(
-    source: Path, *, vocabulary: str, sequence_length: int, max_predictions: int | None, duplicates: int, seed: int
-) -> BuildPlan:
-    """Text becomes BERT samples; validation text of its own stays apart.
-
-    Raises UserError: the text or the vocabulary is missing, or numbers do not fit.
-    """
-    from dlbench.datasets.making.text_recipes import SamplesRecipe
-    from dlbench.datasets.recognition import take_account
-
-    if max_predictions is None:
-        max_predictions = _PUBLISHED_PREDICTIONS.get(sequence_length, math.ceil(0.15 * sequence_length))
-    train, validation = train_folder(source), validation_folder(source)
-    recipe = SamplesRecipe(
-        source=str(train),
-        vocabulary=vocabulary,
-        sequence_length=sequence_length,
-        max_predictions=max_predictions,
-        duplicates=duplicates,
-        seed=seed,
-    )
-    remarks = (take_account(source, "text").line(),)
-    if validation is None:
-        return BuildPlan(recipe, "samples", None, remarks=remarks)
-    both = Paired(
-        train=replace(recipe, validation_share=0.0),
-        validation=replace(recipe, source=str(validation), split="validation", validation_share=0.0, duplicates=1),
-    )
-    return BuildPlan(both, "samples", None, remarks=remarks)
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Two recipes that make training parts only; those of the second become the validation split."""
-
-    train: Recipe
-    validation: Recipe
-
-    @property
-    def kind(self) -> str:
-        return self.train.kind
-
-    @property
-    def made_with(self) -> MadeWith:
-        """What the first is made with, and, named `validation_...`, what is another value in the second."""
-        first, second = self.train.made_with, self.validation.made_with
-        return {**first, **{f"validation_{key}": value for key, value in second.items() if first.get(key) != value}}
-
-    def parts(self) -> Sequence[Part]:
-        held_out = (
-            Part(f"validation/{p.name.removeprefix('train/')}", "validation", p.first, p.count)
-            for p in self.validation.parts()
-        )
-        return [*self.train.parts(), *held_out]
-
-    def write(self, part: Part, path: Path) -> None:
-        if part.split == "train":
-            self.train.write(part, path)
-        else:
-            name = part.name.removeprefix("validation/")
-            self.validation.write(Part(f"train/{name}", "train", part.first, part.count), path)
-
-    def finish(self, folder: Path) -> None:
-        self.train.finish(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

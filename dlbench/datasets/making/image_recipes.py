@@ -9,9 +9,9 @@ photographs have.
 Validation cuts are drawn from other random numbers than training cuts, so none is equal to one; but both come from the
 same photographs and overlap in area. So accuracy on them says that a network learns, not how well it would generalise.
 
-Shards are tar as webdataset reads it, or TFRecords as TensorFlow's ImageNet scripts make them. The encoded bytes are
-copied as they are. Samples are written in an order that mixes the classes, drawn from a seed, so that reading a shard
-from front to back sees all of them. Sample k of the order is called k in its shard, 8 digits.
+Shards are tar as webdataset reads it. The encoded bytes are copied as they are. Samples are written in an order that
+mixes the classes, drawn from a seed, so that reading a shard from front to back sees all of them. Sample k of the order
+is called k in its shard, 8 digits.
 """
 
 from __future__ import annotations
@@ -30,30 +30,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.images.shards import (
-    FILENAME,
-    IMAGE,
-    LABEL,
-    LABEL_SUFFIX,
-    SYNSET,
-    ImageSet,
-    ImageShards,
-    save_index,
-    scan_shards,
-)
+from dlbench.datasets.images.shards import LABEL_SUFFIX, ImageSet, save_index, scan_shards
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
-from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.errors import EnvironmentLacksError, UserError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Container = Literal["tar", "tfrecord"]
 SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
-FIRST_LABEL: dict[Container, int] = {"tar": 0, "tfrecord": 1}
-"""Number of the first class in a shard; the public ImageNet records keep 0 for the background."""
 VERSION = 1  # raised whenever packing changes what it writes
 
 
@@ -63,54 +49,32 @@ class Packed(NamedTuple):
     key: str
     data: bytes
     label: int  # counted from 0
-    filename: str
 
 
-def shard_parts(split: Split, num_samples: int, container: Container, samples_per_shard: int) -> list[Part]:
-    """The shards of one split, `<split>/shard-00000.<container>`, ...; the last may be smaller."""
+def shard_parts(split: Split, num_samples: int, samples_per_shard: int) -> list[Part]:
+    """The shards of one split, `<split>/shard-00000.tar`, ...; the last may be smaller."""
     return [
-        Part(f"{split}/shard-{number:05d}.{container}", split, first, min(samples_per_shard, num_samples - first))
+        Part(f"{split}/shard-{number:05d}.tar", split, first, min(samples_per_shard, num_samples - first))
         for number, first in enumerate(range(0, num_samples, samples_per_shard))
     ]
 
 
-def write_shard(path: Path, container: Container, samples: Iterable[Packed], classes: Sequence[str]) -> None:
-    """Writes one shard; the same samples give the same bytes. One sample at a time is in memory.
-
-    Raises OSError: it cannot be written. EnvironmentLacksError: google-crc32c is not installed (TFRecord).
-    """
-    if container == "tar":
-        # A TarInfo made by hand has time, owner and group 0.
-        with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
-            for sample in samples:
-                label = str(sample.label + FIRST_LABEL["tar"]).encode("ascii")
-                for suffix, content in (("jpg", sample.data), (LABEL_SUFFIX, label)):
-                    member = tarfile.TarInfo(f"{sample.key}.{suffix}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-                tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
-    else:
-        _write_records(path, samples, classes)
-
-
-def _write_records(path: Path, samples: Iterable[Packed], classes: Sequence[str]) -> None:
-    with RecordWriter(path) as writer:
+def write_shard(path: Path, samples: Iterable[Packed]) -> None:
+    """Writes one shard; the same samples give the same bytes. One sample at a time is in memory."""
+    # A TarInfo made by hand has time, owner and group 0.
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
         for sample in samples:
-            features: dict[str, bytes | NDArray[np.int64]] = {
-                IMAGE: sample.data,
-                LABEL: np.array([sample.label + FIRST_LABEL["tfrecord"]], dtype=np.int64),
-                SYNSET: classes[sample.label].encode("utf-8", "surrogateescape"),
-                FILENAME: sample.filename.encode("utf-8", "surrogateescape"),
-            }
-            writer.write(encode_example(features))
+            label = str(sample.label).encode("ascii")
+            for suffix, content in (("jpg", sample.data), (LABEL_SUFFIX, label)):
+                member = tarfile.TarInfo(f"{sample.key}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+            tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
 
 
-def index_split(folder: Path, container: Container, classes: Sequence[str]) -> None:
-    """Scans the shards of one split, which `write_shard` has written, and writes their index.
-
-    Raises UserError: a shard is damaged. OSError: the index cannot be written.
-    """
-    save_index(scan_shards(folder, classes=classes, first_label=FIRST_LABEL[container]), folder)
+def index_split(folder: Path, classes: Sequence[str]) -> None:
+    """Scans the shards of one split, which `write_shard` has written, and writes their index."""
+    save_index(scan_shards(folder, classes=classes, first_label=0), folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,23 +83,9 @@ class PackRecipe:
 
     train: Path  # the training images: a folder that `open_image_set` takes
     validation: Path | None = None  # the validation images; their classes must be among those of the training images
-    container: Container = "tar"
     samples_per_shard: int = SAMPLES_PER_SHARD
     seed: int = 0  # of the order
-
-    def __post_init__(self) -> None:
-        if self.samples_per_shard < 1:
-            raise UserError(f"samples_per_shard is {self.samples_per_shard}, 1 is the least")
-
-    @property
-    def kind(self) -> str:
-        return "image-shards"
-
-    @property
-    def estimated_bytes(self) -> int | None:
-        if not all(isinstance(images, ImageShards) for images in self._sets.values()):
-            return None
-        return sum(sum(images.index.sizes) for images in self._sets.values() if isinstance(images, ImageShards))
+    kind: str = "image-shards"
 
     @property
     def made_with(self) -> MadeWith:
@@ -146,7 +96,7 @@ class PackRecipe:
         digests = {f"{split}_index_sha256": images.sha256 for split, images in self._sets.items()}
         return {
             "version": VERSION,
-            "container": self.container,
+            "container": "tar",
             "samples_per_shard": self.samples_per_shard,
             "seed": self.seed,
             **digests,
@@ -160,17 +110,17 @@ class PackRecipe:
         parts: list[Part] = []
         for split, images in self._sets.items():
             self._labels(split)  # wrong classes are found before the first shard is written
-            parts += shard_parts(split, images.num_samples, self.container, self.samples_per_shard)
+            parts += shard_parts(split, images.num_samples, self.samples_per_shard)
         return parts
 
     def write(self, part: Part, path: Path) -> None:
         order = self._orders[part.split][part.first : part.first + part.count]
         samples = _samples(self._sets[part.split], order, part.first, self._labels(part.split))
-        write_shard(path, self.container, samples, self._sets["train"].classes)
+        write_shard(path, samples)
 
     def finish(self, folder: Path) -> None:
         for split in self._sets:
-            index_split(folder / split, self.container, self._sets["train"].classes)
+            index_split(folder / split, self._sets["train"].classes)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process opens the sources itself, once.
@@ -218,7 +168,7 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise UserError(f"{source.name(index)}: {reason}; repair or remove it, then pack again") from None
-        yield Packed(f"{first + place:08d}", data, labels[source.label(index)], source.filename(index))
+        yield Packed(f"{first + place:08d}", data, labels[source.label(index)])
 
 
 PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
@@ -295,7 +245,7 @@ class PhotoRecipe:
     train_images: int  # over all classes, as evenly as they divide
     validation_images: int  # 0, or at least one a class
     num_classes: int = len(PHOTOS)
-    container: Literal["tree", "tar", "tfrecord"] = "tree"
+    container: Literal["tree", "tar"] = "tree"
     width: int = 500  # pixels; of the largest image if they vary
     height: int = 375  # pixels
     vary: float = 0.0  # each image is smaller than `width` x `height` by a random share of up to this much
@@ -305,23 +255,12 @@ class PhotoRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key, low, high in (
-            ("num_classes", 2, MOST_CLASSES),
-            ("train_images", self.num_classes, None),
-            ("width", 8, 65_500),
-            ("height", 8, 65_500),
-            ("quality", 1, 100),
-            ("grain", 0, 127),
-            ("samples_per_shard", 1, None),
-        ):
-            value = getattr(self, key)
-            if value < low or (high is not None and value > high):
-                allowed = f"{low} is the least" if high is None else f"expected {low} to {high}"
-                raise UserError(f"{key} is {value}, {allowed}")
+        if not 2 <= self.num_classes <= MOST_CLASSES:
+            raise UserError(f"num_classes is {self.num_classes}, expected 2 to {MOST_CLASSES}")
+        if self.train_images < self.num_classes:
+            raise UserError(f"train_images is {self.train_images}, {self.num_classes} is the least")
         if self.validation_images and self.validation_images < self.num_classes:
             raise UserError(f"validation_images is {self.validation_images}, expected 0 or at least one a class")
-        if not 0 <= self.vary < 1:
-            raise UserError(f"vary is {self.vary}, expected 0 up to, not including, 1")
 
     @property
     def kind(self) -> str:
@@ -337,13 +276,6 @@ class PhotoRecipe:
         return {"version": PHOTO_VERSION, "pillow": PIL.__version__, **self.__dict__}
 
     @property
-    def estimated_bytes(self) -> int:
-        """Of all images together, from one of each of up to 20 classes."""
-        tried = range(0, self.num_classes, max(1, self.num_classes // 20))
-        mean = sum(len(self.image("train", label, 0)) for label in tried) / len(tried)
-        return round(mean * (self.train_images + self.validation_images))
-
-    @property
     def classes(self) -> tuple[str, ...]:
         return tuple(sorted(_regions(self.num_classes)))
 
@@ -351,7 +283,7 @@ class PhotoRecipe:
         parts: list[Part] = []
         for split in _SPLITS:
             if self.container != "tree":
-                parts += shard_parts(split, self._images(split), self.container, self.samples_per_shard)
+                parts += shard_parts(split, self._images(split), self.samples_per_shard)
                 continue
             first = 0
             for label, name in enumerate(self.classes if self._images(split) else ()):
@@ -363,7 +295,7 @@ class PhotoRecipe:
     def write(self, part: Part, path: Path) -> None:
         split = part.split
         if self.container != "tree":
-            write_shard(path, self.container, self._mixed(split, part), self.classes)
+            write_shard(path, self._mixed(split, part))
             return
         name = Path(part.name).name
         path.mkdir()
@@ -381,7 +313,7 @@ class PhotoRecipe:
         (folder / LICENCES).write_text("\n".join(head + lines) + "\n", encoding="utf-8")
         for split in _SPLITS:
             if self.container != "tree" and self._images(split):
-                index_split(folder / split, self.container, self.classes)
+                index_split(folder / split, self.classes)
 
     def image(self, split: Split, label: int, number: int) -> bytes:
         """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""
@@ -422,8 +354,7 @@ class PhotoRecipe:
                 generator = np.random.default_rng([self.seed, _SPLITS.index(split), number])
                 of_round, order = number, generator.permutation(left)
             label = int(order[place])
-            filename = f"{self.classes[label]}/{self.classes[label]}-{number:03d}.jpg"
-            yield Packed(f"{sample:08d}", self.image(split, label, number), label, filename)
+            yield Packed(f"{sample:08d}", self.image(split, label, number), label)
 
 
 Region = tuple[Photo, float, float, float, float, tuple[float, float]]

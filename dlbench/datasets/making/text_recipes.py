@@ -1,4 +1,4 @@
-"""English that every CPython carries, BERT samples, and WordPiece vocabularies as data sets.
+"""English that every CPython carries, as a data set.
 
 The text is the reference topics of the running Python and the docstrings of its standard library. The docstrings are
 parsed out of the sources of the running Python; nothing is imported. Left out are tests, what distributions ship apart
@@ -9,23 +9,16 @@ with doctests are dropped, as code is no English. One document per topic (`topic
 With CPython 3.11.7: 73 topics and 306 modules, 1.57 MB, 20,148 sentences, 402,625 tokens of the vocabulary
 english-4096, 5.1 % of them the most frequent one (`.`), 0.01 % [UNK]. The text differs between Python versions.
 Copyright Python Software Foundation, PSF License Version 2.
-
-Vocabularies: training is not deterministic: two trainings on one text may differ in entries that are equally frequent,
-and the library numbers entries as it meets them. So a vocabulary is trained once, kept, and never trained by a run or
-overwritten. What can be fixed is: the five special tokens come first, then single characters, then longer entries, each
-group with beginnings of words before continuations (##), sorted by length and code points. Equal entries thus have
-equal ids. The order does not change how text is split (WordPiece takes the longest entry that fits).
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,23 +29,9 @@ from numpy.typing import NDArray
 from dlbench.datasets.making.production import Part
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
-from dlbench.datasets.text.corpus import (
-    MAX_BYTES,
-    SPECIAL,
-    UNKNOWN,
-    TextCorpus,
-    Vocabulary,
-    load_vocabulary,
-    read_corpus,
-    read_documents,
-    text_files,
-    tokenise,
-)
-from dlbench.datasets.text.pretraining_hdf5 import write_samples
-from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
-from dlbench.errors import EnvironmentLacksError, UserError, refused
-from dlbench.opening import read_bytes
+from dlbench.errors import EnvironmentLacksError, UserError
 
+Numbers = NDArray[np.int64]
 _RULE = re.compile(r"^[\s*=~^\-_.+|]*$")
 _SENTENCE_END = re.compile(r"(?<=[.!?:]) +(?=[A-Z\"'(\[])")
 
@@ -165,11 +144,10 @@ def _prose(docstring: str) -> str:
     return text.replace("``", "").replace("`", "'").encode("utf-8", "ignore").decode("utf-8")
 
 
-EMBEDDED = "embedded"  # the text of `dlbench.datasets.making.text_recipes`, as a recipe's source
 TRAIN: Split = "train"
 VALIDATION: Split = "validation"
 SPLITS: tuple[Split, ...] = (TRAIN, VALIDATION)
-# Second words of seeds, so that no two purposes draw the same numbers. 3 and 4 are those of prepared samples.
+# Second words of seeds, so that no two purposes draw the same numbers.
 _DEALING, _PASS = 1, 2
 _LONGEST_SECTION = 16  # Sentences that stay together in a redrawn document; about three samples of 128 tokens.
 _LEAST_SECTION = 4
@@ -178,14 +156,9 @@ _LEAST_SECTION = 4
 def split_documents(num_documents: int, validation_share: float, seed: int) -> dict[Split, Numbers]:
     """Deals whole documents out to `train` and `validation`, in an order drawn from the seed.
 
-    With a share above 0 each split has two documents or more, because a random next sentence needs another document.
-    Raises UserError: the share is not in [0, 1), or there are too few documents.
+    Each split has two documents or more, because a random next sentence needs another document.
     """
-    if not 0 <= validation_share < 1:
-        raise UserError(f"validation share {validation_share} is not from 0 up to, not including, 1")
-    wanted = max(2, round(num_documents * validation_share)) if validation_share else 0
-    if num_documents - wanted < 2:
-        raise UserError(f"{num_documents} documents are too few for a validation share of {validation_share}")
+    wanted = max(2, round(num_documents * validation_share))
     order = np.random.default_rng([seed, _DEALING]).permutation(num_documents)
     return {TRAIN: order[wanted:], VALIDATION: order[:wanted]}
 
@@ -206,10 +179,7 @@ class TextRecipe:
     seed: int = 0
     validation_share: float = 0.1  # of the documents
     passes_per_file: int = 16  # passes that share a file: 23 MB with CPython 3.11
-
-    @property
-    def kind(self) -> str:
-        return "text"
+    kind: str = "text"
 
     @property
     def distinct_bytes(self) -> int:
@@ -228,7 +198,7 @@ class TextRecipe:
     def made_with(self) -> MadeWith:
         documents = python_documents()
         return {
-            "text": EMBEDDED,
+            "text": "embedded",
             "text_sha256": documents_sha256(documents),
             "python": python_version(),
             "num_bytes": self._num_bytes,
@@ -238,12 +208,9 @@ class TextRecipe:
         }
 
     def parts(self) -> Sequence[Part]:
-        """Files of documents, numbered within their split over all passes.
-
-        Raises UserError: sizes are not positive, or the share does not fit.
-        """
-        if self.passes_per_file < 1 or self._num_bytes < 1:
-            raise UserError("a text needs at least one byte, and files at least one pass")
+        """Files of documents, numbered within their split over all passes. Raises UserError: the size is 0."""
+        if self._num_bytes < 1:
+            raise UserError("a text needs at least one byte")
         documents = len(self._split[TRAIN])
         whole, rest = divmod(self._num_bytes, self.distinct_bytes)
         total = whole * documents + self._documents_for(whole, rest)
@@ -253,9 +220,7 @@ class TextRecipe:
             for i, first in enumerate(range(0, total, each))
         ]
         held_out = len(self._split[VALIDATION])
-        if held_out:
-            parts.append(Part(name=f"{VALIDATION}/text-00000.txt", split=VALIDATION, first=0, count=held_out))
-        return parts
+        return [*parts, Part(name=f"{VALIDATION}/text-00000.txt", split=VALIDATION, first=0, count=held_out)]
 
     def write(self, part: Part, path: Path) -> None:
         each = len(self._split[part.split])
@@ -267,7 +232,8 @@ class TextRecipe:
                     file.write("".join(f"{sentence}\n" for sentence in document) + "\n")
 
     def finish(self, folder: Path) -> None:
-        write_notice(folder)
+        # Not *.txt, or it would be read as text.
+        (folder / "LICENSES").write_text(NOTICE.format(version=python_version()), encoding="utf-8")
 
     @property
     def _split(self) -> dict[Split, Numbers]:
@@ -302,236 +268,3 @@ def _shuffled_sections(sentences: Sequence[str], generator: np.random.Generator)
         sections.append(sentences[start:stop])
         start = stop
     return [sentence for i in generator.permutation(len(sections)).tolist() for sentence in sections[i]]
-
-
-def write_notice(folder: Path) -> None:
-    """Writes the licence of the embedded text, as `LICENSES`."""
-    # Not *.txt, or it would be read as text.
-    (folder / "LICENSES").write_text(NOTICE.format(version=python_version()), encoding="utf-8")
-
-
-Numbers = NDArray[np.int64]
-
-VOCABULARY = "vocabulary.txt"  # the copy of the vocabulary next to the splits
-# Second words of seeds, so that no two purposes draw the same numbers. 1 and 2 are those of text_recipes.
-_DOCUMENT, _ORDER = 3, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplesRecipe:
-    """BERT samples (`dlbench.datasets.text.pretraining_samples`) in HDF5 (`dlbench.datasets.text.pretraining_hdf5`).
-
-    A file holds the samples of a share of the documents, in all their duplicates, shuffled, as the published recipe
-    makes one file of samples from one file of text. Training files thus differ slightly in size. Validation samples are
-    made once, from documents of their own.
-
-    Each process that writes tokenises the text once.
-    """
-
-    source: str = EMBEDDED  # a text file, a folder of .txt files, or `embedded`
-    split: Split = "train"  # which of two splits that names tell apart in the folder is read
-    vocabulary: str = "english-4096"  # path or name
-    sequence_length: int = 128
-    max_predictions: int = 20
-    masked_lm_probability: float = 0.15
-    short_sequence_probability: float = 0.1
-    duplicates: int = 10
-    """Passes over the training documents, each with other pairs and other hidden tokens; 10 as published."""
-    samples_per_file: int = 8192  # about
-    validation_share: float = 0.1  # of the documents; 0 if the validation text is another one
-    seed: int = 0
-
-    @property
-    def kind(self) -> str:
-        return "pretraining-samples"
-
-    @property
-    def estimated_bytes(self) -> int:
-        row = 6 * self.sequence_length + 8 * self.max_predictions + 1
-        samples = sum(self._expected(split) for split in SPLITS)
-        return round(row * samples)
-
-    @property
-    def made_with(self) -> MadeWith:
-        corpus = _corpus(self.source, self.vocabulary, self.split)
-        return {
-            "text": EMBEDDED if self.source == EMBEDDED else Path(self.source).name,
-            "corpus_sha256": corpus.sha256,
-            "vocabulary_sha256": corpus.vocabulary.sha256,
-            "tokens": len(corpus.tokens),
-            "sequence_length": self.sequence_length,
-            "max_predictions": self.max_predictions,
-            "masked_lm_probability": self.masked_lm_probability,
-            "short_sequence_probability": self.short_sequence_probability,
-            "duplicates": self.duplicates,
-            "samples_per_file": self.samples_per_file,
-            "validation_share": self.validation_share,
-            "seed": self.seed,
-        }
-
-    def parts(self) -> Sequence[Part]:
-        """Files of samples. Draws all pairs once to count them: about 10 µs per sample.
-
-        Raises UserError: the text, the vocabulary, the share or a size does not fit.
-        """
-        if self.duplicates < 1 or self.samples_per_file < 1:
-            raise UserError("duplicates and samples_per_file must be 1 or more")
-        parts = []
-        for split in SPLITS:
-            first = 0
-            for number, documents in enumerate(self._blocks(split)):
-                count = self._count(split, documents)
-                parts.append(Part(name=f"{split}/samples-{number:05d}.h5", split=split, first=first, count=count))
-                first += count
-        return parts
-
-    def write(self, part: Part, path: Path) -> None:
-        maker, number = self._maker(part.split), int(Path(part.name).stem.rpartition("-")[2])
-        samples = []
-        for duplicate in range(self._duplicates(part.split)):
-            for document in self._blocks(part.split)[number].tolist():
-                generator = self._generator(duplicate, document)
-                pairs = maker.document_pairs(document, generator)
-                samples += [maker.sample(pair, generator) for pair in pairs]
-        assert len(samples) == part.count  # the same draws as in `parts`
-        order = np.random.default_rng([self.seed, _ORDER, SPLITS.index(part.split), number]).permutation(len(samples))
-        write_samples(path, [samples[i] for i in order])
-
-    def finish(self, folder: Path) -> None:
-        loaded = load_vocabulary(self.vocabulary)
-        (folder / VOCABULARY).write_bytes(read_bytes(loaded.path, MAX_BYTES))
-        (folder / f"{VOCABULARY}.sha256").write_text(f"{loaded.sha256}  {VOCABULARY}\n", encoding="utf-8")
-        if self.source == EMBEDDED:
-            write_notice(folder)
-
-    def _duplicates(self, split: Split) -> int:
-        return self.duplicates if split == TRAIN else 1
-
-    def _generator(self, duplicate: int, document: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, _DOCUMENT, duplicate, document])
-
-    def _documents(self, split: Split) -> Numbers:
-        corpus = _corpus(self.source, self.vocabulary, self.split)
-        return split_documents(corpus.num_documents, self.validation_share, self.seed)[split]
-
-    def _maker(self, split: Split) -> SampleMaker:
-        rule = SampleRule(
-            sequence_length=self.sequence_length,
-            max_predictions=self.max_predictions,
-            masked_lm_probability=self.masked_lm_probability,
-            short_sequence_probability=self.short_sequence_probability,
-        )
-        return SampleMaker(_corpus(self.source, self.vocabulary, self.split), rule, self._documents(split))
-
-    def _blocks(self, split: Split) -> list[Numbers]:
-        """The documents of each file: as many as have about equally many tokens."""
-        documents = self._documents(split)
-        if not len(documents):
-            return []
-        tokens = np.cumsum(self._tokens(documents))
-        files = max(1, round(self._expected(split) / self.samples_per_file))
-        cuts = np.searchsorted(tokens, tokens[-1] * np.arange(1, files) / files, side="right")
-        return [block for block in np.split(documents, cuts) if len(block)]
-
-    def _tokens(self, documents: Numbers) -> Numbers:
-        corpus = _corpus(self.source, self.vocabulary, self.split)
-        ends: Numbers = corpus.sentence_offsets[corpus.document_offsets]
-        return ends[documents + 1] - ends[documents]
-
-    def _expected(self, split: Split) -> float:
-        """About how many samples: more than the tokens fill, as random Bs put sentences back and some are short."""
-        tokens = int(self._tokens(self._documents(split)).sum())
-        return 1.5 * tokens * self._duplicates(split) / self.sequence_length
-
-    def _count(self, split: Split, documents: Numbers) -> int:
-        maker = self._maker(split)
-        return sum(
-            len(maker.document_pairs(document, self._generator(duplicate, document)))
-            for duplicate in range(self._duplicates(split))
-            for document in documents.tolist()
-        )
-
-
-@lru_cache(maxsize=1)
-def _corpus(source: str, vocabulary: str, split: Split) -> TextCorpus:
-    """The tokenised text, once a process."""
-    loaded = load_vocabulary(vocabulary)
-    if source != EMBEDDED:
-        return read_corpus(Path(source), loaded, split)
-    documents = python_documents()
-    digest = hashlib.sha256((loaded.sha256 + documents_sha256(documents)).encode()).hexdigest()
-    return tokenise((d.sentences for d in documents), loaded, Path(EMBEDDED), lambda: digest)
-
-
-_CONTINUATION = "##"
-_ALPHABET_AT_MOST = 1000
-"""Characters that become entries, the most frequent ones; others become [UNK]. Chinese alone has tens of thousands."""
-
-
-def train_vocabulary(source: Path | None, size: int, lowercase: bool, path: Path) -> Vocabulary:
-    """Trains a vocabulary with BERT's normaliser and word splitter and writes `path` and `<path>.sha256`.
-
-    `source`: a text file or a folder of .txt files; none: the embedded text (`dlbench.datasets.making.text_recipes`).
-    `path`: a new file, ending in .txt.
-    Raises UserError: the file or its digest exists or cannot be written, the text is missing or too small for that many
-    entries, or cased entries were asked for and the text has no capitals.
-    """
-    if path.suffix != ".txt":
-        raise UserError(f"{str(path)!r}: a vocabulary's name ends in .txt")
-    digest_path = path.with_name(path.name + ".sha256")
-    for existing in (path, digest_path):
-        if existing.exists():
-            raise UserError(f"{str(existing)!r} exists; a vocabulary is never overwritten, give another name")
-    documents: Iterable[Iterable[str]]
-    if source is None:
-        documents = (document.sentences for document in python_documents())
-    else:
-        documents = read_documents(text_files(source, "train"))
-    entries = _train((sentence for document in documents for sentence in document), size, lowercase)
-    if len(entries) != size:
-        least_or_most = "at most" if len(entries) < size else "at least"
-        raise UserError(f"vocabulary size {size}: the text gives {least_or_most} {len(entries)} entries")
-    if not lowercase and not any(e != e.lower() for e in entries if e not in SPECIAL):
-        raise UserError("the text has no capital letters; train a lower-case vocabulary")
-    content = "".join(f"{entry}\n" for entry in entries).encode("utf-8")
-    _write_new(path, content)
-    _write_new(digest_path, f"{hashlib.sha256(content).hexdigest()}  {path.name}\n".encode())
-    return load_vocabulary(str(path.absolute()))
-
-
-def _train(sentences: Iterator[str], size: int, lowercase: bool) -> list[str]:
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=size,
-        special_tokens=list(SPECIAL),
-        limit_alphabet=_ALPHABET_AT_MOST,
-        continuing_subword_prefix=_CONTINUATION,
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(sentences, trainer)
-    return [*SPECIAL, *sorted(set(tokenizer.get_vocab()) - set(SPECIAL), key=_place)]
-
-
-def _place(entry: str) -> tuple[bool, bool, int, str]:
-    continues = entry.startswith(_CONTINUATION) and len(entry) > len(_CONTINUATION)
-    length = len(entry) - len(_CONTINUATION) * continues
-    return length > 1, continues, length, entry
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        # A link fails where a renaming would replace what another process has just written.
-        os.link(temporary, path)
-    except OSError as error:
-        raise refused(error, f"{str(path)!r}: cannot be written: {error.strerror}", UserError) from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,26 +1,20 @@
 """All of a data set copied to a node, file by file: the same folders, the same names.
 
 Links are followed to regular files inside the data set only: what else they lead to would be copied unasked. Hidden
-names are left out. What of an earlier, kept staging is whole and still what the source has is not copied again.
-
-`journal.jsonl`: the first line is `{"format": "dlbench.staged", "version": 1}`, every other one a file:
-`{"path", "bytes", "mtime_ns" of the source, "crc32" of all of it, "edges": CRC-32 of its first and last 64 KiB}`. A
-torn last line is none.
+names are left out. A copy gets its name when it is whole, and the time of its source: a file of an earlier, kept
+staging that has size and time of its source, and the SHA-256 of the manifest if there is one, is not copied again.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import stat
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,7 +22,7 @@ from dlbench.datasets.manifest import NAME as MANIFEST
 from dlbench.datasets.manifest import read_files
 from dlbench.datasets.staging.place import StagingFolder, block_of, rounded, user_error
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError
-from dlbench.opening import descriptor, kind_of, open_file
+from dlbench.opening import file_sha256, kind_of, open_file
 from dlbench.units import format_bytes
 
 T = TypeVar("T")
@@ -36,6 +30,9 @@ T = TypeVar("T")
 _SPAN_NS = 1_000_000_000  # copies of a stream that follow each other within this time count as one
 _MOST_SPANS = 200
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_PIECE_BYTES = 4 << 20
+_DATA = "data"
+_PARTIAL = ".partial-"
 
 
 class CancelledError(Exception):
@@ -107,13 +104,17 @@ def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) ->
     failures: list[BaseException] = []
 
     def stream(number: int) -> None:
-        for task in _taken(waiting, lock, failures):
-            try:
+        try:
+            while not failures:
+                with lock:
+                    task = next(waiting)
                 work(number, task)
-            except BaseException as error:
-                failures.append(error)
-                return
+        except StopIteration:
+            return
+        except BaseException as error:
+            failures.append(error)
 
+    # Threads that do not keep a process from ending: a file system may hang.
     threads = [threading.Thread(target=stream, args=(n,), name=f"dlbench-stage-{n}", daemon=True) for n in range(num)]
     for thread in threads:
         thread.start()
@@ -121,19 +122,6 @@ def run_streams(num: int, tasks: Iterable[T], work: Callable[[int, T], None]) ->
         thread.join()
     if failures:
         raise failures[0]
-
-
-def _taken(waiting: Iterator[T], lock: threading.Lock, failures: list[BaseException]) -> Iterator[T]:
-    while not failures:
-        with lock:
-            try:
-                task = next(waiting)
-            except StopIteration:
-                return
-            except BaseException as error:
-                failures.append(error)
-                return
-        yield task
 
 
 def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) -> EnvironmentLacksError | None:
@@ -145,151 +133,6 @@ def disk_full_error(error: OSError, where: str, tally: Tally, free_before: int) 
         f"{format_bytes(tally.needed - tally.reused)}; {format_bytes(free_before)} were free before; nothing of it is "
         "left there"
     )
-
-
-JOURNAL = "journal.jsonl"
-BUFFER_BYTES = 4 << 20
-_EDGE_BYTES = 64 << 10
-_HEAD = {"format": "dlbench.staged", "version": 1}
-_MAX_LINE = 1 << 16
-
-
-@dataclass(frozen=True)
-class CopiedFile:
-    """One file that was copied."""
-
-    path: str  # relative, with `/`; bytes that are not UTF-8 as surrogate escapes
-    bytes: int
-    mtime_ns: int
-    crc32: int
-    edges: int
-
-
-class Journal:
-    """Which files are there, whole. Safe for threads."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / JOURNAL
-        self.known = _load(self._path)
-        self._lock = threading.Lock()
-        if not self.known:
-            self._path.unlink(missing_ok=True)
-        self._file = self._path.open("ab", 0)
-        # A line that was torn ends here.
-        self._file.write(b"\n" if self.known else json.dumps(_HEAD).encode() + b"\n")
-
-    def add(self, copied: CopiedFile) -> None:
-        line = json.dumps(asdict(copied), ensure_ascii=True).encode("ascii") + b"\n"
-        with self._lock:
-            self._file.write(line)
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _load(path: Path) -> dict[str, CopiedFile]:
-    found: dict[str, CopiedFile] = {}
-    try:
-        with open_file(path, follow=False) as file:
-            if json.loads(file.readline(_MAX_LINE)) != _HEAD:
-                return {}
-            while line := file.readline(_MAX_LINE):
-                with suppress(ValueError, TypeError):
-                    copied = CopiedFile(**json.loads(line))
-                    found[copied.path] = copied
-    except (OSError, ValueError):
-        return {}
-    return found
-
-
-def is_whole(path: Path, entry: CopiedFile) -> bool:
-    """Whether a copy still is what the journal says, by size, time and the checksum of its two ends."""
-    try:
-        opened = descriptor(path, follow=False)
-    except OSError:
-        return False
-    try:
-        status = os.fstat(opened)
-        if (status.st_size, status.st_mtime_ns) != (entry.bytes, entry.mtime_ns):
-            return False
-        return _edges(opened, status.st_size) == entry.edges
-    except OSError:
-        return False
-    finally:
-        os.close(opened)
-
-
-def copy_file(
-    source: Path, target: Path, *, name: str, partial: Path, buffer: memoryview, tally: Tally, sha256: bytes | None
-) -> CopiedFile:
-    """Copies one file under another name, and then renames it.
-
-    `source`: a regular file, or a link to one. `partial`: the other name, on the same file system. `sha256`: what its
-    digest must be; None: unknown.
-    Raises IncompleteDataError: the source changed meanwhile, or its digest is another one. OSError: reading or writing
-    failed; nothing of the copy is left.
-    """
-    opened = descriptor(source)
-    try:
-        status = os.fstat(opened)
-        if status.st_size > BUFFER_BYTES:
-            os.posix_fadvise(opened, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        with suppress(FileNotFoundError):
-            partial.unlink()
-        written = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            size, crc, digest = _poured(opened, written, buffer, tally, with_digest=sha256 is not None)
-            edges = _edges(written, size)
-            os.utime(written, ns=(status.st_mtime_ns, status.st_mtime_ns))
-            _require_same(source, status, os.fstat(opened), size, digest, sha256)
-            partial.rename(target)
-        except BaseException:
-            with suppress(OSError):
-                partial.unlink()
-            raise
-        finally:
-            os.close(written)
-    finally:
-        os.close(opened)
-    return CopiedFile(name, size, status.st_mtime_ns, crc, edges)
-
-
-def _require_same(
-    source: Path, before: os.stat_result, after: os.stat_result, size: int, digest: bytes | None, sha256: bytes | None
-) -> None:
-    if (after.st_size, after.st_mtime_ns, size) != (before.st_size, before.st_mtime_ns, before.st_size):
-        raise IncompleteDataError(f"{str(source)!r} changed while it was staged; start the run again")
-    if sha256 is not None and digest != sha256:
-        differs = "its SHA-256 differs from that in the data set's manifest"
-        raise IncompleteDataError(f"{str(source)!r}: altered ({differs}); see `dlbench data verify`")
-
-
-def _poured(
-    opened: int, written: int, buffer: memoryview, tally: Tally, *, with_digest: bool
-) -> tuple[int, int, bytes | None]:
-    """Copies all that a descriptor gives; size, CRC-32 and SHA-256 of it."""
-    size = crc = 0
-    digest = hashlib.sha256() if with_digest else None
-    while num := os.readv(opened, [buffer]):
-        piece = buffer[:num]
-        crc = zlib.crc32(piece, crc)
-        if digest is not None:
-            digest.update(piece)
-        done = 0
-        while done < num:
-            done += os.write(written, piece[done:])
-        size += num
-        tally.add(num)
-    return size, crc, digest.digest() if digest is not None else None
-
-
-def _edges(opened: int, size: int) -> int:
-    first = os.pread(opened, _EDGE_BYTES, 0)
-    return zlib.crc32(os.pread(opened, _EDGE_BYTES, max(0, size - _EDGE_BYTES)), zlib.crc32(first))
-
-
-_DATA = "data"
-_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,8 +204,7 @@ def _followed(link: Path, allowed: Sequence[Path]) -> Path:
 class Replica:
     """A data set on this node."""
 
-    path: Path  # of the folder that holds the parts
-    num_files: int
+    files: Sequence[SourceFile]
     verified: str
 
 
@@ -384,45 +226,72 @@ def replicate(
     OSError: reading or writing failed.
     """
     files = list_files(parts, within, tally)
+    digests = _digests(within)
     root = folder.path / _DATA
     root.mkdir(exist_ok=True)
     for partial in folder.path.glob(f"{_PARTIAL}*"):
         partial.unlink()
     block = block_of(root)
     tally.needed = sum(file.num_bytes for file in files)
-    journal = Journal(folder.path)
+    missing = [file for file in files if not _is_whole(file, root, digests, tally)]
+    require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))
+    _remove_others(root, {file.name for file in files})
+    # Folders first, so that streams do not race for them.
+    for parent in {(root / file.name).parent for file in missing}:
+        parent.mkdir(parents=True, exist_ok=True)
+
+    def copy(stream: int, file: SourceFile) -> None:
+        begun = time.monotonic_ns()
+        partial = folder.path / f"{_PARTIAL}{stream}"
+        copy_file(file, root / file.name, partial=partial, tally=tally, sha256=digests.get(file.name))
+        tally.done(stream, begun, file.num_bytes)
+
+    run_streams(streams, missing, copy)
+    verified = "SHA-256 of the data set's manifest" if digests else "size and time of the source before and after"
+    return Replica(files, verified)
+
+
+def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
+    """Copies one file under another name, and then renames it.
+
+    `partial`: the other name, on the same file system. `sha256`: what its digest must be; None: unknown.
+    Raises IncompleteDataError: the source changed meanwhile, or its digest is another one. OSError: reading or writing
+    failed.
+    """
+    digest = hashlib.sha256()
+    with open_file(Path(file.path)) as source, partial.open("wb") as copy:
+        while piece := source.read(_PIECE_BYTES):
+            copy.write(piece)
+            if sha256 is not None:
+                digest.update(piece)
+            tally.add(len(piece))
+        after, num_bytes = os.fstat(source.fileno()), copy.tell()
+    if (after.st_mtime_ns, after.st_size, num_bytes) != (file.mtime_ns, file.num_bytes, file.num_bytes):
+        raise IncompleteDataError(f"{file.path!r} changed while it was staged; start the run again")
+    if sha256 is not None and digest.hexdigest() != sha256:
+        differs = "its SHA-256 differs from that in the data set's manifest"
+        raise IncompleteDataError(f"{file.path!r}: altered ({differs}); see `dlbench data verify`")
+    os.utime(partial, ns=(file.mtime_ns, file.mtime_ns))
+    partial.rename(target)
+
+
+def _is_whole(file: SourceFile, root: Path, digests: Mapping[str, str], tally: Tally) -> bool:
+    """Whether an earlier staging left this file whole."""
+    tally.look()
+    copy = root / file.name
+    if not _is_same(file, copy) or digests.get(file.name) not in (None, file_sha256(copy)):
+        return False
+    tally.found(file.num_bytes)
+    return True
+
+
+def _is_same(file: SourceFile, copy: Path) -> bool:
+    """Whether a copy is a file of the size and the time of its source."""
     try:
-        missing = _missing(files, root, journal, streams, tally)
-        to_write = sum(rounded(file.num_bytes, block) for file in missing)
-        require(to_write, len(missing))
-        _remove_others(root, {file.name for file in files})
-        digests = _digests(within)
-        _copy(missing, root, journal, digests, streams, tally, lambda left: folder.reserve(max(0, to_write - left)))
-    finally:
-        journal.close()
-    how = "SHA-256 of the data set's manifest" if digests else "size and time of the source before and after"
-    return Replica(root, len(files), f"{how}; CRC-32 of each copy in its journal")
-
-
-def _missing(files: Sequence[SourceFile], root: Path, journal: Journal, streams: int, tally: Tally) -> list[SourceFile]:
-    """The files that no earlier staging left whole."""
-    if not journal.known:
-        return list(files)
-    missing: list[SourceFile] = []
-    lock = threading.Lock()
-
-    def look(_stream: int, file: SourceFile) -> None:
-        entry = journal.known.get(file.name)
-        is_same = entry is not None and (entry.bytes, entry.mtime_ns) == (file.num_bytes, file.mtime_ns)
-        if is_same and entry is not None and is_whole(root / file.name, entry):
-            tally.found(file.num_bytes)
-        else:
-            tally.look()
-            with lock:
-                missing.append(file)
-
-    run_streams(streams, files, look)
-    return sorted(missing, key=lambda file: file.name)
+        status = copy.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and (status.st_size, status.st_mtime_ns) == (file.num_bytes, file.mtime_ns)
 
 
 def _remove_others(root: Path, names: set[str]) -> None:
@@ -441,61 +310,14 @@ def _remove_others(root: Path, names: set[str]) -> None:
                 inner.rmdir()
 
 
-def _digests(within: Path) -> dict[str, bytes]:
+def _digests(within: Path) -> dict[str, str]:
     """The SHA-256 of each file, by its path in the data set; empty where it has no manifest."""
     root = within if within.is_dir() else within.parent
     if not (root / MANIFEST).is_file():
         return {}
-    return {entry.path: bytes.fromhex(entry.sha256) for entry in read_files(root)}
+    return {entry.path: entry.sha256 for entry in read_files(root)}
 
 
-def _copy(
-    missing: Sequence[SourceFile],
-    root: Path,
-    journal: Journal,
-    digests: Mapping[str, bytes],
-    streams: int,
-    tally: Tally,
-    reserve_after: Callable[[int], None],
-) -> None:
-    # Folders first, so that streams do not race for them.
-    for folder in sorted({(root / file.name).parent for file in missing}):
-        folder.mkdir(parents=True, exist_ok=True)
-    buffers = [memoryview(bytearray(BUFFER_BYTES)) for _ in range(streams)]
-    reserved_at = [time.monotonic()]
-
-    def copy(stream: int, file: SourceFile) -> None:
-        begun = time.monotonic_ns()
-        copied = copy_file(
-            Path(file.path),
-            root / file.name,
-            name=file.name,
-            partial=root.parent / f"{_PARTIAL}{stream}",
-            buffer=buffers[stream],
-            tally=tally,
-            sha256=digests.get(file.name),
-        )
-        journal.add(copied)
-        tally.done(stream, begun, copied.bytes)
-        if stream == 0 and time.monotonic() - reserved_at[0] > 1:
-            reserved_at[0] = time.monotonic()
-            reserve_after(tally.copied)
-
-    run_streams(streams, missing, copy)
-    reserve_after(tally.needed)
-
-
-def changed_files(root: Path, folder: Path) -> list[str]:
+def changed_files(files: Sequence[SourceFile], folder: Path) -> list[str]:
     """Names of staged files that are no longer what was copied, by size and time; they were changed while used."""
-    journal = Journal(folder)
-    journal.close()
-    found = []
-    for name, entry in journal.known.items():
-        try:
-            status = (root / name).lstat()
-        except OSError:
-            found.append(name)
-            continue
-        if (status.st_size, status.st_mtime_ns) != (entry.bytes, entry.mtime_ns):
-            found.append(name)
-    return found
+    return [file.name for file in files if not _is_same(file, folder / _DATA / file.name)]

@@ -13,21 +13,18 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.opening import read_bytes
 from dlbench.process_tree import HeldFolder, also_remove, remove_abandoned, supervised_folder
 from dlbench.specs.system import StagingTier, TierSpec
 from dlbench.units import format_bytes
 
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _LOCK = ".held"
-_RESERVED = ".reserved"
 _KEPT = "dlbench-staged-"
 _LABEL = "staged-"
 
@@ -37,7 +34,6 @@ class Room:
     """What is free for staging at a place, bytes."""
 
     free: int
-    reserved: int  # of these, still to be filled by other jobs of this user
     limit: str = ""  # what limits `free` besides the file system, in words
 
 
@@ -93,7 +89,6 @@ class StagingFolder:
         self.warning = ""  # why it is another folder than was asked for; empty if it is the one
         self._held: HeldFolder | None = None
         self._lock = -1
-        self._begun = time.time_ns()
         node = hashlib.sha256(host.encode()).hexdigest()[:6]
         self._label = f"{_LABEL}{node}-"
         remove_abandoned([str(place)], self._label)
@@ -136,47 +131,30 @@ class StagingFolder:
         return True
 
     def require(self, needed: int, files: int, capacity: int | None, room_in_memory: int | None) -> Room:
-        """What is free, after this job has reserved what it needs.
+        """What is free.
 
         `capacity`: `capacity_bytes` of the tier. `room_in_memory`: bytes that memory limits allow where the place is in
         memory; None elsewhere.
         Raises EnvironmentLacksError: there is not enough; nothing has been copied.
         """
-        self.reserve(needed)
         room = self.room(room_in_memory)
         what = f"staging to storage.{self._key} {str(self._place)!r} on {self._host} needs {format_bytes(needed)}"
         if capacity is not None and needed > capacity:
             raise EnvironmentLacksError(f"{what}, storage.{self._key}.capacity_bytes is {format_bytes(capacity)}")
-        if needed > room.free - room.reserved:
-            others = f", of which other jobs reserved {format_bytes(room.reserved)}" if room.reserved else ""
-            raise EnvironmentLacksError(f"{what}; {format_bytes(room.free)} are free{room.limit}{others}")
+        if needed > room.free:
+            raise EnvironmentLacksError(f"{what}; {format_bytes(room.free)} are free{room.limit}")
         status = os.statvfs(self.path)
         if status.f_files and files > status.f_favail:
             raise EnvironmentLacksError(f"{what} in {files:,} files; {status.f_favail:,} more files can be made there")
         return room
 
     def room(self, room_in_memory: int | None = None) -> Room:
-        """What is free, and what of it other jobs of this user that began earlier have reserved."""
+        """What is free there."""
         status = os.statvfs(self.path)
-        free, limit = status.f_bavail * status.f_frsize, ""
+        free = status.f_bavail * status.f_frsize
         if room_in_memory is not None and room_in_memory < free:
-            free, limit = room_in_memory, " within the job's limit of memory"
-        found = []
-        for entry in os.scandir(self._place):
-            if not entry.name.startswith((f"dlb-{self._label}", _KEPT)) or entry.path == str(self.path):
-                continue
-            with suppress(OSError, ValueError):
-                num_bytes, begun = (int(word) for word in read_bytes(Path(entry.path, _RESERVED), 100).split())
-                if begun < self._begun and _is_held(Path(entry.path, _LOCK)):
-                    found.append(num_bytes)
-        return Room(free=free, reserved=sum(found), limit=limit)
-
-    def reserve(self, num_bytes: int) -> None:
-        """Publishes for other jobs what this one will still write."""
-        partial = self.path / f"{_RESERVED}.partial"
-        with suppress(OSError):  # copying says when the disk is full
-            partial.write_text(f"{num_bytes} {self._begun}")
-            partial.replace(self.path / _RESERVED)
+            return Room(room_in_memory, " within the job's limit of memory")
+        return Room(free)
 
     def empty(self) -> None:
         for entry in os.scandir(self.path):
@@ -194,8 +172,6 @@ class StagingFolder:
         if held is not None:
             held.remove()
         if self._lock >= 0:
-            with suppress(OSError):
-                (self.path / _RESERVED).unlink(missing_ok=True)
             if not keep:
                 shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -220,14 +196,3 @@ def staging_identity(**parts: object) -> str:
 def user_error(path: Path, why: str) -> UserError:
     """What the data set has that cannot be staged."""
     return UserError(f"data.source: {str(path)!r} {why}")
-
-
-def _is_held(lock: Path) -> bool:
-    opened = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(opened)
-    return False

@@ -189,7 +189,6 @@ def fill(
     streams: int,
     tally: Tally,
     on_bad: Callable[[Exception], bool],
-    on_progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Copies samples into the stores of ranks, in the order of storage.
 
@@ -199,7 +198,6 @@ def fill(
     """
     pairs = sorted((int(index), rank) for rank, indices in missing.items() for index in indices)
     fetches = [open_fetch() for _ in range(streams)]
-    progress_at = [time.monotonic()]
 
     def copy(stream: int, start: int) -> None:
         begun, num_bytes, items = time.monotonic_ns(), 0, 0
@@ -216,9 +214,6 @@ def fill(
             tally.add(len(data))
             num_bytes, items = num_bytes + len(data), items + 1
         tally.done(stream, begun, num_bytes, items)
-        if stream == 0 and time.monotonic() - progress_at[0] > 1:
-            progress_at[0] = time.monotonic()
-            on_progress()
 
     run_streams(streams, range(0, len(pairs), _AT_ONCE), copy)
 

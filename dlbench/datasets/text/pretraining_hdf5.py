@@ -3,11 +3,11 @@
 - fixed: `input_ids` int32 (n, S), `input_mask` int8 (n, S), `segment_ids` int8 (n, S), `masked_lm_positions` int32
   (n, P), `masked_lm_ids` int32 (n, P), `next_sentence_labels` int8 (n,), 1 if B is random. Unused predictions have
   position 0, which [CLS] holds. Written by `create_pretraining_data.py` of NVIDIA's DeepLearningExamples (BERT for
-  PyTorch) and of their MLPerf Training submissions. dlbench writes this layout, uncompressed, with checksums.
+  PyTorch) and of their MLPerf Training submissions.
 - variable length: the same without `input_mask`; `input_ids` (int16), `segment_ids` (int8), `masked_lm_positions` and
   `masked_lm_ids` (int16) are HDF5 variable-length types (n,) without padding. Written by `convert_fixed2variable.py`
-  and `pick_eval_samples_varlength.py` of their MLPerf submissions from v1.1 on. Only read here. The packed layout of
-  later rounds (several samples a row) is not read.
+  and `pick_eval_samples_varlength.py` of their MLPerf submissions from v1.1 on. The packed layout of later rounds
+  (several samples a row) is not read.
 
 Other integer types than those named are read, too.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.datasets.account import sample_names
-from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, make_hdf5, open_hdf5, require_plausible
+from dlbench.datasets.arrays import OpenFiles, damage_as_oserror, heap_fault, open_hdf5, require_plausible
 from dlbench.datasets.splits import Split
 from dlbench.errors import UserError, first_line
 from dlbench.lazy import np
@@ -46,7 +46,6 @@ _TYPES = {
     LABEL: "int8",
 }
 _BLOCK = 4096  # rows checked at a time
-_CHUNK = 16  # rows that share a checksum: one row is read with its few neighbours
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,26 +301,3 @@ def file_fault(path: Path, vocab_size: int | None) -> str | None:
     row, reason = min(bad)
     more = f" (and {len(bad) - 1} more rows of {shape.num_rows})" if len(bad) > 1 else ""
     return f"row {row}: {reason}{more}"
-
-
-def write_samples(path: Path, samples: list[dict[str, NDArray[Any]]]) -> None:
-    """Writes samples, as `SampleMaker.sample` makes them, in the fixed layout.
-
-    Uncompressed, with a checksum for every few rows: a flipped byte is found, and a row is read without unpacking many
-    others. The bytes depend on the samples and the version of the HDF5 library alone.
-    Raises OSError: the file exists already, or the disk refuses.
-    """
-    names = {
-        "input_ids": "input_ids",
-        "input_mask": "attention_mask",
-        "segment_ids": "token_type_ids",
-        "masked_lm_positions": "masked_positions",
-        "masked_lm_ids": "masked_ids",
-        LABEL: "next_sentence",
-    }
-    with make_hdf5(path) as file:
-        for key, name in names.items():
-            rows = np.stack([sample[name] for sample in samples]).astype(_TYPES[key])
-            # Labels take a byte a row: more of them to a checksum.
-            chunk = min(len(rows), _BLOCK if key == LABEL else _CHUNK)
-            file.create_dataset(key, data=rows, chunks=(chunk, *rows.shape[1:]), fletcher32=True)

@@ -3,20 +3,17 @@
 Devlin et al. (2018), sections 3.1 and A.1, and their published `create_pretraining_data.py` (MLPerf Training uses the
 same), step by step:
 
-1. A document's sentences are gathered until they reach the target length: sequence_length - 3 tokens, or, for 10 % of
-   the documents in each pass (`short_sequence_probability`), a length drawn uniformly from 2 to that.
+1. A document's sentences are gathered until they reach sequence_length - 3 tokens.
 2. A is the first of them, ending behind a random one. In half of the cases B is the rest. In the other half B starts
-   at a random sentence of another document and takes as many sentences as fill the target; the sentences that it
-   displaced are put back and gathered again.
+   at a random sentence of another document and takes as many sentences as fill the sequence.
 3. Tokens are cut from the front or the back of the longer of A and B, at random, until [CLS] A [SEP] B [SEP] fits.
-4. Tokens are hidden (see below). The whole is repeated `duplicates` times with other draws.
+4. Tokens are hidden (see below).
 
-Two things are done otherwise. A gathering of a single sentence is cut in its middle, so that B can be its rest; the
-reference always gives it a random B, which makes more than half of its pairs random. And a random B may come from any
-other document of the split; the reference looks into the same input file only.
-
-Training on raw text draws pairs anew in every epoch and needs a fixed number of samples: there (`runs`) a document is
-cut into full-length gatherings once, none is short, and sentences that a random B displaced are left out of that epoch.
+Some things are done otherwise. A gathering of a single sentence is cut in its middle, so that B can be its rest; the
+reference always gives it a random B, which makes more than half of its pairs random. A random B may come from any
+other document of the split; the reference looks into the same input file only. Pairs are drawn anew in every epoch,
+which needs a fixed number of samples: a document is cut into full-length gatherings once (`runs`), none is short, and
+sentences that a random B displaced are left out of that epoch.
 
 Masking. The rule is that of Devlin et al. (2018), section 3.1, with the numbers of their published
 `create_pretraining_data.py`, which MLPerf Training took over: of n tokens, [CLS] and [SEP] counted,
@@ -96,7 +93,6 @@ class SampleRule:
     sequence_length: int  # tokens of a sample, special ones and padding counted; S
     max_predictions: int  # hidden tokens of a sample at most; P
     masked_lm_probability: float = 0.15
-    short_sequence_probability: float = 0.1  # Share of documents cut into shorter samples; no effect on `runs`.
 
 
 class Pair(NamedTuple):
@@ -106,24 +102,21 @@ class Pair(NamedTuple):
     begin: int  # first token of A
     split: int  # behind A
     stop: int  # behind the B that follows
-    target: int  # tokens that A and B shall have together
     random_next: bool  # whether B is drawn from another document instead
 
 
 class SampleMaker:
-    """Makes the samples of a corpus, or of some of its documents. Everything drawn comes from the caller's generator.
+    """Makes the samples of a corpus. Everything drawn comes from the caller's generator.
 
-    `documents`: numbers of the documents that samples, random B included, are made from; none: all.
     Raises UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
     words.
     """
 
-    def __init__(self, corpus: TextCorpus, rule: SampleRule, documents: Ids | None = None) -> None:
+    def __init__(self, corpus: TextCorpus, rule: SampleRule) -> None:
         if rule.sequence_length < NUM_SPECIAL + 2:
             raise UserError(f"data.sequence_length {rule.sequence_length} is too short, 5 tokens are the least")
         self.corpus, self.rule = corpus, rule
-        self.documents = np.arange(corpus.num_documents, dtype=np.int64) if documents is None else documents
-        if len(self.documents) < 2:
+        if corpus.num_documents < 2:
             raise UserError(
                 f"{str(corpus.source)!r} holds a single document, next-sentence prediction needs two or more; put a "
                 "blank line between documents"
@@ -139,7 +132,7 @@ class SampleMaker:
         Returns (n, 2) first sentence and the one behind the last, and (n,) document of each run.
         """
         runs, documents = [], []
-        for document in self.documents.tolist():
+        for document in range(self.corpus.num_documents):
             start, stop = self._sentences(document)
             while start < stop:
                 end = self._gather(start, stop, self.room)
@@ -148,37 +141,16 @@ class SampleMaker:
                 start = end
         return np.array(runs, dtype=np.int64), np.array(documents, dtype=np.int64)
 
-    def document_pairs(self, document: int, generator: np.random.Generator) -> list[Pair]:
-        """The pairs of one pass over one document, as the published recipe draws them (see above)."""
-        start, stop = self._sentences(document)
-        target = self.room
-        if generator.random() < self.rule.short_sequence_probability:
-            target = int(generator.integers(2, self.room + 1))
-        pairs = []
-        while start < stop:
-            end = self._gather(start, stop, target)
-            pair, behind = self.draw_pair(document, start, end, target, generator)
-            pairs.append(pair)
-            start = behind if pair.random_next else end
-        return pairs
-
-    def draw_pair(
-        self, document: int, start: int, end: int, target: int, generator: np.random.Generator
-    ) -> tuple[Pair, int]:
-        """Draws where A ends and whether B follows, for the sentences `start` to `end` of a document.
-
-        Returns the pair and the sentence behind A: what follows there has not been used if B is random.
-        """
+    def draw_pair(self, document: int, start: int, end: int, generator: np.random.Generator) -> Pair:
+        """Draws where A ends and whether B follows, for the sentences `start` to `end` of a document."""
         offsets = self.corpus.sentence_offsets
         begin, stop = int(offsets[start]), int(offsets[end])
-        if end - start == 1:
-            behind, split = end, (begin + stop + 1) // 2
-        else:
-            behind = int(generator.integers(start + 1, end))
-            split = int(offsets[behind])
+        split = (begin + stop + 1) // 2
+        if end - start > 1:
+            split = int(offsets[int(generator.integers(start + 1, end))])
         # A single token cannot be cut in two.
         random_next = bool(generator.random() < 0.5) or split == stop
-        return Pair(document, begin, split, stop, target, random_next), behind
+        return Pair(document, begin, split, stop, random_next)
 
     def sample(self, pair: Pair, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
         """One sample: cut to fit, joined, with tokens hidden.
@@ -223,7 +195,7 @@ class SampleMaker:
         tokens = self.corpus.tokens
         first = tokens[pair.begin : pair.split].astype(np.int64)
         if pair.random_next:
-            second = self._elsewhere(pair.document, pair.target - len(first), generator)
+            second = self._elsewhere(pair.document, self.room - len(first), generator)
         else:
             second = tokens[pair.split : pair.stop]
         return self._trim(first, second.astype(np.int64), generator)
@@ -234,9 +206,10 @@ class SampleMaker:
         A whole sentence even where less is wanted: a stump would give away that B is random.
         """
         # The last document stands in for the own one, so that all others are equally likely.
-        other = int(self.documents[int(generator.integers(len(self.documents) - 1))])
+        last = self.corpus.num_documents - 1
+        other = int(generator.integers(last))
         if other == document:
-            other = int(self.documents[-1])
+            other = last
         start, stop = self._sentences(other)
         sentence = int(generator.integers(start, stop))
         end = self._gather(sentence, stop, max(1, wanted))

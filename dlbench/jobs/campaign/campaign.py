@@ -367,15 +367,6 @@ class Campaign:
         return hours
 
     @property
-    def is_split(self) -> bool:
-        """Whether runs that ask for the same things are in several jobs, because they take too long for one."""
-        if self.packing == "runs":
-            return False
-        # Fewer ranks on each node ask for less, and only smaller runs fit in there.
-        asked = [(group_of(job.shape, self.packing), job.shape.layout.ranks_per_node) for job in self.jobs]
-        return len(set(asked)) < len(asked)
-
-    @property
     def idle_bound(self) -> float:
         """Node-hours of `bound` in which nodes are held by runs that do not use them."""
         each = ((job, plan) for job in self.jobs for plan in job.plans)
@@ -453,32 +444,8 @@ def refuse_above(campaign: Campaign, most: float) -> None:
     runs = f"{len(campaign.plans):,} run{'s' * (len(campaign.plans) > 1)}"
     raise UserError(
         f"--max-node-hours {most:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); "
-        f"{_remedy(campaign, most)}"
+        "raise it, give fewer --repeats or nodes, or a shorter --time"
     )
-
-
-def _remedy(campaign: Campaign, most: float) -> str:
-    for option, plans, packing in _smaller(campaign):
-        bound = _packed(campaign, plans, packing).bound
-        if bound is not None and bound <= most:
-            return f"{option} fits, with {bound:,.4g}"
-    return "no smaller series fits: raise it, or give a shorter --time"
-
-
-def _smaller(campaign: Campaign) -> Iterator[tuple[str, Sequence[LaunchPlan], Packing]]:
-    """Options that make the campaign smaller, the least loss first, with the plans that are left."""
-    if campaign.packing == "all":
-        yield "--pack points", campaign.plans, "points"
-    repeats = max(map(_repeat, campaign.plans)) + 1
-    for fewer in range(repeats - 1, 0, -1):
-        yield f"--repeats {fewer}", [plan for plan in campaign.plans if _repeat(plan) < fewer], campaign.packing
-    counts = sorted({plan.layout.nodes for plan in campaign.plans})
-    for most in reversed(counts[:-1]):
-        left = [plan for plan in campaign.plans if plan.layout.nodes <= most]
-        yield f"at most {most} node{'s' * (most > 1)} a run", left, campaign.packing
-    for most in reversed(counts[:-1] if repeats > 1 else []):
-        left = [plan for plan in campaign.plans if plan.layout.nodes <= most and _repeat(plan) == 0]
-        yield f"--repeats 1 of at most {most} node{'s' * (most > 1)}", left, campaign.packing
 
 
 def _repeat(plan: LaunchPlan) -> int:

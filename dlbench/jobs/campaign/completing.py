@@ -16,13 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Packing
 from dlbench.jobs.campaign.series_file import (
     FOLDER,
     WRITTEN,
-    BusyError,
     SeriesFile,
     SeriesJob,
     SubmissionStatus,
@@ -41,8 +41,6 @@ from dlbench.jobs.scheduler import (
     Queue,
     QueueFullError,
     RefusedError,
-    Scheduler,
-    StuckError,
     UnansweredError,
     keep_submission,
 )
@@ -54,6 +52,9 @@ from dlbench.sharing import make_shared, user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.units import utc_now, utc_text
+
+if TYPE_CHECKING:
+    from dlbench.jobs.slurm.scheduler import Slurm
 
 OTHER_NAME = "choose another --series, runs are never overwritten"
 
@@ -153,7 +154,7 @@ _MAYBE_QUEUED = "the job may be queued all the same, and its folder was kept"
 
 
 def submit(
-    scheduler: Scheduler,
+    scheduler: Slurm,
     job: Job,
     folders: Sequence[RunFolder],
     python: str,
@@ -190,7 +191,7 @@ def submit(
     return job_id
 
 
-def _find(scheduler: Scheduler, job: Job, folder: RunFolder, comment: str) -> str:
+def _find(scheduler: Slurm, job: Job, folder: RunFolder, comment: str) -> str:
     """The id of the job that was submitted from a folder, if the scheduler knows it; empty if not."""
     for wait_s in _LOOKS_S:
         time.sleep(wait_s)
@@ -247,13 +248,7 @@ def _finish(folder: RunFolder, plan: LaunchPlan) -> None:
     write_atomic(folder.plan, plan.to_json())
 
 
-EVERY_S = 60.0  # How often the scheduler is asked while a series is fed or waited for, seconds.
-
-MOST_S = 600.0  # The longest pause, after it did not answer or took no job several times.
-
-MOST_DOUBTS = 10
-"""How often in succession `feed` submits a job of which the scheduler says neither yes nor no: in more than an hour."""
-
+EVERY_S = 60.0  # How often the scheduler is asked while a series is waited for, seconds.
 _SLICE_S = 0.5
 
 
@@ -270,7 +265,7 @@ class Submitted:
 def complete(
     root: Path,
     series_id: str,
-    scheduler: Scheduler,
+    scheduler: Slurm,
     check: Callable[[], None],
     on_submitted: Callable[[Submitted], None],
     max_jobs: int | None = None,
@@ -282,7 +277,6 @@ def complete(
     Raises `UserError`: there is no such series of this user, or another process submits it; or `max_jobs` is less than
     the elements of one array. `RefusedError`: the scheduler refused a job. What was submitted before stays, here and
     below. `DoubtError`: it did not say whether it took a job. `UnansweredError`: it does not say what is queued.
-    `StuckError`: `max_jobs` of the series are in its queue, and none of them ever starts.
     """
     require_own(root, series_id)
     with held(root, series_id) as lock:
@@ -298,7 +292,6 @@ def complete(
             if now.states[number] in ("unsure", "written"):
                 found = queue.find(folders_of(root, job)[0], entry.comment)
             if not found and not room.takes(job):
-                _require_movement(now, queue, room)
                 break
             check()
             folders = folders_of(root, job)
@@ -314,7 +307,7 @@ def complete(
         return submission_status(root, series_id)
 
 
-def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job_id: str) -> None:
+def keep_found(root: Path, scheduler: Slurm, job: Job, entry: SeriesJob, job_id: str) -> None:
     """Notes the id of a job that dlbench did not see being taken: it was, at the earliest, when its script was there.
 
     Raises `RunError`: a file cannot be written.
@@ -329,7 +322,7 @@ def keep_found(root: Path, scheduler: Scheduler, job: Job, entry: SeriesJob, job
 
 
 def write_only(
-    root: Path, series_id: str, scheduler: Scheduler, check: Callable[[], None], *, also_written: bool = False
+    root: Path, series_id: str, scheduler: Slurm, check: Callable[[], None], *, also_written: bool = False
 ) -> list[tuple[Job, str]]:
     """Writes the plans and scripts of all jobs of a series that are not there yet; returns these jobs.
 
@@ -358,7 +351,7 @@ def write_only(
     return written
 
 
-def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
+def adopt(root: Path, series_id: str, scheduler: Slurm) -> str:
     """Notes the jobs of a series that somebody submitted by hand, as far as their logs or the scheduler show them.
 
     Returns why the scheduler does not answer, or empty.
@@ -380,7 +373,7 @@ def adopt(root: Path, series_id: str, scheduler: Scheduler) -> str:
     return ""
 
 
-def missing_jobs(root: Path, series_id: str, scheduler: Scheduler) -> list[Job]:
+def missing_jobs(root: Path, series_id: str, scheduler: Slurm) -> list[Job]:
     """The jobs of a series that are not with the scheduler, in their order.
 
     Raises `UnansweredError`: it does not say whether it has some.
@@ -419,19 +412,6 @@ class _Room:
             self._active += len(job.plans) if job.is_array else 1
 
 
-def _require_movement(now: SubmissionStatus, queue: Queue, room: _Room) -> None:
-    """Proves that the queue may get room. Raises `StuckError`: the jobs of the series that are in it never start."""
-    active = [job for job_id in now.ids if job_id for job in queue.active(job_id)]
-    # In a chain the others wait for the first.
-    first = active[:1] if now.series.chain else active
-    if room.taken or not active or not all(job.is_stuck for job in first):
-        return
-    one = first[0]
-    raise StuckError(
-        f"series {now.series.id}: --max-jobs leaves no room, and job {one.job_id} waits for {one.reason}: {one.advice}"
-    )
-
-
 def _missing(now: SubmissionStatus, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
     """Numbers of the jobs to submit, from 0, each with the id of the job that it is to wait for."""
     for number, state in enumerate(now.states):
@@ -451,7 +431,7 @@ def _before(now: SubmissionStatus, number: int, queue: Queue, room: _Room) -> st
     return None
 
 
-def _queue_for(now: SubmissionStatus, jobs: Sequence[Job], scheduler: Scheduler, *, is_counted: bool) -> Queue:
+def _queue_for(now: SubmissionStatus, jobs: Sequence[Job], scheduler: Slurm, *, is_counted: bool) -> Queue:
     """What the scheduler has, where that must be known. Raises `UnansweredError`: it does not answer."""
     unsure = now.states.count("unsure") + now.states.count("written")
     if not unsure and not (now.submitted and (is_counted or now.series.chain)):
@@ -468,54 +448,6 @@ def _queue_for(now: SubmissionStatus, jobs: Sequence[Job], scheduler: Scheduler,
             "queued: nothing was submitted"
         )
     return queue
-
-
-def feed(
-    root: Path,
-    series_id: str,
-    scheduler: Scheduler,
-    check: Callable[[], None],
-    on_submitted: Callable[[Submitted], None],
-    notify: Callable[[str], None],
-    max_jobs: int | None = None,
-    every_s: float = EVERY_S,
-) -> SubmissionStatus:
-    """Submits a series as the queue has room, until all of it is submitted.
-
-    A queue that is full, and a scheduler that does not answer, are waited for; after a kill it can be called again.
-    The series is locked only while jobs are submitted.
-
-    `check`: called twice a second, too. `notify`: gets a line on each wait. `every_s`: seconds between two looks
-    at the queue; more where it is full or does not answer.
-    Raises `UserError` or `RefusedError` or `StuckError`: as of `complete`. `DoubtError`: the scheduler said neither yes
-    nor no `MOST_DOUBTS` times, and no more jobs were taken.
-    """
-    pause, notified, doubts, submitted = every_s, "", 0, -1
-    while True:
-        why = ""
-        try:
-            now = complete(root, series_id, scheduler, check, on_submitted, max_jobs)
-        except QueueFullError as error:
-            now, why = submission_status(root, series_id), str(error)
-            queue = scheduler.query(clusters=sorted(now.clusters))
-            if not queue.unanswered and not any(queue.active(job_id) for job_id in now.ids if job_id):
-                raise  # nothing of it would ever leave
-        except DoubtError as error:
-            now, why = submission_status(root, series_id), str(error)
-            doubts = 1 + doubts * (now.submitted == submitted)
-            if doubts == MOST_DOUBTS:
-                raise  # what sbatch says is a refusal that dlbench does not know
-        except (BusyError, UnansweredError) as error:
-            now, why = submission_status(root, series_id), str(error)
-        if now.submitted == now.total:
-            return now
-        submitted = now.submitted
-        pause = min(2 * pause, max(MOST_S, every_s)) if why else every_s
-        words = f"series {series_id}: {now.text}; waiting for the queue" + (f": {why}" if why else "")
-        if words != notified:
-            notify(words)
-            notified = words
-        sleep(pause, check)
 
 
 def sleep(seconds: float, check: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dlbench.errors import RunError, UserError, refused
 from dlbench.jobs.campaign.campaign import Campaign, campaign_of
@@ -35,12 +35,15 @@ from dlbench.jobs.campaign.series_file import (
     submission_status,
     write_series,
 )
-from dlbench.jobs.scheduler import Queue, Scheduler, Submission, UnansweredError, array_of, read_submission
+from dlbench.jobs.scheduler import Queue, Submission, UnansweredError, array_of, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.job import was_cancelled
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
+
+if TYPE_CHECKING:
+    from dlbench.jobs.slurm.scheduler import Slurm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +68,7 @@ class Cancelled:
         return ", ".join(parts)
 
 
-def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled:
+def cancel_series(root: Path, series_id: str, scheduler: Slurm) -> Cancelled:
     """Cancels what waits or runs of a series, and takes out of it what was never submitted.
 
     Raises `UserError`: there is no such series of this user, or another process submits it. `UnansweredError`: the
@@ -113,7 +116,7 @@ def cancel_series(root: Path, series_id: str, scheduler: Scheduler) -> Cancelled
     return Cancelled(jobs=tuple(mine), over=over, taken_out=taken_out, unsure=unsure, strangers=tuple(strangers))
 
 
-def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) -> Cancelled:
+def cancel_run(folder: RunFolder, submission: Submission, scheduler: Slurm) -> Cancelled:
     """Cancels the job of one run.
 
     Raises `UserError`: it shares its job with other runs, or is another user's. `UnansweredError`: the scheduler does
@@ -139,7 +142,7 @@ def cancel_run(folder: RunFolder, submission: Submission, scheduler: Scheduler) 
     return Cancelled(jobs=tuple(mine), over=int(not mine))
 
 
-def _queue(scheduler: Scheduler, clusters: Collection[str]) -> Queue:
+def _queue(scheduler: Slurm, clusters: Collection[str]) -> Queue:
     queue = scheduler.query(clusters=sorted(clusters))
     if queue.unanswered:
         raise UnansweredError(f"{queue.unanswered}: nothing was cancelled; try again")
@@ -162,7 +165,7 @@ def _submitted_from(queue: Queue, folder: Path, comments: Collection[str] = ()) 
     return list(dict.fromkeys(found))
 
 
-def _is_element(scheduler: Scheduler, job_id: str, folder: Path) -> bool:
+def _is_element(scheduler: Slurm, job_id: str, folder: Path) -> bool:
     """Whether an element of an array is the run of a folder, by the script that the scheduler holds of it."""
     # Of slurm/job.sbatch.j2: run CONFIGURATION FOLDER, a line each in the order of the array, from 1.
     runs = [line for line in scheduler.script(job_id).splitlines() if line.startswith("run ")]
@@ -177,7 +180,7 @@ def _is_same(known: str, folder: Path) -> bool:
     return known == str(folder) or os.path.realpath(known) == os.path.realpath(folder)
 
 
-def _cancel(scheduler: Scheduler, job_ids: Sequence[str], root: Path) -> None:
+def _cancel(scheduler: Slurm, job_ids: Sequence[str], root: Path) -> None:
     said = scheduler.cancel(job_ids) if job_ids else ""
     if said:
         raise RunError(f"{said}; see `{shlex.join(['dlbench', 'status', str(root)])}`, and try again")
@@ -211,7 +214,7 @@ class _Waiting:
 
 
 def reopen(
-    root: Path, series_id: str, scheduler: Scheduler, *, with_cancelled: bool = False, dry_run: bool = False
+    root: Path, series_id: str, scheduler: Slurm, *, with_cancelled: bool = False, dry_run: bool = False
 ) -> Reopened:
     """Takes runs that never began, of jobs that have ended, into new jobs of their series.
 

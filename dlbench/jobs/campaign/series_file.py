@@ -11,16 +11,16 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from pydantic import Field, ValidationError
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, nearest, refused
 from dlbench.jobs.campaign.campaign import Packing
-from dlbench.jobs.scheduler import Scheduler, array_of, cluster_of, read_submission
+from dlbench.jobs.scheduler import array_of, cluster_of, read_submission
 from dlbench.jobs.scripts.job import Job
 from dlbench.opening import descriptor, parse_json, read_bytes, read_end, read_json, why_unreadable
 from dlbench.records.files import is_stream, write_json
@@ -30,6 +30,9 @@ from dlbench.sharing import WithheldError, may_not_read, other_owner, user_name
 from dlbench.specs.base import Flag, Name, RunName, Spec
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
+
+if TYPE_CHECKING:
+    from dlbench.jobs.slurm.scheduler import Slurm
 
 JobState = Literal["submitted", "begun", "unsure", "written", "missing"]
 """unsure: its script was written, and nothing says whether Slurm took it. written: likewise, and it was to be submitted
@@ -254,13 +257,9 @@ def jobs_of_series(root: Path, series: SeriesFile) -> list[Job]:
 
 
 def is_held(root: Path, series_id: str) -> bool:
-    """Whether a process is submitting the series, or feeds it; not where the file system has no locks."""
-    return any(_is_locked(series_path(root, series_id, suffix)) for suffix in ("plans", "jobs"))
-
-
-def _is_locked(path: Path) -> bool:
+    """Whether a process is submitting the series; not where the file system has no locks."""
     try:
-        number = descriptor(path)
+        number = descriptor(series_path(root, series_id, "plans"))
     except OSError:
         return False
     try:
@@ -296,20 +295,15 @@ def owner_of_other(root: Path, series_id: str) -> str:
 
 
 @contextmanager
-def held(root: Path, series_id: str, suffix: str = "plans") -> Iterator[int]:
+def held(root: Path, series_id: str) -> Iterator[int]:
     """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
 
     Yields a descriptor: a program that inherits it keeps the lock as long as it runs.
     Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
-    with _appending(series_path(root, series_id, suffix)) as file:
+    with _appending(series_path(root, series_id, "plans")) as file:
         _lock(file.fileno(), series_id)
         yield file.fileno()
-
-
-def feeding(root: Path, series_id: str) -> AbstractContextManager[int]:
-    """Says to others that this process goes on with the series, also while it waits; errors as of `held`."""
-    return held(root, series_id, "jobs")
 
 
 def _lock(number: int, series_id: str) -> None:
@@ -354,16 +348,16 @@ def _appending(path: Path) -> IO[str]:
         raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _slurm() -> Scheduler:
+def _slurm() -> Slurm:
     from dlbench.jobs.slurm.scheduler import Slurm
 
     return Slurm()
 
 
-SCHEDULERS: dict[str, Callable[[], Scheduler]] = {"slurm": _slurm}
+SCHEDULERS: dict[str, Callable[[], Slurm]] = {"slurm": _slurm}
 
 
-def scheduler_named(name: str) -> Scheduler:
+def scheduler_named(name: str) -> Slurm:
     """The scheduler of a name. Raises `UserError`: there is none."""
     if name not in SCHEDULERS:
         raise UserError(f"no scheduler {name}; {nearest(name, SCHEDULERS)}")

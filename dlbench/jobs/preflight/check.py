@@ -1,8 +1,7 @@
-"""A whole pre-flight: static findings, the job or the look at this machine, the verdict, the file."""
+"""A whole pre-flight: what Slurm says to the job, the job or the look at this machine, the verdict, the file."""
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import subprocess
@@ -15,15 +14,13 @@ from datetime import datetime
 from typing import Literal
 
 import dlbench
-from dlbench import process_tree
-from dlbench.errors import ExitCode, RunError, StalledError, UserError, refused
-from dlbench.jobs import local
-from dlbench.jobs.preflight.static import UnansweredError, ask, static_findings
+from dlbench.errors import ExitCode, RunError, refused
 from dlbench.jobs.preflight.verdict import exchange_finding, excluded, judge
-from dlbench.jobs.processes import Interruption, RankProcesses
+from dlbench.jobs.processes import Interruption
 from dlbench.jobs.scripts import containers, launch
 from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
-from dlbench.jobs.scripts.launch import has_script, resolve, sbatch_arguments, shell_command, told_options
+from dlbench.jobs.scripts.launch import sbatch_arguments, told_options
+from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
@@ -41,6 +38,26 @@ SIZES = (1024, 1 << 20)  # Bytes of the vectors: one that libraries send at once
 
 _ITERATION_S = 30.0
 _STALL_S = 120.0
+POLL_S = 1.0
+LATE_FILES_S = 10.0  # How long the script's last word is waited for after the job: shared file systems show files late.
+_LAST_WORDS = 1 << 14
+MODULE = "dlbench.node.site_check"
+# Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
+_LOOK = """\
+folder=$1
+shift
+rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${DLBENCH_RANK:-0}}}}
+file=$folder/$(printf "rank-%04d" "$rank")
+host=${SLURMD_NODENAME:-$(uname -n)}
+if ! [ -d "$folder" ] || ! printf "%s\\n" "$host" >"$file.begun"; then
+  echo "dlbench preflight: $host: $folder is not there, or cannot be written" >&2
+  exit 0
+fi
+"$@" >"$file.log" 2>&1
+code=$?
+[ "$code" -eq 0 ] || printf "%s\\n" "$code" >"$file.failed"
+exit 0
+"""
 
 
 def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime) -> CommPlan:
@@ -51,12 +68,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
-    is_here = system.scheduler == "none"
-    if is_here and nodes != 1:
-        raise UserError(f"--nodes {nodes}: system {system.name} is one machine")
-    # Of one machine without GPUs two ranks, so that there is something to exchange.
-    per_node = 2 if is_here and system.node.default_ranks == 1 and not system.node.gpus else None
-    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=per_node)
+    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=None)
     layout = counts.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
     by_mpi = ("mpi",) if system.launch.by_mpi else ()
     name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
@@ -94,12 +106,6 @@ def job_of(plan: CommPlan) -> Job:
     return PreflightJob(plans=(plan,), time_limit=time_text(min(limit, JOB_S)))
 
 
-POLL_S = 1.0
-LATE_FILES_S = 10.0  # How long the script's last word is waited for after the job: shared file systems show files late.
-
-_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Waited:
     """How waiting for a job came to its end."""
@@ -116,20 +122,17 @@ def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
 
 def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
     """What `sbatch --test-only` says to the arguments of the submission itself."""
-    program, *rest = sbatch_arguments(job, folder.run)
-    done = asked([program, "--test-only", *rest], environment)
+    program, *arguments = sbatch_arguments(job, folder.run)
+    subject = "sbatch --test-only"
+    done = asked([program, "--test-only", *arguments], environment)
     if isinstance(done, str):
-        return _tried("unknown", done)
+        return Finding(subject=subject, state="unknown", found=done)
     said = " ".join(f"{done.stdout} {done.stderr}".split())
     if done.returncode != 0:
-        why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)
-        return _tried("wrong", why[:300] or f"ended with {done.returncode}", "change what it names")
+        why = re.sub(r"(sbatch|allocation failure): (error: )?", "", said)[:300] or f"ended with {done.returncode}"
+        return Finding(subject=subject, state="wrong", found=why, remedy="change what it names")
     start = re.search(r"to start at (\S+) using", said)
-    return _tried("ok", f"would start at {start[1]}" if start else "accepts the job")
-
-
-def _tried(state: Literal["ok", "wrong", "unknown"], found: str, remedy: str = "") -> Finding:
-    return Finding(subject="sbatch --test-only", state=state, found=found, remedy=remedy)
+    return Finding(subject=subject, state="ok", found=f"would start at {start[1]}" if start else "accepts the job")
 
 
 def wait(
@@ -142,22 +145,26 @@ def wait(
     changes.
     """
     begun = time.monotonic()
-    before = state = reason = ""
+    state = ""
     try:
         while not folder.ended.exists():
             check()
-            state, reason = _state(job_id)
-            if not state:
+            queue = Slurm().query([job_id])
+            active = queue.active(job_id)
+            if not active and not queue.unanswered:
                 deadline = time.monotonic() + LATE_FILES_S
                 while time.monotonic() < deadline and not folder.ended.exists():
                     time.sleep(POLL_S / 5)
                 break
-            if (now := f"{state} ({reason})" if reason else state) != before:
-                notify(now)
-                before = now
+            before = state
+            if active:
+                state = f"{active[0].state} ({active[0].reason})" if active[0].reason else active[0].state
+            if state != before:
+                notify(state)
             if time.monotonic() - begun > timeout_s:
                 Slurm().cancel([job_id])
-                is_pending = state in _WAITING
+                is_pending = bool(active) and active[0].phase == "waiting"
+                reason = active[0].reason if active else ""
                 return Waited(end="pending" if is_pending else "running", seconds=timeout_s, reason=reason)
             time.sleep(POLL_S)
     except BaseException:
@@ -166,108 +173,18 @@ def wait(
     return Waited(end="ended", seconds=time.monotonic() - begun)
 
 
-def _state(job_id: str) -> tuple[str, str]:
-    """State and reason of a job that is queued or runs; empty of one that has ended."""
-    try:
-        number, _, cluster = job_id.partition(";")
-        text = ask("squeue", *on_cluster(cluster), "--noheader", f"--jobs={number}", "--format=%T|%r")
-    except UnansweredError as error:
-        # squeue's words for a job that Slurm has forgotten; a controller that is busy answers later.
-        return ("", "") if "invalid job id" in str(error).lower() else ("UNKNOWN", "")
-    # Of a cluster that was named, squeue says its name before.
-    state, _, reason = next((line for line in text.split("\n") if "|" in line), "").strip().partition("|")
-    return ("", "") if state in ("", "COMPLETING") else (state, "" if reason == "None" else reason)
-
-
-def look_here(plan: CommPlan, folder: PreflightFolder, timeout_s: float) -> None:
-    """Every rank looks, on this machine; what they saw lies in `folder` then, or their logs.
-
-    Raises `EnvironmentLacksError`: the launcher, or the ranks' Python, cannot be executed. `UserError`: the value of a
-    variable is not where the plan says. `StalledError`: they took longer than `timeout_s`. `KeyboardInterrupt`: passed
-    on, after they were ended.
-    """
-    token = secrets.token_hex(8)
-    is_local = plan.system.launch.launcher == "local"
-    own = plan.system.python or sys.executable
-    python = containers.python_of(plan, own)
-    environment = {**os.environ, **resolve(launch.rank_environment(plan))}
-    if is_local:
-        words = [*_before_rank(launch.local_command(plan, folder.run, _PYTHON, own)), *_program(folder, python)]
-    else:
-        words = launch.supervised(look_command(plan, folder, python), sys.executable)
-    if has_script(plan):
-        # Modules and setup lines before the look, in the words of a run's own script.
-        path = folder.path / "look.sh"
-        text = render(
-            "launch.sh.j2",
-            plan=plan,
-            variables=launch.rank_environment(plan),
-            command=f"exec {launch.quoted(words)}",
-            is_rank=plan.system.launch.launcher == "local",
-            is_job=False,
-        )
-        write_atomic(path, text)
-        words = shell_command(plan, path)
-    ranks = RankProcesses(lambda *_: None, token, launcher="" if is_local else plan.system.launch.launcher)
-    deadline = time.monotonic() + timeout_s
-    with Interruption() as interruption:
-
-        def check() -> None:
-            interruption.check()
-            if time.monotonic() > deadline:
-                raise StalledError(f"the ranks of {plan.run_id} did not look at this machine within {timeout_s:g} s")
-
-        try:
-            if is_local:
-                for rank, given in enumerate(launch.local_environments(plan, token)):
-                    ranks.start(words, {**environment, **resolve(given)}, folder.log(rank))
-            else:
-                ranks.start(words, environment, folder.run.launch_log)
-            ranks.wait(check)
-        except BaseException:
-            ranks.end(interruption.is_repeated)
-            raise
-        finally:
-            ranks.close(process_tree.temporary_places(environment))
-
-
-MODULE = "dlbench.node.site_check"
-# Says what it can whatever is missing, and ends with 0: with another code the launcher would end the other ranks.
-_LOOK = """\
-folder=$1
-shift
-rank=${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${DLBENCH_RANK:-0}}}}
-file=$folder/$(printf "rank-%04d" "$rank")
-host=${SLURMD_NODENAME:-$(uname -n)}
-if ! [ -d "$folder" ] || ! printf "%s\\n" "$host" >"$file.begun"; then
-  echo "dlbench preflight: $host: $folder is not there, or cannot be written" >&2
-  exit 0
-fi
-"$@" >"$file.log" 2>&1
-code=$?
-[ "$code" -eq 0 ] || printf "%s\\n" "$code" >"$file.failed"
-exit 0
-"""
-
-
 def render_preflight(job: Job, folder: PreflightFolder, python: str) -> str:
     """The exact text of `job.sbatch`; arguments as `dlbench.jobs.scripts.launch.render_job`."""
     plan = job.shape
     ranks_python = containers.python_of(plan, python)
-    look = look_command(plan, folder, ranks_python)
-    exchange = launch.launcher_command(plan, folder.run, ranks_python)
-
-    def in_shell(words: list[str]) -> str:
-        return " ".join(launch.word_of_shell(word, containers.variables_of(word)) for word in words)
-
     return render(
         "preflight.sbatch.j2",
         plan=plan,
         **told_options(job, folder.run),
         seen=folder.seen,
         variables=launch.rank_environment(plan),
-        look=in_shell(look),
-        exchange=in_shell(exchange),
+        look=quoted(look_command(plan, folder, ranks_python)),
+        exchange=quoted(launch.launcher_command(plan, words_of(folder.run), ranks_python)),
         is_job=True,
     )
 
@@ -279,65 +196,49 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
 
     `plan`: of the pre-flight; its launcher is not `local`.
     """
-    before = _before_rank(launch.launcher_command(plan, folder.run, _PYTHON))
+    before = launch.before_rank(plan, words_of(folder.run))
     return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
-
-
-_PYTHON = f"/dlbench-python-{secrets.token_hex(16)}"
-
-
-def _before_rank(words: list[str]) -> list[str]:
-    """What of a command comes before the ranks' Python, for which `_PYTHON` stands."""
-    return words[: words.index(_PYTHON)]
 
 
 def _program(folder: PreflightFolder, python: str) -> list[str]:
     return [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
 
 
-_LAST_WORDS = 1 << 14
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a person asks of a pre-flight."""
-
-    timeout_s: float  # For the job, in the queue and on the nodes.
-    starts_job: bool = True  # Off: nothing is submitted or started.
-
-
-def preflight(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
+def preflight(
+    plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool = True
+) -> PreflightReport:
     """Looks, and writes what it found into the folder, which is made.
 
-    `folder`: absolute; not there yet. `notify`: hears what happens now, a line each.
+    `folder`: absolute; not there yet. `timeout_s`: for the job, in the queue and on the nodes. `notify`: hears what
+    happens now, a line each. `starts_job`: off: nothing is submitted or started.
     Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
     `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
-    on_slurm = plan.system.scheduler == "slurm"
-    if on_slurm:
-        require_slurm()
+    require_slurm()
     try:
         folder.seen.mkdir(parents=True)
     except OSError as error:
         raise refused(error, f"{folder.path}: cannot be made: {error.strerror or error}") from None
     write_atomic(folder.run.plan, plan.to_json())
-    report = _on_slurm(plan, folder, asked, notify) if on_slurm else _here(plan, folder, asked, notify)
+    report = _looked(plan, folder, timeout_s, notify, starts_job=starts_job)
     write_json(folder.report, report.model_dump(mode="json"))
     return report
 
 
-def _report(plan: CommPlan, **found: object) -> PreflightReport:
-    content = {"id": plan.run_id, "system": plan.system.name, "created": plan.created}
-    return PreflightReport.model_validate({**content, "dlbench_version": plan.dlbench_version, "exit_code": 0, **found})
+def _report(plan: CommPlan, **content: object) -> PreflightReport:
+    head = {"id": plan.run_id, "system": plan.system.name, "created": plan.created}
+    return PreflightReport.model_validate({**head, "dlbench_version": plan.dlbench_version, "exit_code": 0, **content})
 
 
-def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
+def _looked(
+    plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool
+) -> PreflightReport:
     job = job_of(plan)
     write_script(job, folder, sys.executable)
-    static = (*static_findings(plan), trial(job, folder, job_environment([plan])))
-    lacks = any(one.state == "wrong" for one in static)
-    if not asked.starts_job or static[-1].state == "wrong":
-        return _report(plan, static=static, exit_code=int(ExitCode.ENVIRONMENT if lacks else ExitCode.OK))
+    tried = trial(job, folder, job_environment([plan]))
+    if not starts_job or tried.state == "wrong":
+        code = ExitCode.ENVIRONMENT if tried.state == "wrong" else ExitCode.OK
+        return _report(plan, job=(tried,), exit_code=int(code))
     answer = sbatch(job, sbatch_arguments(job, folder.run))
     if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -347,28 +248,19 @@ def _on_slurm(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Cal
         raise RunError(f"sbatch of {job.plans[0].run_id}: {answer.refusal or answer.doubt}")
     job_id = answer.job_id
     with Interruption() as interruption:
-        waited = wait(
-            job_id, folder, asked.timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}")
-        )
+        waited = wait(job_id, folder, timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}"))
     if waited.end != "ended":
         finding, code = _given_up(job_id, waited, folder)
         nodes = judge(plan, folder, _hosts(folder)) if waited.end == "running" else ()
-        return _report(
-            plan,
-            static=static,
-            job_id=job_id,
-            job=(finding,),
-            nodes=nodes,
-            exclude=excluded(nodes),
-            exit_code=int(code),
-        )
+        content = {"job": (tried, finding), "nodes": nodes, "exclude": excluded(nodes)}
+        return _report(plan, job_id=job_id, exit_code=int(code), **content)
     ran = Finding(subject="job", state="ok", found=f"{job_id} ended after {format_seconds(waited.seconds)}")
     # The look never ends badly by itself: what the script ended with is that of the part before it, or of the exchange.
     why = _script_failed(folder)
     if why and not any(folder.begun(rank).exists() for rank in range(plan.layout.ranks)):
         ran = Finding(subject="job", state="wrong", found=f"{job_id} reached no node's rank: {why}")
-        return _report(plan, static=static, job_id=job_id, job=(ran,), exit_code=int(ExitCode.ENVIRONMENT))
-    return _judged(plan, folder, static=static, job_id=job_id, before=(ran,), hosts=_hosts(folder))
+        return _report(plan, job_id=job_id, job=(tried, ran), exit_code=int(ExitCode.ENVIRONMENT))
+    return _judged(plan, folder, (tried, ran), _hosts(folder), job_id)
 
 
 def _given_up(job_id: str, waited: Waited, folder: PreflightFolder) -> tuple[Finding, ExitCode]:
@@ -405,31 +297,8 @@ def _hosts(folder: PreflightFolder) -> list[str]:
     return []
 
 
-def _here(plan: CommPlan, folder: PreflightFolder, asked: Asked, notify: Callable[[str], None]) -> PreflightReport:
-    if not asked.starts_job:
-        return _report(plan)
-    local.require_launcher(plan.system)
-    for rank in range(plan.layout.ranks):
-        folder.begun(rank).touch()
-    notify(f"{plan.layout.ranks} rank{'s' * (plan.layout.ranks > 1)} on this machine")
-    before: tuple[Finding, ...] = ()
-    try:
-        look_here(plan, folder, asked.timeout_s)
-    except StalledError as error:
-        before = (Finding(subject="look", state="wrong", found=str(error)),)
-    if not before and plan.layout.ranks > 1 and all(folder.rank(one).exists() for one in range(plan.layout.ranks)):
-        local.run(plan, folder.run, lambda *_: None)  # as `dlbench comm run` starts it
-    return _judged(plan, folder, static=(), job_id="", before=before, hosts=[os.uname().nodename])
-
-
 def _judged(
-    plan: CommPlan,
-    folder: PreflightFolder,
-    *,
-    static: tuple[Finding, ...],
-    job_id: str,
-    before: tuple[Finding, ...],
-    hosts: list[str],
+    plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str = ""
 ) -> PreflightReport:
     nodes = judge(plan, folder, hosts)
     silent = [node.host for node in nodes if len(node.ranks) < plan.layout.ranks_per_node]
@@ -445,21 +314,12 @@ def _judged(
         else node
         for node in nodes
     )
-    findings = (*before, exchange, *_without_gpus(plan, nodes))
-    code = _exit_code(nodes, [*static, *findings])
-    return _report(
-        plan, static=static, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code)
-    )
+    findings = (*before, exchange)
+    code = _exit_code(nodes, findings)
+    return _report(plan, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code))
 
 
-def _without_gpus(plan: CommPlan, nodes: tuple[PreflightNode, ...]) -> tuple[Finding, ...]:
-    """That nothing is known of GPUs, where there are none."""
-    if plan.system.node.gpus or any(rank.node_gpus or rank.gpu for node in nodes for rank in node.ranks):
-        return ()
-    return (Finding(subject="GPUs", state="unknown", found="not measured here: no node has one"),)
-
-
-def _exit_code(nodes: tuple[PreflightNode, ...], findings: list[Finding]) -> ExitCode:
+def _exit_code(nodes: tuple[PreflightNode, ...], findings: tuple[Finding, ...]) -> ExitCode:
     """3: some nodes failed, and others did not, or they cannot exchange. 5: the same lacks everywhere."""
     failed = [node for node in nodes if node.problems]
     if 0 < len(failed) < len(nodes):

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from dlbench.errors import IncompleteDataError
 from dlbench.opening import read_bytes, read_end, read_json, why_unreadable
-from dlbench.records.comm import CommPoint, read_comm_run
+from dlbench.records.comm import read_comm_run
 from dlbench.records.folder import MAX_JSON
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, SeenRank
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed
-from dlbench.units import format_seconds
-
-MUCH_LOAD = 0.05  # Share of a node's cores from which others' use is doubtful, as in reports (docs/measuring.md).
-LOAD_RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three kinds in ticks of 10 ms.
-FAR_CLOCK_S = 1.0  # From here on times in logs of two nodes, which are whole seconds, contradict each other.
 
 _LAST_WORDS = 4096
 
@@ -133,16 +128,8 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
         yield from (
             f"{name} does not import: {why}" for name, why in one.broken.items() if name not in ("torch", "numpy")
         )
-        if one.load is not None and one.load.others_s - one.load.cores * LOAD_RESOLUTION_S > (
-            MUCH_LOAD * one.load.cores * one.load.window_s
-        ):
-            yield f"others use {100 * one.load.others_s / (one.load.cores * one.load.window_s):.0f} % of its cores"
         if one.compiler:
             yield f"train.compile and fused LAMB and LARS fail there: {one.compiler}"
-        if one.clock_problem:
-            yield one.clock_problem
-        if one.clock is not None and abs(one.clock.offset_s) - one.clock.bound_s > FAR_CLOCK_S:
-            yield f"its clock is {format_seconds(abs(one.clock.offset_s))} away from the first node's"
 
 
 # The exchange
@@ -166,17 +153,8 @@ def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, 
     missing = f"; not measured here: {'; '.join(run.record.not_measured)}" if run.record.not_measured else ""
     if run.record.state != "valid":
         return Finding(subject=subject, state="wrong", found=run.detail), {}
-    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{_time_of(points)}{missing}"
+    found = f"right sums over {plan.layout.ranks} ranks by {carriers}{missing}"
     return Finding(subject=subject, state="ok", found=found), {}
-
-
-def _time_of(points: Iterable[CommPoint]) -> str:
-    """The shortest time of the longest vector by whatever was fastest."""
-    found = [(point.num_bytes, min(point.times_s)) for point in points]
-    if not found:
-        return ""
-    longest = max(size for size, _ in found)
-    return f", 1 MiB in {format_seconds(min(time for size, time in found if size == longest))}"
 
 
 def excluded(nodes: Sequence[PreflightNode]) -> str:

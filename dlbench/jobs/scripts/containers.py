@@ -6,12 +6,11 @@ Options are those of apptainer-exec(1), of Pyxis' own --help of srun, and of pod
 from __future__ import annotations
 
 import re
-import secrets
 from pathlib import Path
 
 import dlbench
 from dlbench.errors import UserError
-from dlbench.records.folder import RunFolder
+from dlbench.jobs.scripts.words import joined, variable
 from dlbench.specs.plan import LaunchPlan, RunPlan
 from dlbench.specs.system import TierSpec
 
@@ -27,19 +26,6 @@ GRANTED = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES", 
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")  # In the path of a tier (dlbench.datasets.staging.place).
 
-_MARK = secrets.token_hex(8)
-_PLACE = re.compile(rf"/DLBENCH-{_MARK}-([A-Za-z_][A-Za-z0-9_]*)-")
-
-
-def variables_of(word: str) -> dict[str, str]:
-    """Names of the shell's variables that a word of these commands holds, by what stands for each."""
-    return {found[0]: found[1] for found in _PLACE.finditer(word)}
-
-
-def _variable(name: str) -> str:
-    """Stands for a folder whose path is in a variable of the job: begins with a slash and needs no quotes."""
-    return f"/DLBENCH-{_MARK}-{name}-"
-
 
 def python_of(plan: LaunchPlan, python: str) -> str:
     """Returns the Python of the ranks: the container's where they run in one, else the system's, else `python`."""
@@ -48,7 +34,7 @@ def python_of(plan: LaunchPlan, python: str) -> str:
     return plan.system.python or python
 
 
-def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+def srun_words(plan: LaunchPlan, folder: str) -> list[str]:
     """What Pyxis is given, as options of srun; empty for other kinds.
 
     Variables of the host go in; those that the image sets itself only where they are named.
@@ -59,8 +45,8 @@ def srun_words(plan: LaunchPlan, folder: RunFolder) -> list[str]:
     named = sorted({*plan.system.launch.environment, *_OWN, *(["PYTHONPATH"] if _dlbench(plan) else [])})
     return [
         f"--container-image={container.image}",
-        f"--container-mounts={','.join(_mounts(plan, folder))}",
-        f"--container-workdir={folder.path}",
+        joined("--container-mounts=", joined(*_mounts(plan, folder), by=",")),
+        joined("--container-workdir=", folder),
         *([f"--container-env={','.join(named)}"] if named else []),
         *("--no-container-mount-home", "--no-container-entrypoint", "--no-container-remap-root"),
         "--container-writable" if container.writable else "--container-readonly",
@@ -73,7 +59,7 @@ def before_launcher(plan: LaunchPlan) -> list[str]:
     return _withheld(plan) if plan.system.container.kind == "pyxis" else []
 
 
-def in_container(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+def in_container(plan: LaunchPlan, folder: str) -> list[str]:
     """What comes before a rank's own command; empty where ranks run in none, or Slurm starts it."""
     kind = plan.system.container.kind
     if kind == "apptainer":
@@ -81,7 +67,7 @@ def in_container(plan: LaunchPlan, folder: RunFolder) -> list[str]:
     return _podman(plan, folder) if plan.system.container.is_podman else []
 
 
-def _apptainer(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+def _apptainer(plan: LaunchPlan, folder: str) -> list[str]:
     """Without a PID namespace: the rank's supervisor sees the runtime, and ends with it.
 
     Apptainer itself withholds LD_LIBRARY_PATH and PATH, and passes all else in.
@@ -95,13 +81,13 @@ def _apptainer(plan: LaunchPlan, folder: RunFolder) -> list[str]:
         *("apptainer", "exec", "--no-home", *gpu),
         *(["--writable-tmpfs"] if container.writable else []),
         *(part for mount in _mounts(plan, folder) for part in ("--bind", mount)),
-        *("--pwd", str(folder.path)),
+        *("--pwd", folder),
         *container.args,
         str(container.image),
     ]
 
 
-def _podman(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+def _podman(plan: LaunchPlan, folder: str) -> list[str]:
     """In the host's namespaces of network, processes and shared memory, as ranks of one node need it of each other."""
     container = plan.system.container
     hpc = container.kind == "podman-hpc"
@@ -116,8 +102,8 @@ def _podman(plan: LaunchPlan, folder: RunFolder) -> list[str]:
         *([] if container.writable else ["--read-only"]),
         *(f"--env={name}" for name in names),
         *(f"--env=PYTHONPATH={path}" for path in _dlbench(plan)),
-        *(f"--volume={mount}" for mount in _mounts(plan, folder)),
-        f"--workdir={folder.path}",
+        *(joined("--volume=", mount) for mount in _mounts(plan, folder)),
+        joined("--workdir=", folder),
         *container.args,
         *(["--rootfs"] if container.is_path else []),
         str(container.image),
@@ -143,13 +129,13 @@ def _package() -> Path:
     return Path(dlbench.__file__).resolve().parent
 
 
-def _mounts(plan: LaunchPlan, folder: RunFolder) -> list[str]:
+def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
     """SRC:DST or SRC:DST:ro, in order; what the system file mounts at a place goes before what would be there.
 
     Podman refuses two mounts at one place.
     """
     given = {(mount.split(":") * 2)[1]: mount for mount in plan.system.container.mounts}
-    found = {path: f"{path}:{path}" for path in (str(folder.path), _variable("TMPDIR"), *_scratch(plan))}
+    found = {path: joined(path, path, by=":") for path in (folder, variable("TMPDIR"), *_scratch(plan))}
     package = _package()
     siblings = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
     sources = [package, *(path for path in siblings if path.is_dir())] if plan.system.container.mount_dlbench else []
@@ -185,9 +171,9 @@ def _tier_folder(tier: TierSpec) -> str:
     path = before.rpartition("/")[0] if host else before.rstrip("/")
     if not path:
         raise UserError(f"storage: {tier.path}: cannot be mounted in a container: begin it with a folder of every node")
-    if path.startswith("~/"):
-        path = _variable("HOME") + path[1:]
-    return VARIABLE.sub(lambda found: _variable(found[1]), path)
+    home = [variable("HOME")] if path.startswith("~/") else []
+    texts = VARIABLE.split(path[len(home) :])  # Every second one is a variable's name.
+    return joined(*home, *(variable(text) if index % 2 else text for index, text in enumerate(texts)))
 
 
 def facts(plan: LaunchPlan) -> dict[str, str]:

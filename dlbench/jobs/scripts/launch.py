@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import shlex
 import site
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +14,7 @@ from pathlib import Path
 from dlbench.errors import UserError
 from dlbench.jobs.scripts import containers
 from dlbench.jobs.scripts.job import Job, render, shell_values
+from dlbench.jobs.scripts.words import IN_SCRIPT, RunWords, joined, quoted, variable, words_of
 from dlbench.opening import read_bytes, why_unreadable
 from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
@@ -88,8 +87,8 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
     own = plan.system.python or python
     of_ranks = containers.python_of(plan, own)
     if plan.system.launch.launcher == "local":
-        return local_command(plan, folder, of_ranks, own)
-    return launcher_command(plan, folder, of_ranks)
+        return local_command(plan, words_of(folder), of_ranks, own)
+    return launcher_command(plan, words_of(folder), of_ranks)
 
 
 def sbatch_options(
@@ -219,12 +218,12 @@ TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
 """Distinguishes the ranks of one start from those of another."""
 
 
-def node_command(plan_file: Path, python: str) -> list[str]:
+def node_command(plan_file: str, python: str) -> list[str]:
     """What every rank executes: a supervisor, which runs the rank and ends all that it started (dlbench.supervisor).
 
     With -P no module is taken from the working directory.
     """
-    return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", str(plan_file)]
+    return [python, "-P", "-m", "dlbench.supervisor", "-m", "dlbench.node", plan_file]
 
 
 def supervised(launcher_command: list[str], python: str) -> list[str]:
@@ -273,14 +272,13 @@ def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | Var
     ]
 
 
-def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
+def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
     """Open MPI's mpirun; ranks pin themselves, so it must not.
 
     Variables are named and their values left to mpirun's own environment: everybody may read a command line.
 
     Under Slurm a node has as many slots as tasks were asked for, one for each rank. Elsewhere it has as many as
     physical cores, and a host that is named has one (mpirun(1)): there more must be allowed.
-    Arguments as `launcher_command`.
     """
     exports = [part for name in sorted([*rank_environment(plan), TOKEN]) for part in ("-x", name)]
     mapping = f"ppr:{plan.layout.ranks_per_node}:node"
@@ -290,62 +288,43 @@ def mpirun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str 
         *("mpirun", "-np", str(plan.layout.ranks), "--map-by", mapping, "--bind-to", "none"),
         *(("--host", hosts) if hosts else ()),
         *exports,
-        *containers.in_container(plan, folder),
-        *node_command(folder.plan, python),
     ]
 
 
-def srun_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
-    """Srun inside an allocation. Arguments as `launcher_command`."""
-    place = [f"--nodelist={hosts}"] if hosts else []
+def _srun(plan: LaunchPlan, run: RunWords, hosts: str) -> list[str]:
+    """Srun inside an allocation."""
+    nodes = [joined("--nodelist=", hosts)] if hosts else []
     return [
         *(UNBOUND if _unbinds_tasks(plan) else ()),
         *containers.before_launcher(plan),
         # By its name, which is the run's, accounting finds the step again.
-        *("srun", f"--job-name={folder.path.name}", *srun_options(plan), *place),
-        *containers.srun_words(plan, folder),
-        *containers.in_container(plan, folder),
-        *node_command(folder.plan, python),
+        *("srun", joined("--job-name=", run.run_id), *srun_options(plan), *nodes),
+        *containers.srun_words(plan, run.folder),
     ]
 
 
-def local_command(plan: LaunchPlan, folder: RunFolder, python: str, own: str) -> list[str]:
+def local_command(plan: LaunchPlan, run: RunWords, python: str, own: str) -> list[str]:
     """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
 
     `python`: Python of the ranks. `own`: Python of this machine.
     """
-    runtime = containers.in_container(plan, folder)
-    command = node_command(folder.plan, python)
+    runtime = containers.in_container(plan, run.folder)
+    command = node_command(run.plan, python)
     return supervised([*runtime, *command], own) if runtime else command
 
 
-def launcher_command(plan: LaunchPlan, folder: RunFolder, python: str, hosts: str = "") -> list[str]:
-    """The command of the plan's launcher, which is not `local`.
+def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
+    """What comes before a rank's own command: the plan's launcher, which is not `local`, and a container's runtime.
 
-    `python`: Python of the ranks. `hosts`: names of its nodes with commas between them; empty: all nodes of the
-    allocation.
+    `hosts`: names of its nodes with commas between them; empty: all nodes of the allocation.
     """
-    if plan.system.launch.launcher == "mpirun":
-        return mpirun_command(plan, folder, python, hosts)
-    return srun_command(plan, folder, python, hosts)
+    launcher = _mpirun(plan, hosts) if plan.system.launch.launcher == "mpirun" else _srun(plan, run, hosts)
+    return [*launcher, *containers.in_container(plan, run.folder)]
 
 
-def quoted(words: list[str]) -> str:
-    """A command as one line of shell."""
-    return " ".join(word_of_shell(word, containers.variables_of(word)) for word in words)
-
-
-def word_of_shell(word: str, variables: Mapping[str, str]) -> str:
-    """A word of the shell in which some parts are variables of the script.
-
-    `variables`: names of the variables, by the part that each replaces.
-    """
-    for part, name in variables.items():
-        if part in word:
-            before, _, after = word.partition(part)
-            ends = [word_of_shell(end, variables) if end else "" for end in (before, after)]
-            return f'{ends[0]}"${name}"{ends[1]}'
-    return shlex.quote(word)
+def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = "") -> list[str]:
+    """The command that starts all ranks. `python`: of the ranks; other arguments as `before_rank`."""
+    return [*before_rank(plan, run, hosts), *node_command(run.plan, python)]
 
 
 def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str = "") -> str:
@@ -398,27 +377,18 @@ def _swept(job: Job) -> str:
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
     """How each run is started; runs that are started alike share one, with one function of the script."""
-    folder, hosts = _place_holder(), _place_holder()
-    # The folder's name is the run's.
-    variables = {
-        f"/{folder}": "dlbench_run",
-        folder: "{dlbench_run##*/}",
-        hosts: "dlbench_hosts",
-    }
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:
         is_part = not job.is_array and plan.layout.nodes < job.shape.layout.nodes
-        words = launcher_command(
-            plan, RunFolder(Path(f"/{folder}")), containers.python_of(plan, python), hosts if is_part else ""
-        )
+        hosts = variable("dlbench_hosts") if is_part else ""
+        words = launcher_command(plan, IN_SCRIPT, containers.python_of(plan, python), hosts)
         way = {
             "plan": plan,
             "is_part": is_part,
             "variables": rank_environment(plan),
             # In place of the shell: the process that the script signals is the launcher.
-            "command": ("exec " if job.passes_warning_on else "")
-            + " ".join(word_of_shell(word, variables | containers.variables_of(word)) for word in words),
+            "command": ("exec " if job.passes_warning_on else "") + quoted(words),
         }
         # Whatever of a plan reaches its part of the script.
         text = f"{is_part} {plan.layout.nodes} {render('environment.j2', is_job=True, **way)}"
@@ -447,11 +417,6 @@ def _whose(job: Job, plan: LaunchPlan) -> str:
         of_system = {key: value for key, value in plan.series.axes.items() if key.startswith("system.")}
         parts += [f"{key}={value_text(key, value)}" for key, value in of_system.items()]
     return f"{', '.join(parts)}. " if parts else ""
-
-
-def _place_holder() -> str:
-    """Random, so that no path or variable of a user can hold it."""
-    return f"DLBENCH-{secrets.token_hex(16)}"
 
 
 def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:

@@ -1,7 +1,6 @@
 """What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for a cluster's jobs.
 
-Where there is no accounting, squeue still knows a job's times for some minutes after its end (slurm.conf(5),
-MinJobAge). What was said once is kept with the run, in `accounting.json`.
+What was said once is kept with the run, in `accounting.json`.
 
 Slurm counts the energy of whole nodes by the plugin of `AcctGatherEnergyType` (RAPL, IPMI, XCC, pm_counters); that is
 the job's own only where it has its nodes to itself (sacct(1), ConsumedEnergy).
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
@@ -88,8 +87,8 @@ def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = 
     squeue is asked by user: a list of a thousand ids would be asked for one by one by the controller, and an argument
     has an end. `--states=all` lists those, too, that ended in the last minutes (MinJobAge).
 
-    `job_ids`: ids, with `;CLUSTER` where sbatch named one. `users`: names or numbers. `clusters`: as of
-    `dlbench.jobs.scheduler.Scheduler.query`.
+    `job_ids`: ids, with `;CLUSTER` where sbatch named one. `users`: names or numbers. `clusters`: asked
+    besides those of the ids.
     """
     places = {*clusters, *map(cluster_of, job_ids)} or {""}
     named = ",".join(sorted(places - {""}))
@@ -234,21 +233,6 @@ _FIELDS = (
     "JobID,State,ExitCode,Eligible,Start,End,NNodes,NodeList,TimelimitRaw,Partition,Account,QOS,MaxRSS,"
     "ConsumedEnergyRaw,ConsumedEnergy,JobName"
 )
-_QUEUE_FIELDS = {
-    "JobID": "JobArrayID",
-    "State": "State",
-    "Eligible": "EligibleTime",
-    "Start": "StartTime",
-    "End": "EndTime",
-    "NNodes": "NumNodes",
-    "Timelimit": "TimeLimit",
-    "Partition": "Partition",
-    "Account": "Account",
-    "QOS": "QOS",
-    "NodeList": "NodeList",
-}
-"""What sacct calls so, and what squeue does."""
-_WIDTH = 2000  # Of a column of squeue, which cuts what is longer: lists of nodes.
 _ENDED = FINAL | {"REQUEUED", "REVOKED"}
 _NOT_ENDED = "has not ended"
 SETTLING_S = (0.0, 2.0, 5.0, 10.0)  # Pauses before Slurm is asked for jobs that wrote their last record, seconds.
@@ -329,51 +313,25 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
     return why_not
 
 
-def job_energies(runs: Iterable[LaunchedRun]) -> tuple[dict[str, float], dict[str, str]]:
-    """Joules of the last attempt at each run that was submitted, by run id, and why there are none, by run id.
-
-    What a rank or a sampler counted is of that attempt.
-    """
-    answer = accounting_of(runs)
-    joules: dict[str, float] = {}
-    why = dict(answer.why_not)
-    for run_id, one in answer.accounting.items():
-        is_alone = len(one.attempts) == 1
-        energy = one.energy_j if is_alone else one.steps[-1].energy_j if one.steps else None
-        if energy is not None:
-            joules[run_id] = energy
-        elif one.energy_j is not None:
-            why[run_id] = f"Slurm counted the {len(one.attempts)} attempts of job {one.job_id} together"
-        else:
-            why[run_id] = one.not_measured.get("energy_j", _NO_ENERGY)
-    return joules, why
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Answer:
-    """Rows of sacct or squeue, by job id: of the job, and of its steps."""
+    """Rows of sacct, by job id: of the job, and of its steps."""
 
-    source: Literal["sacct", "squeue"] = "sacct"
     rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
     why_not: str = ""  # Why sacct did not say; empty where it did.
 
 
 def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
     size = MAX_IDS // (1 + max(map(len, jobs)))
-    parts = [_ask(jobs[start : start + size], cluster) for start in range(0, len(jobs), size)]
-    rows = {job: lines for part in parts for job, lines in part.rows.items()}
-    return replace(next((part for part in parts if part.why_not), parts[0]), rows=rows)
-
-
-def _ask(jobs: Sequence[str], cluster: str) -> _Answer:
-    sacct = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={_FIELDS}", f"--jobs={','.join(jobs)}"]
-    lines, why = _lines([*sacct, *on_cluster(cluster)])
-    if not why:
-        return _Answer(rows=_by_job(lines, _FIELDS.split(",")))
-    columns = ",".join(f"{name}:{_WIDTH}|" for name in _QUEUE_FIELDS.values())
-    queue = ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", f"--jobs={','.join(jobs)}"]
-    lines, _ = _lines([*queue, *on_cluster(cluster)])
-    return _Answer(source="squeue", rows=_by_job(lines, list(_QUEUE_FIELDS)), why_not=why)
+    rows: dict[str, list[dict[str, str]]] = {}
+    for start in range(0, len(jobs), size):
+        which = f"--jobs={','.join(jobs[start : start + size])}"
+        sacct = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={_FIELDS}", which]
+        lines, why = _lines([*sacct, *on_cluster(cluster)])
+        if why:
+            return _Answer(why_not=why)
+        rows |= _by_job(lines, _FIELDS.split(","))
+    return _Answer(rows=rows)
 
 
 def _lines(command: list[str]) -> tuple[list[str], str]:
@@ -408,9 +366,10 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
     begin = datetime.fromisoformat(submission.submitted).timestamp() - _SKEW_S
     rows = [row for row in answer.rows.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
     own = [row for row in rows if row["JobID"] == submission.job_id]
+    if answer.why_not:
+        return f"no accounting: {answer.why_not}"
     if not own:
-        gone = f"Slurm no longer knows job {submission.job_id}"
-        return f"no accounting ({answer.why_not}), and {gone}" if answer.why_not else gone
+        return f"Slurm no longer knows job {submission.job_id}"
     # sacct writes "CANCELLED by 1000".
     last = _word(own[-1])
     if last == "REQUEUED" or any(_word(row) not in _ENDED for row in rows):
@@ -425,7 +384,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         mine = numbered
     accounting = RunAccounting(
         run_id=run_id,
-        source=answer.source,
+        source="sacct",
         asked=utc_now(),
         job_id=submission.job_id,
         job_runs=job_runs,
@@ -435,7 +394,7 @@ def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounti
         not_measured={},
     )
     no_energy = _PART_OF_ENERGY if any(_energy(row) is not None for row in rows) else _NO_ENERGY
-    return accounting.model_copy(update={"not_measured": _not_measured(accounting, answer, no_energy)})
+    return accounting.model_copy(update={"not_measured": _not_measured(accounting, no_energy)})
 
 
 def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, str]]) -> float | None:
@@ -452,18 +411,16 @@ def _job_energy(own: Sequence[Mapping[str, str]], rows: Sequence[Mapping[str, st
     return most if len(ran) == 1 else None
 
 
-def _not_measured(accounting: RunAccounting, answer: _Answer, no_energy: str) -> dict[str, str]:
+def _not_measured(accounting: RunAccounting, no_energy: str) -> dict[str, str]:
     if accounting.never_started:
         no_start = f"job {accounting.job_id} ended before it was started"
         return dict.fromkeys(("waited_s", "max_rss_bytes", "energy_j"), no_start)
-    no_steps = (
-        f"no accounting: {answer.why_not}" if answer.why_not else f"job {accounting.job_id} has no srun step of it"
-    )
+    no_steps = f"job {accounting.job_id} has no srun step of it"
     reasons = {
         "waited_s": "Slurm does not say when the job could have started",
         "run_s": no_steps,
         "max_rss_bytes": no_steps if not accounting.steps else "Slurm gathers none (JobAcctGatherType)",
-        "energy_j": no_steps if answer.why_not else no_energy,
+        "energy_j": no_energy,
     }
     return {name: why for name, why in reasons.items() if getattr(accounting, name) is None}
 
@@ -479,7 +436,7 @@ def _attempt(row: Mapping[str, str]) -> Attempt:
         ended=ended if ended is not None else started or 0.0,
         nodes=_count(row["NNodes"]),
         node_list=_nodes(row),
-        time_limit_s=60.0 * int(limit) if limit.isdigit() and int(limit) else _limit(row.get("Timelimit", "")),
+        time_limit_s=60.0 * int(limit) if limit.isdigit() and int(limit) else None,
         partition=row["Partition"],
         account=row["Account"],
         qos=row["QOS"],
@@ -502,7 +459,7 @@ def _step(row: Mapping[str, str]) -> Step:
 
 
 def _started(row: Mapping[str, str]) -> float | None:
-    """When the job was given nodes; of one that was cancelled before, squeue says its end."""
+    """When the job was given nodes; None for one that was cancelled before."""
     return _seconds(row["Start"]) if _nodes(row) else None
 
 
@@ -515,8 +472,6 @@ def _word(row: Mapping[str, str]) -> str:
 
 
 def _energy(row: Mapping[str, str]) -> float | None:
-    if "ConsumedEnergy" not in row:
-        return None
     return _amount(row["ConsumedEnergyRaw"], 1000.0) or _amount(row["ConsumedEnergy"], 1000.0)
 
 
@@ -537,12 +492,3 @@ def _count(text: str) -> int:
 def _seconds(text: str) -> float | None:
     """Seconds since 1970, or None for `Unknown`, `None` and `N/A`."""
     return float(text) if re.fullmatch(r"\d{1,12}", text) and int(text) else None
-
-
-def _limit(text: str) -> float | None:
-    """Seconds of `[DAYS-]HOURS:MINUTES:SECONDS` or `MINUTES:SECONDS`; None for UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) or None

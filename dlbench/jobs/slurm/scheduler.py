@@ -41,7 +41,7 @@ def require_slurm() -> None:
 def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
     """The job's id; else why it may be queued all the same; else why it was refused for certain.
 
-    `keep_open`: as of `dlbench.jobs.scheduler.Scheduler.submit`.
+    `keep_open`: as of `Slurm.submit`.
     """
     try:
         done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
@@ -66,32 +66,43 @@ _AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux ta
 
 
 class Slurm:
-    """Implements `dlbench.jobs.scheduler.Scheduler`."""
-
-    name = "Slurm"
+    """What a campaign asks for; tests have another one."""
 
     def require(self) -> None:
+        """Raises `EnvironmentLacksError`: no job can be submitted from this machine."""
         require_slurm()
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
-        """The batch script; where the site has a comment of its own, the folder identifies the job."""
+        """The batch script of a job.
+
+        `python`: Python of the nodes, unless the system names another. `comment`: by which the job is found again;
+        where the site has one of its own, the folder identifies the job.
+        """
         return render_job(job, folders, python, comment)
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
+        """The command that submits a script; `after`: id of the job that must have ended before, None: none."""
         after = None if after is None else after.partition(";")[0]
         return sbatch_arguments(job, folder, after, comment)
 
     def variables(self, job: Job) -> Sequence[str]:
+        """Names of the environment variables that a job is given."""
         return exported_names(job.plans)
 
     def clusters(self, job: Job) -> Sequence[str]:
+        """Names of the clusters that a job may go to; an empty one for the cluster here."""
         return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
+        """Runs that command; `keep_open`: descriptors that hold the series' lock until it ends, kill or not."""
         return sbatch(job, command, keep_open)
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
-        """One squeue, and at most one sacct; where jobs are on other clusters, too, as many for those."""
+        """This user's jobs: one squeue, and at most one sacct; where jobs are on other clusters, as many for those.
+
+        `job_ids`: jobs that are asked for where the queue has forgotten them, too. `users`: whose jobs besides this
+        user's. `clusters`: asked besides those of the ids; where there is neither, the one here.
+        """
         return ask(job_ids, users, clusters)
 
     def script(self, job_id: str) -> str:
@@ -102,7 +113,7 @@ class Slurm:
         return "" if isinstance(done, str) or done.returncode else done.stdout
 
     def cancel(self, job_ids: Sequence[str]) -> str:
-        """One scancel for some thousand ids of a cluster."""
+        """One scancel for some thousand ids of a cluster; returns what it said against it, empty if nothing."""
         by_cluster: dict[str, list[str]] = {}
         for job in job_ids:
             by_cluster.setdefault(cluster_of(job), []).append(job.partition(";")[0])

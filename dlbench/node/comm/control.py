@@ -10,28 +10,27 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
-from dlbench.errors import ExitCode, PeerLostError, RunError, first_line
+from dlbench.errors import ExitCode, PeerLostError, first_line
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import gather_over_torch
-from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.node.sync.run_store import meet
 from dlbench.records.folder import RunFolder
 
 
 class Control:
-    """A gloo group over all ranks. Every call names what it is for: ranks that differ learn it and do not hang."""
+    """A gloo group over all ranks. Every call names what it is for, for the error where a rank is gone."""
 
     def __init__(self, place: RankPlace, timeout_s: float, meeting_s: float) -> None:
         """`meeting_s` is the longest wait until all ranks have met, `timeout_s` any later one, seconds."""
         self._place = place
         self._meeting_s = meeting_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
-        self._store: RunStore | None = None  # torch holds no more than its C++ half
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
         """Meets the other ranks through the run's folder. `folder`: of the run, seen by all ranks. `interface`: network
@@ -55,30 +54,12 @@ class Control:
         return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
-        """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck, or is
-        doing something else than `what`.
-        """
+        """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck."""
         try:
-            everyone = gather_over_torch([what, value], self._place.size)
+            everyone: list[Any] = gather_over_torch(value, self._place.size)
         except RuntimeError as error:
             raise self._lost(what, error) from None
-        named = [item[0] for item in everyone]
-        if len(set(named)) > 1:
-            raise RunError(f"ranks do not do the same: {_by_rank(named)}")
-        return [item[1] for item in everyone]
-
-    def agree(self, what: str, point: Mapping[str, object]) -> None:
-        """Makes sure that all ranks are about to do the same. Raises `RunError`: they are not; each value that differs
-        is named with the ranks that hold it.
-        """
-        everyone = self.gather(what, dict(point))
-        differences = [
-            f"{key} is {_by_rank([item.get(key) for item in everyone])}"
-            for key in point
-            if any(item.get(key) != everyone[0].get(key) for item in everyone)
-        ]
-        if differences:
-            raise RunError(f"ranks differ in what to do next: {'; '.join(differences)}; their plans are not the same")
+        return everyone
 
     def barrier(self, what: str) -> None:
         """Returns when every rank is here. Raises `RunError`: a rank is gone or stuck."""
@@ -93,18 +74,6 @@ class Control:
 
     def _lost(self, what: str, error: BaseException) -> PeerLostError:
         return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
-
-
-def _by_rank(values: list[Any]) -> str:
-    """`4096 on ranks 0, 1; 8192 on rank 2`."""
-    holders: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        holders.setdefault(str(value), []).append(rank)
-    parts = []
-    for value, ranks in holders.items():
-        shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-        parts.append(f"{value} on rank{'s' if len(ranks) > 1 else ''} {shown}")
-    return ", ".join(parts)
 
 
 LATE_S = 5.0  # How much later than a call's own deadline, so that calls that have one end by themselves.

@@ -62,12 +62,11 @@ class Measurement:
         deadline: Deadline,
         beat: Callable[[str], None],
         *,
-        largest_input: int | None = None,
         clock: HostSampleClock | None = None,
     ) -> None:
         """Prepares. `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks
-        agree. `deadline`: of every wait. `beat`: called before each iteration with what comes next. `largest_input`:
-        the largest entry of inputs; None for one with which sums are exact. `clock`: times samples; None: the host's.
+        agree. `deadline`: of every wait. `beat`: called before each iteration with what comes next. `clock`: times
+        samples; None: the host's.
         """
         self._comm = comm
         self._place = place
@@ -75,7 +74,6 @@ class Measurement:
         self._control = control
         self._deadline = deadline
         self._beat = beat
-        self._largest_input = largest_input
         before = control.gather("clocks before", [place.host, time.perf_counter_ns()])
         after = control.gather("clocks after", time.perf_counter_ns())
         # Nobody has passed the first gathering before everybody has read the clock for it.
@@ -84,15 +82,12 @@ class Measurement:
         self._clock: HostSampleClock = self._host_clock if clock is None else clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """One point for each contestant; the same on every rank. Raises `RunError`: ranks differ in what to do, or a
-        collective failed; no other can follow.
+        """One point for each contestant; the same on every rank. Raises `RunError`: a collective failed; no other can
+        follow.
         """
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]
-        self._agree(contestants, elements)
-        inputs = Inputs(
-            comm.collective, self._place.rank, self._place.size, elements, comm.dtype, largest=self._largest_input
-        )
+        inputs = Inputs(comm.collective, self._place.rank, self._place.size, elements, comm.dtype)
         given = inputs.given().to(self._device)
         vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
         size = _Size(vectors, inputs)
@@ -109,20 +104,6 @@ class Measurement:
         finally:
             garbage.release()
         return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
-
-    def _agree(self, contestants: Sequence[Contestant], elements: int) -> None:
-        comm = self._comm
-        point = {
-            "collective": comm.collective,
-            "algorithms": ", ".join(f"{c.algorithm} ({c.carrier})" for c in contestants),
-            "elements": elements,
-            "dtype": comm.dtype,
-            "iterations": comm.iterations,
-            "warmup": comm.warmup,
-            "shards": comm.shards,
-            "check": comm.check,
-        }
-        self._control.agree("next point", point)
 
     def _what(self, contestant: Contestant, size: _Size, which: str) -> str:
         return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {which}"

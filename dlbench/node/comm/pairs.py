@@ -44,12 +44,11 @@ class PairMeasurement(Measurement):
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
         """Of each pair and way one point, and one beside the congestors; the same on every rank. `contestants`: have
-        the transport. Raises `RunError`: ranks differ in what to do, or a message failed; no other can follow.
+        the transport. Raises `RunError`: a message failed; no other can follow.
         """
         assert isinstance(contestants[0], OwnAlgorithm)
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
-        self._control.agree("next point", comm.model_dump(mode="json") | {"of": num_bytes})
         message = (torch.arange(num_bytes // dtype.itemsize, device=self._device) % _REPEATS_AFTER).to(dtype)
         window = max(2, min(WINDOW, WINDOW_BYTES // num_bytes))
         sides = (False, True)[: 1 + bool(comm.congestors)]

@@ -69,8 +69,8 @@ class CommRun:
 
     def run(self) -> CommRecord | None:
         """Measures all points; the record, on rank 0. Raises `EnvironmentLacksError`: what carries the messages cannot
-        be had, or nothing that was asked for can; `RunError`: ranks differ in what to do, or one is gone. The others
-        end within the plan's `timeout_s`: with this error, or by `on_stuck` where MPI waits.
+        be had, or nothing that was asked for can; `RunError`: a rank is gone. The others end within the plan's
+        `timeout_s`: with this error, or by `on_stuck` where MPI waits.
         """
         plan, comm = self._plan, self._plan.comm
         control = Control(self._place, comm.timeout_s, plan.stall_timeout_s * rendezvous.PATIENCE)

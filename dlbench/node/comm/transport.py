@@ -211,8 +211,8 @@ def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -
 def _initialise(mpi: Any, thread_level: int) -> None:
     """Starts MPI, which waits for all ranks, with Python's interpreter free.
 
-    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (`KeyServer`, a thread of Python) those
-    who still need its keys before they come here: nobody would ever arrive.
+    mpi4py would hold the interpreter meanwhile, and rank 0 could not answer (Horovod's rendezvous, a thread of Python)
+    those who still need its keys before they come here: nobody would ever arrive.
     """
     provided = ctypes.c_int()
     failed = ctypes.CDLL(mpi.__file__).MPI_Init_thread(None, None, thread_level, ctypes.byref(provided))
@@ -223,9 +223,12 @@ def _initialise(mpi: Any, thread_level: int) -> None:
 
 
 def stop_mpi(mpi: Any) -> None:
-    """Ends MPI; all ranks must come here."""
+    """Ends MPI, which waits for all ranks, with Python's interpreter free.
+
+    mpi4py's `Finalize` would hold the interpreter, and no `Deadline` could end a rank that waits there for ever.
+    """
     if not mpi.Is_finalized():
-        mpi.Finalize()
+        ctypes.CDLL(mpi.__file__).MPI_Finalize()
 
 
 def mpi_barrier(world: Any) -> None:

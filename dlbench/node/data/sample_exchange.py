@@ -1,34 +1,45 @@
-"""A reader of a rank's own samples, some of which are still on their way from another rank."""
+"""Samples between ranks under partial shuffling, and a reader of a rank's samples that waits for those on their way.
+
+A thread of each rank sends and receives over a group of torch's Gloo of its own, slot by slot in the order in which
+all ranks draw them (`dlbench.datasets.shuffling`). Before each few slots all ranks say how many their batches have
+released, and go on to the least of these; a rank that says none has ended. Each sample is a header, (number, length,
+CRC-32) as int64, and its bytes.
+"""
 
 from __future__ import annotations
 
 import errno
-import secrets
-import selectors
 import threading
 import time
-from collections import deque
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch import distributed
+
 from dlbench.datasets.shuffling import Exchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
-from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError
-from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
-from dlbench.node.data.sample_connections import (
-    SECRET_BYTES,
-    Arrival,
-    Incoming,
-    NonsenseError,
-    Outgoing,
-    PeerGoneError,
-    Waker,
-    listen,
+from dlbench.errors import (
+    DlbenchError,
+    EnvironmentLacksError,
+    IncompleteDataError,
+    PeerLostError,
+    RunError,
+    first_line,
 )
+from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
 
+SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden
+MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake
+_ENDED = -1  # in the place of a number of slots
+_LONGEST = timedelta(days=30)  # a rank may be slow; one that is gone closes its connections
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
 _LOST = "lost"
 
@@ -69,17 +80,11 @@ class AwaitingReader(WrappedReader):
         return replace(self._reader.fetch(index, out), waited_ns=waited_ns)
 
 
-SENT_AT_ONCE = 8  # samples on their way from a rank: memory is bounded, and a round trip is hidden
-OPEN_AT_ONCE = 64  # connections on which a rank sends; the one that was idle for longest is closed for another
-_APART = 64  # epochs that another rank may be ahead
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @dataclass
 class Counted:
     """What one rank sent and received in one epoch."""
 
-    sent: int = 0  # stored by their receivers
+    sent: int = 0
     received: int = 0
     sent_bytes: int = 0
 
@@ -94,12 +99,33 @@ class ExchangeEndpoint:
     patience_s: float  # how long a reader may wait for a sample of another rank
 
 
+class _GatheredStore(distributed.Store):
+    """Torch's keys and values over `gather`: all ranks set their own keys, and then ask for those of the others."""
+
+    def __init__(self, gather: Callable[[Any], list[Any]]) -> None:
+        super().__init__()
+        self._gather = gather
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = bytes(value)
+
+    def get(self, key: str) -> bytes:
+        if key not in self._values:
+            for values in self._gather({key: value.hex() for key, value in self._values.items()}):
+                self._values.update({key: bytes.fromhex(value) for key, value in values.items()})
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+
 class SampleExchange:
     """The exchange of one rank.
 
     `store`: holds this rank's samples of the first epoch, and nothing else. `batches_per_epoch`: batches of a rank in
     one epoch. `first_epoch`: in which training begins, or goes on.
-    Raises RunError: cannot listen at this address.
     """
 
     def __init__(
@@ -113,54 +139,47 @@ class SampleExchange:
         first_epoch: int = 0,
     ) -> None:
         self._ownership, self._rank, self._store = ownership, rank, store
-        self._batches_per_epoch = batches_per_epoch
+        self._batches_per_epoch, self._address = batches_per_epoch, address
+        self._first = self._current = first_epoch
         self._dealt = (first_epoch, 0)
-        self._first = self._current = self._epoch = first_epoch
-        self._sending: Exchange | None = None
-        self._place = 0
-        self._waiting: deque[tuple[int, int, int]] = deque()
-        self._not_here: dict[tuple[int, int], int] = {}
-        self._on_way: dict[tuple[int, int], int] = {}
+        self._done = 0  # slots, since the first epoch
+        self._due: tuple[int, Exchange] | None = None  # of an epoch
         self._sent: dict[int, list[int]] = {}
-        self._awaited: dict[int, dict[int, int]] = {}
-        self._received: dict[int, set[int]] = {}
-        self._arrived: dict[int, int] = {}
         self._counted: dict[int, Counted] = {}
         self._held = self._held_peak = ownership.size(rank)
         self._error: DlbenchError | None = None
         self._is_closing = False
-        self._out: dict[int, Outgoing] = {}
-        self._in: set[Incoming] = set()
-        self._selector = selectors.DefaultSelector()
-        self._waker = Waker(self._selector)
+        self._told = threading.Condition()
+        self._group: Any = None
         lost_mark(store).unlink(missing_ok=True)
-        try:
-            self._listener = listen(address)
-        except OSError as error:
-            self._waker.close()
-            self._selector.close()
-            raise RunError(f"samples cannot be exchanged: {address}: {error.strerror or error}") from None
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Says to all ranks where this one listens, and begins; called by all of them."""
-        own = [*self._listener.getsockname(), secrets.token_hex(SECRET_BYTES // 2)]
-        everyone = gather(own)
-        self._addresses = [(str(host), int(port)) for host, port, _ in everyone]
-        self._secret = str(everyone[0][2]).encode()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        """Meets the other ranks, and begins; called by all of them.
+
+        Raises RunError: cannot listen at this address.
+        """
+        options = distributed.ProcessGroupGloo._Options()
+        options._timeout = _LONGEST
+        try:
+            options._devices = [distributed.ProcessGroupGloo.create_device(hostname=self._address)]
+            store, ranks = _GatheredStore(gather), self._ownership.ranks
+            self._group = distributed.ProcessGroupGloo(store, self._rank, ranks, options)
+        except RuntimeError as error:
+            raise RunError(f"samples cannot be exchanged: {self._address}: {first_line(error)}") from None
         self._thread.start()
 
     def dealt(self, epoch: int, batches: int) -> None:
         """Notes how many batches of an epoch were handed to readers; never waits."""
-        self._dealt = (epoch, batches)
-        self._waker.wake()
+        with self._told:
+            self._dealt = (epoch, batches)
+            self._told.notify()
 
     def consumed(self, epoch: int) -> None:
         """All batches of the epochs before this one have been trained with, or are about to be; never waits."""
-        if epoch != self._current:
+        with self._told:
             self._current = epoch
-            self._waker.wake()
+            self._told.notify()
 
     def require_well(self) -> None:
         """Proves that the exchange goes on. Raises DlbenchError: it does not, and why."""
@@ -188,153 +207,130 @@ class SampleExchange:
 
     def close(self) -> None:
         """Ends the thread and all connections; twice does no harm. Ranks close when all have trained."""
-        if self._is_closing:
-            return
-        self._is_closing = True
-        if self._thread.ident is None:
-            self._release()
-            return
-        self._waker.wake()
-        self._thread.join(10.0)
+        with self._told:
+            self._is_closing = True
+            self._told.notify()
+        if self._thread.ident is not None:
+            self._thread.join(10.0)
 
     # All below is the thread's alone.
 
     def _work(self) -> None:
         try:
-            while not self._is_closing:
-                self._order_due()
-                self._delete_sent()
-                self._send_waiting()
-                self._go_on()
+            while self._go_on():
+                pass
         except DlbenchError as error:
             self._fail(error)
-        except PeerGoneError as error:
-            self._fail(PeerLostError(f"rank {error.rank}, which exchanges samples with this one, is gone: {error}"))
-        except NonsenseError as error:
-            self._fail(RunError(f"the exchange of samples: {error}"))
         except Exception as error:  # a defect here must end the run, and not leave it waiting
             self._fail(RunError(f"the exchange of samples failed: {type(error).__name__}: {error}"))
         finally:
-            self._release()
+            self._group = None  # which closes the connections
 
     def _fail(self, error: DlbenchError) -> None:
         self._error = error
         with suppress(OSError):
             lost_mark(self._store).touch()
 
-    def _release(self) -> None:
-        for outgoing in self._out.values():
-            outgoing.close()
-        for incoming in self._in:
-            incoming.close()
-        self._listener.close()
-        self._waker.close()
-        self._selector.close()
+    def _go_on(self) -> bool:
+        """Does the next few slots; False once the exchange is over."""
+        with self._told:
+            while not self._is_closing and self._limit() <= self._done and not self._is_any_over():
+                self._told.wait()
+            current, mine = self._current, self._limit()
+            if self._is_closing:
+                mine = _ENDED
+        self._delete_sent(current)
+        if 0 <= mine <= self._done:
+            return True
+        limits = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ownership.ranks)]
+        _wait(self._group.allgather([limits], [torch.tensor([mine])]), "a rank")
+        everyone = [int(limit) for limit in limits]
+        if _ENDED not in everyone:
+            self._exchange(min(everyone))
+            return True
+        if not self._is_closing:
+            raise PeerLostError(f"rank {everyone.index(_ENDED)}, which exchanges samples with this one, is gone")
+        return False
 
-    def _order_due(self) -> None:
-        """Puts into the queue what the batches handed out so far release.
+    def _is_any_over(self) -> bool:
+        """Whether an epoch is over whose sent samples lie here still."""
+        return any(epoch < self._current for epoch in self._sent)
 
-        Not before the epoch before is over here: what it sent still lies here, and both together would not fit.
+    def _limit(self) -> int:
+        """Slots that the batches handed out so far release, since the first epoch.
+
+        None of an epoch before the one before it is over here: what that sent still lies here, and both together would
+        not fit.
         """
-        while True:
-            epoch, batches = self._dealt
-            if self._epoch > epoch or self._epoch > self._current:
-                return
-            if self._sending is None:
-                self._sending, self._place = self._ownership.exchange(self._epoch, self._rank), 0
-                self._awaited_in(self._epoch)
-                # The order of the next epoch is made of it, by the training thread, which shall not wait for it.
-                self._ownership.parts(self._epoch + 1)
-            due = self._sending
-            slots = self._ownership.slots
-            limit = slots if epoch > self._epoch else released(slots, done=batches, batches=self._batches_per_epoch)
-            while self._place < len(due.slots) and due.slots[self._place] < limit:
-                self._order(self._epoch, int(due.samples[self._place]), int(due.receivers[self._place]))
-                self._place += 1
-            if limit < slots:
-                return
-            self._epoch += 1
-            self._sending = None
+        epoch, batches = self._dealt
+        slots = self._ownership.slots
+        limit = (epoch - self._first) * slots + released(slots, done=batches, batches=self._batches_per_epoch)
+        return min(limit, (self._current - self._first + 1) * slots)
 
-    def _order(self, epoch: int, index: int, peer: int) -> None:
-        """Puts a sample into the queue; one that is still to come once it has come, even where an older copy lies here.
+    def _exchange(self, limit: int) -> None:
+        """Sends and receives the samples of the next slots, of one epoch and at most to a limit."""
+        past, begin = divmod(self._done, self._ownership.slots)
+        epoch = self._first + past
+        end = min(limit - past * self._ownership.slots, self._ownership.slots, begin + SENT_AT_ONCE)
+        if self._due is None or self._due[0] != epoch:
+            self._due = epoch, self._ownership.exchange(epoch, self._rank)
+            # The order of the next epoch is made of it, by the training thread, which shall not wait for it.
+            self._ownership.parts(epoch + 1)
+        due, counted = self._due[1], self._counted.setdefault(epoch, Counted())
+        places = list(range(*due.slots.searchsorted([begin, end]).tolist()))
+        sent = [due.samples[place] for place in places]
+        outgoing = [self._stored(int(index)) for index in sent]
+        headers = [
+            torch.tensor([index, len(data), zlib.crc32(data)]) for index, data in zip(sent, outgoing, strict=True)
+        ]
+        announced = [torch.zeros(3, dtype=torch.int64) for _ in places]
+        self._swap(due, places, 0, headers, announced)
+        incoming = [
+            torch.empty(_length(due, place, header), dtype=torch.uint8)
+            for place, header in zip(places, announced, strict=True)
+        ]
+        payloads = [torch.from_numpy(np.frombuffer(bytearray(data), np.uint8)) for data in outgoing]
+        self._swap(due, places, 1, payloads, incoming)
+        for place, header, payload in zip(places, announced, incoming, strict=True):
+            data = payload.numpy().tobytes()
+            if zlib.crc32(data) != int(header[2]):
+                raise RunError(f"sample {due.awaited[place]} of rank {due.senders[place]} was damaged on its way")
+            self._take(int(due.awaited[place]), data)
+        self._sent.setdefault(epoch, []).extend(map(int, sent))
+        counted.sent += len(places)
+        counted.received += len(places)
+        counted.sent_bytes += sum(map(len, outgoing))
+        self._done += end - begin
 
-        Sent on from the older copy, it could come after all that was sent is deleted, and would stay for ever.
-        """
-        if index in self._awaited_in(epoch - 1) and index not in self._received.get(epoch - 1, ()):
-            self._not_here[epoch - 1, index] = peer
-        else:
-            self._waiting.append((epoch, index, peer))
+    def _swap(
+        self, due: Exchange, places: list[int], kind: int, ours: list[torch.Tensor], theirs: list[torch.Tensor]
+    ) -> None:
+        """Sends a tensor and receives one at each place of an exchange; `kind` keeps two swaps of a place apart."""
+        works = []
+        for place, mine, other in zip(places, ours, theirs, strict=True):
+            tag = 2 * int(due.slots[place]) + kind
+            receiver, sender = int(due.receivers[place]), int(due.senders[place])
+            works.append((receiver, self._group.send([mine], receiver, tag)))
+            works.append((sender, self._group.recv([other], sender, tag)))
+        for peer, work in works:
+            _wait(work, f"rank {peer}")
 
-    def _send_waiting(self) -> None:
-        while self._waiting and len(self._on_way) < SENT_AT_ONCE:
-            epoch, index, peer = self._waiting.popleft()
-            try:
-                data = self._store.get(index)
-            except DamagedSampleError as error:
-                raise IncompleteDataError(str(error)) from None
-            except OSError as error:
-                raise RunError(f"{self._store.path(index)}: {error.strerror or error}") from None
-            if data is None:
-                raise RunError(f"sample {index}, which this rank holds, is no longer in {str(self._store.folder)!r}")
-            self._on_way[epoch, index] = len(data)
-            self._connection(peer).send(epoch, index, data)
+    def _stored(self, index: int) -> bytes:
+        try:
+            data = self._store.get(index)
+        except DamagedSampleError as error:
+            raise IncompleteDataError(str(error)) from None
+        except OSError as error:
+            raise RunError(f"{self._store.path(index)}: {error.strerror or error}") from None
+        if data is None:
+            raise RunError(f"sample {index}, which this rank holds, is no longer in {str(self._store.folder)!r}")
+        return data
 
-    def _connection(self, peer: int) -> Outgoing:
-        known = self._out.get(peer)
-        if known is not None:
-            return known
-        idle = sorted((each.used_s, number) for number, each in self._out.items() if each.is_idle)
-        if len(self._out) >= OPEN_AT_ONCE and idle:
-            self._out.pop(idle[0][1]).close()
-        self._out[peer] = made = Outgoing(
-            self._selector, peer, self._addresses[peer], secret=self._secret, rank=self._rank, on_stored=self._stored
-        )
-        return made
-
-    def _stored(self, epoch: int, index: int) -> None:
-        """A receiver has stored a sample."""
-        counted = self._counted.setdefault(epoch, Counted())
-        counted.sent += 1
-        counted.sent_bytes += self._on_way.pop((epoch, index))
-        self._sent.setdefault(epoch, []).append(index)
-
-    def _delete_sent(self) -> None:
-        for epoch in [each for each in self._sent if each < self._current]:
-            for index in self._sent.pop(epoch):
-                # It may have come back since, or be about to: then it is held again.
-                if self._arrived.get(index, -1) > epoch or index in self._awaited_in(epoch + 1):
-                    continue
-                self._store.remove(index)
-                self._held -= 1
-        for epoch in [each for each in self._awaited if each < min(self._current - 2, self._epoch - 1)]:
-            self._received.pop(epoch, None)
-            for index in self._awaited.pop(epoch):
-                if self._arrived.get(index) == epoch:
-                    del self._arrived[index]
-
-    def _awaited_in(self, epoch: int) -> dict[int, int]:
-        """The samples that others send in an epoch, and who; none before the first, whose samples are all here."""
-        if epoch < self._first:
-            return {}
-        found = self._awaited.get(epoch)
-        if found is None:
-            due = self._ownership.exchange(epoch, self._rank)
-            found = self._awaited[epoch] = dict(zip(due.awaited.tolist(), due.senders.tolist(), strict=True))
-        return found
-
-    def _take(self, arrival: Arrival) -> None:
-        """Stores a sample that has come.
-
-        Raises NonsenseError: nobody was to send it. EnvironmentLacksError: the disk is full.
-        """
-        epoch, index = arrival.epoch, arrival.index
-        got = self._received.setdefault(epoch, set()) if self._may_come(epoch) else {index}
-        if index in got or self._awaited_in(epoch).get(index) != arrival.sender:
-            raise NonsenseError(f"rank {arrival.sender} sent sample {index} in epoch {epoch}, which it was not to send")
+    def _take(self, index: int, data: bytes) -> None:
+        """Stores a sample that has come. Raises EnvironmentLacksError: the disk is full."""
         was_here = self._store.has(index)
         try:
-            self._store.put(index, arrival.data)
+            self._store.put(index, data)
         except OSError as error:
             text = f"{str(self._store.folder)!r}: {error.strerror or error}"
             if error.errno in _FULL:
@@ -343,65 +339,31 @@ class SampleExchange:
                     f"part, here {self._held} samples"
                 ) from None
             raise RunError(text) from None
-        got.add(index)
-        self._arrived[index] = epoch
         self._held += not was_here
         self._held_peak = max(self._held_peak, self._held)
-        self._counted.setdefault(epoch, Counted()).received += 1
-        if (peer := self._not_here.pop((epoch, index), None)) is not None:
-            self._waiting.append((epoch + 1, index, peer))
 
-    def _may_come(self, epoch: int) -> bool:
-        # Ranks that exchange gradients are at most an epoch apart, others a few more.
-        return max(0, self._current - 2) <= epoch <= self._dealt[0] + _APART
+    def _delete_sent(self, current: int) -> None:
+        """Deletes what was sent in epochs before one, but for what comes back in the next."""
+        for epoch in [each for each in self._sent if each < current]:
+            returning = set(self._ownership.exchange(epoch + 1, self._rank).awaited.tolist())
+            for index in self._sent.pop(epoch):
+                if index not in returning:
+                    self._store.remove(index)
+                    self._held -= 1
 
-    def _go_on(self) -> None:
-        for connection in [each for each in self._in if each.is_overdue]:
-            self._in.discard(connection)
-            connection.close()
-        strangers = any(each.peer is None for each in self._in)
-        for key, events in self._selector.select(1.0 if strangers else None):
-            handler = key.data
-            if handler is None:
-                self._accept()
-            elif isinstance(handler, Incoming):
-                if not handler.handle(events):
-                    self._leave(handler)
-            elif isinstance(handler, Outgoing):
-                if self._out.get(handler.peer) is handler and not handler.handle(events):
-                    self._out.pop(handler.peer).close()
-            else:
-                self._waker.handle()
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            time.sleep(0.01)  # gone again, or no descriptor is left: later, and not in a busy loop
-            return
-        if len(self._in) >= self._ownership.ranks + OPEN_AT_ONCE:
-            connection.close()
-            return
-        with suppress(OSError):
-            self._in.add(
-                Incoming(
-                    self._selector, connection, secret=self._secret, ranks=self._ownership.ranks, on_arrival=self._take
-                )
-            )
-
-    def _leave(self, connection: Incoming) -> None:
-        """Another rank has closed its connection: it has nothing to send for now, or it is gone."""
-        self._in.discard(connection)
-        connection.close()
-        peer = connection.peer
-        if peer is None or self._is_closing:
-            return
-        owes = any(
-            sender == peer and index not in self._received.get(epoch, ())
-            for epoch, awaited in self._awaited.items()
-            if epoch >= self._current - 1
-            for index, sender in awaited.items()
+def _length(due: Exchange, place: int, header: torch.Tensor) -> int:
+    """The bytes that a header announces. Raises RunError: it is not of the sample that is due."""
+    index, length, _crc = header.tolist()
+    if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
+        raise RunError(
+            f"rank {due.senders[place]} sent sample {index} of {length} bytes where {due.awaited[place]} was due"
         )
-        if owes:
-            # One that still sends accepts connections; one that is gone refuses, which ends this thread.
-            self._connection(peer)
+    return int(length)
+
+
+def _wait(work: Any, peer: str) -> None:
+    try:
+        work.wait()
+    except RuntimeError:
+        raise PeerLostError(f"{peer}, which exchanges samples with this one, is gone") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.splits import train_folder, validation_folder
-from dlbench.datasets.staging.copying import Moved, Tally, changed_files, disk_full_error, replicate
+from dlbench.datasets.staging.copying import Moved, SourceFile, Tally, changed_files, disk_full_error, replicate
 from dlbench.datasets.staging.place import Room, StagingFolder, block_of, staging_identity, tier_path
 from dlbench.datasets.staging.samples import (
     DamagedSampleError,
@@ -31,6 +30,7 @@ from dlbench.datasets.staging.samples import (
 )
 from dlbench.errors import UserError
 from dlbench.machine.memory import lies_in_memory, memory_room
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
@@ -217,29 +217,34 @@ class NodeStaging:
         self._data = plan.workload.data
         self._tier = plan.system.storage.tier(self._data.staging_tier)
         self._folder: StagingFolder | None = None
-        self._room = Room(0, 0)
-        self.error: BaseException | None = None  # why it failed
+        self._room = Room(0)
+        self._copied: Sequence[SourceFile] = ()
         self._node: StagedNode | None = None
         self._verified = ""
         self._warnings: list[str] = []
-        self._done = threading.Event()
+        self._worker: BackgroundWorker | None = None
         self._begun = time.monotonic()
         self.tally = Tally()
-        self._thread = threading.Thread(target=self._run, name="dlbench-staging", daemon=True)
 
     def start(self) -> None:
         self._begun = time.monotonic()
-        self._thread.start()
+        self._worker = BackgroundWorker("dlbench-staging")
+        self._worker.put(self._run)
 
     def wait(self, seconds: float) -> bool:
         """Returns when it is done, or after that many seconds; whether it is done."""
-        return self._done.wait(seconds)
+        return self._worker is not None and self._worker.wait(seconds)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it failed."""
+        return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
         """Ends it, because another node failed; nothing that is not kept stays."""
         self.tally.cancelled.set()
         # Where a file system hangs, the supervisor removes the folder when this process has ended.
-        if self._done.wait(5.0):
+        if self.wait(5.0):
             self.close()
 
     @property
@@ -249,7 +254,7 @@ class NodeStaging:
     def status(self) -> dict[str, Any]:
         """How far it is, ready for JSON."""
         tally = self.tally
-        is_done = self._done.is_set()
+        is_done = self.wait(0)
         return {
             "done": is_done,
             "copied": tally.copied + tally.reused,
@@ -279,7 +284,7 @@ class NodeStaging:
                 update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
             )
         if self._data.staging == "replicate":
-            changed = changed_files(folder.path / "data", folder.path)
+            changed = changed_files(self._copied, folder.path)
             if changed:
                 warnings.append(
                     f"staged files on {self._host} were changed or removed while the run read them: "
@@ -302,9 +307,7 @@ class NodeStaging:
             if folder is not None:
                 # A full disk is left as it was found; what a kept folder has else is taken up by the next run.
                 folder.close(keep=not is_full)
-            self.error = explained
-        finally:
-            self._done.set()
+            raise explained from None
 
     def _explained(self, error: BaseException) -> tuple[BaseException, bool]:
         """The error to be reported, and whether it is that of a full disk."""
@@ -325,7 +328,6 @@ class NodeStaging:
         kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
         kinds[data.staging]()
         tally = self.tally
-        self._folder.reserve(0)
         self._node = StagedNode(
             node_rank=self._node_rank,
             host=self._host,
@@ -353,7 +355,7 @@ class NodeStaging:
 
     def _replicate(self) -> None:
         assert self._folder is not None
-        found = replicate(
+        replica = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
             self._folder,
@@ -361,7 +363,7 @@ class NodeStaging:
             tally=self.tally,
             require=self._require,
         )
-        self._verified = found.verified
+        self._copied, self._verified = replica.files, replica.verified
 
     def _shard(self) -> None:
         assert self._folder is not None
@@ -402,7 +404,6 @@ class NodeStaging:
                     streams=streams,
                     tally=tally,
                     on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
-                    on_progress=lambda: folder.reserve(max(0, to_write - tally.copied)),
                 )
             finally:
                 for one in readers:

@@ -135,7 +135,6 @@ class TextReader(SampleReader):
             sequence_length=spec.sequence_length,
             max_predictions=spec.max_predictions,
             masked_lm_probability=spec.masked_lm_probability,
-            short_sequence_probability=0.0,
         )
         self._maker, self._seed, self._training = SampleMaker(corpus, rule), seed, training
         self._runs, self._documents = self._maker.runs()
@@ -153,7 +152,7 @@ class TextReader(SampleReader):
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
         document = int(self._documents[index])
-        pair, _ = self._maker.draw_pair(document, int(start), int(end), self._maker.room, generator)
+        pair = self._maker.draw_pair(document, int(start), int(end), generator)
         return Sample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:

@@ -52,11 +52,9 @@ class Cut:
 
 
 def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
-    """The longest chain of modules in a network, each as small as the network's module tree allows.
+    """Returns the longest chain of modules in a network, each as small as the network's module tree allows.
 
-    `run_once`: one forward pass with its loss, autocast included, with grad, no backward pass. Called twice; a small
-    batch will do. Buffers and random generators are afterwards as they were before.
-    Raises UserError: there are fewer than two units; says why.
+    `run_once`: one forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
     """
     with undisturbed(model):
         root = _trace(model, run_once)
@@ -326,11 +324,7 @@ BlockFunction = Callable[..., Any]  # From the arguments of a block's first modu
 
 
 class Block:
-    """Consecutive units as one function.
-
-    `number`: in the order of the forward pass, from 0. `run`: called in place of the first module's `forward`, with the
-    block and the arguments. `wrap`: applied to `function`, e.g. torch.compile; None: nothing.
-    """
+    """Consecutive units as one function; `run` is called in place of the first's `forward`, `wrap` on `function`."""
 
     def __init__(
         self,

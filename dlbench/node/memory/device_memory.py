@@ -65,10 +65,7 @@ class PeakMeter:
 
 
 class CpuPeaks(PeakMeter):
-    """Every allocation of a CPU tensor, as torch's profiler reports it.
-
-    Raises EnvironmentLacksError: this torch was built without its profiler.
-    """
+    """Every allocation of a CPU tensor, as torch's profiler reports it."""
 
     def __init__(self) -> None:
         if not torch.profiler.kineto_available():
@@ -168,10 +165,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def restart_peaks(device: torch.device) -> bool:
-    """Peaks of a process are from now on those of what follows: what torch allocated, and what is resident.
-
-    Returns whether the kernel can do that for what is resident.
-    """
+    """Starts the peaks of this process anew; returns whether the kernel can do that for what is resident."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     return reset_peak()
@@ -189,10 +183,7 @@ _CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MAL
 
 
 def keep_freed() -> str:
-    """What tensors free stays with the process for the next ones, unless its environment chose an allocator.
-
-    Returns what is in force, `memory.allocator` of a record's environment.
-    """
+    """Keeps what tensors free for the next, unless the environment chose an allocator; returns what is in force."""
     chosen = [name for name in _CHOOSES if name in os.environ and "malloc" in (name + os.environ[name]).lower()]
     if chosen:
         return f"as {' and '.join(chosen)} of the rank's environment set it"
@@ -227,11 +218,7 @@ class Fit:
 
 
 def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
-    """The largest batch that passes, by halving; at most `MAX_TRIALS` trials, and none begun after `MAX_S` seconds.
-
-    `passes`: whether a batch of that size fits; what fits in a batch fits in a smaller one. `below`: a batch that
-    does not.
-    """
+    """Returns the largest batch below `below` that passes, by halving, in `MAX_TRIALS` trials and `MAX_S` seconds."""
     until = clock() + MAX_S
     fits, fails, trials = 0, below, 0
     while fails - fits > 1 and trials < MAX_TRIALS and clock() < until:
@@ -253,11 +240,9 @@ def fits_in_memory(
     kept_bytes: int,
     beat: Callable[[str], None] = lambda _what: None,
 ) -> Callable[[int], bool]:
-    """Whether forward and backward pass of a batch fit besides what training keeps.
+    """Whether forward and backward pass of a batch fit besides `kept_bytes`, which training does not hold yet.
 
     Gradients are asked for and not accumulated: no hook of an engine acts, no other rank is needed.
-    `kept_bytes`: what training will hold besides parameters and gradients, and does not hold yet. `beat`: given each
-    trial.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -269,7 +254,9 @@ def fits_in_memory(
             traceback.clear_frames(error.__traceback__)  # they hold the activations
             return False
         finally:
-            _free(device)
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
         return True
 
     def _trial(batch: int) -> None:
@@ -293,10 +280,9 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 def out_of_memory(
     words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
 ) -> RunError:
-    """The one line of a rank that ran out of memory.
+    """Returns the one line of a rank that ran out of memory.
 
-    `words`: of torch, condensed. `fit`: of the backward passes' batches; None where none was tried. `accumulation`:
-    backward passes of a step. `startup_bytes`: the peak before the measured steps; None where it ended before them.
+    `fit`: of a pass's batch; None where none was tried. `startup_bytes`: the peak before the measured steps.
     """
     when = "" if startup_bytes is None else f", which fitted before the measured steps ({format_bytes(startup_bytes)})"
     start = f"rank {rank} is out of memory at train.batch_per_rank {batch}{when}: {words}"
@@ -309,9 +295,3 @@ def out_of_memory(
         f"{start}; {most}{fit.batch * accumulation} fits (by {fit.trials} trials of forward and backward passes on "
         "this rank): set train.batch_per_rank to that, or to a little less, as fragments and the exchange take some"
     )
-
-
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

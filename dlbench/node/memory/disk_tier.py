@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from uuid import uuid4
 
 import torch
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.memory import lies_in_memory
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.memory.tiers import ALIGNMENT, Slots, Transfer, aligned
 from dlbench.units import format_bytes
 
@@ -48,7 +48,6 @@ class DiskTier:
     """A file in a folder; a `Tier`.
 
     `folder`: on a disk of this node. `reserve_bytes`: what will be in it at a time; it grows where that is too little.
-    Raises EnvironmentLacksError: the folder is missing, cannot be written to, or has too little room.
     """
 
     takes_back = True
@@ -61,10 +60,9 @@ class DiskTier:
         self._length = 0
         self._slots = Slots()
         self._changed = threading.Condition()
-        self._failure: RunError | None = None
         self._watching = False
         self._transfers: list[Transfer] = []
-        self._lanes: list[_Lane] = []
+        self._lanes: list[BackgroundWorker] = []  # What goes out, and what comes in.
         try:
             self._lengthen(reserve_bytes)
         except OSError as error:
@@ -96,10 +94,9 @@ class DiskTier:
                 try:
                     self._lengthen(self._slots.end)
                 except OSError as error:
-                    self._failure = self._failed(error)
-                    raise self._failure from error
+                    raise self._failed(error) from error
         ticket = DiskTicket(storage, storage.nbytes(), offset, place)
-        self._lane(0).put(lambda: self._write(ticket, block))
+        self._put(0, lambda: self._write(ticket, block))
         return ticket
 
     def is_out(self, ticket: DiskTicket) -> bool:
@@ -126,7 +123,7 @@ class DiskTier:
         # Here and not on the other thread, for that allocates from memory of its own: so room that swapped tensors
         # have left is used again, and the process does not grow.
         ticket.buffer = _aligned_memory(aligned(ticket.num_bytes))
-        self._lane(1).put(lambda: self._read(ticket, block))
+        self._put(1, lambda: self._read(ticket, block))
 
     def take(self, ticket: DiskTicket) -> torch.UntypedStorage:
         self._wait(lambda: ticket.is_in)
@@ -142,10 +139,9 @@ class DiskTier:
         """The place is free when what runs with the ticket has ended."""
         if ticket.is_out:
             ticket.storage = None
-        if self._failure is not None or not self._lanes:
-            return
-        # Behind whatever the lane still does with this ticket.
-        self._lane(1 if ticket.incoming else 0).put(lambda: self._forget(ticket))
+        if self._lanes and not self._has_failed():
+            # Behind whatever the lane still does with this ticket.
+            self._put(int(ticket.incoming), lambda: self._forget(ticket))
 
     def watch(self, watching: bool) -> None:
         self._watching = watching
@@ -158,45 +154,43 @@ class DiskTier:
     def close(self) -> None:
         lanes, self._lanes = self._lanes, []
         for lane in lanes:
-            lane.end()
+            lane.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
-    def _lane(self, number: int) -> _Lane:
+    def _put(self, lane: int, work: Callable[[], None]) -> None:
+        """Runs work on a thread; what fails there is raised by every later call."""
         if self._file < 0:
             raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
         if not self._lanes:
-            self._lanes = [_Lane("swap out", self._run), _Lane("swap in", self._run)]
-        return self._lanes[number]
+            self._lanes = [BackgroundWorker(name, changed=self._changed) for name in ("swap out", "swap in")]
+            self._bounce = _Bounce()
 
-    def _run(self, work: Callable[[], None]) -> None:
-        """On a lane's thread: what fails there is raised by every later call."""
-        if self._failure is not None:
-            return
-        try:
-            work()
-        except OSError as error:
-            self._fail(self._failed(error))
-        except Exception as error:  # else a thread would end silently and leave the rank waiting
-            self._fail(RunError(f"rank {self._rank}: swap file in {self._folder}: {error!r}"))
+        def run() -> None:
+            try:
+                work()
+            except OSError as error:
+                raise self._failed(error) from error
+            except Exception as error:
+                raise RunError(f"rank {self._rank}: swap file in {self._folder}: {error!r}") from error
 
-    def _fail(self, failure: RunError) -> None:
-        with self._changed:
-            self._failure = self._failure or failure
-            self._changed.notify_all()
+        self._lanes[lane].put(run)
+
+    def _has_failed(self) -> bool:
+        return any(lane.error is not None for lane in self._lanes)
 
     def _failed(self, error: OSError) -> RunError:
         why = error.strerror or str(error)
         return RunError(f"rank {self._rank}: swap file in {self._folder}: {why[:1].lower()}{why[1:]}")
 
     def _require(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        for lane in self._lanes:
+            lane.require_well()
 
     def _wait(self, is_done: Callable[[], bool]) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: is_done() or self._failure is not None)
+            self._changed.wait_for(lambda: is_done() or self._has_failed())
             if not is_done():
                 self._require()
 
@@ -207,7 +201,7 @@ class DiskTier:
 
     def _write(self, ticket: DiskTicket, block: int) -> None:
         start = time.monotonic_ns()
-        bounce = self._lanes[0].bounce
+        bounce = self._bounce
         storage = ticket.storage
         if storage is None:  # recalled
             return
@@ -260,29 +254,6 @@ class _Bounce:
         self._memory = mmap.mmap(-1, CHUNK_BYTES)
         self.view = memoryview(self._memory)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-
-
-class _Lane:
-    """A thread that does one thing after the other."""
-
-    def __init__(self, name: str, run: Callable[[Callable[[], None]], None]) -> None:
-        self.bounce = _Bounce()
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._run = run
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-
-    def end(self) -> None:
-        self._work.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while (work := self._work.get()) is not None:
-            self._run(work)
-            del work  # it holds a storage
 
 
 def _aligned_memory(num_bytes: int) -> ctypes.Array[ctypes.c_char]:

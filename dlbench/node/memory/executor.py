@@ -58,20 +58,16 @@ class _Counts:
 
 
 class OutOfCore:
-    """Blocks of a network, each kept, swapped or recomputed.
+    """Blocks of a network, each kept, swapped or recomputed; put on by `install` (before an engine wraps it).
 
-    `install` puts them on the network (before an engine wraps it), `remove` takes them off. A pass is one forward and
-    one backward pass; one without gradients is left alone. Whatever ends a pass midway, the next one begins anew.
-    `model`: the network; its units' `forward` are replaced on the instances, nothing else. `units`: of `find_units`.
-    `blocks`: every unit in one block. `tier`: where swapped tensors go; None where no block swaps, and for `blocking`
-    on a GPU, which is then torch's own `save_on_cpu` with page-locked memory, uncounted. `budget_bytes`: what
-    activations of the chain may take (capacity less `Chain.fixed_bytes`); None: no limit. `costs`: of each block
-    (`BlockCosts.of_plan`); needed with a budget. Without, bytes are those that were last seen. `prefetch`: when swapped
-    blocks come back. `leaving`: numbers of the blocks that leave, as the plan's schedule has them; None: all that move
-    something. `moments`: of the device; None: the host's clock. `turn_bytes`: room for head and loss,
-    `Setting.turn_bytes`. `wrap_block`: applied to the function of every block, e.g. torch.compile. `count`: note the
-    bytes of every block in every pass; without it the first pass after `install` does.
-    Raises UserError: a block spans a unit that must begin one.
+    A pass is one forward and one backward pass; one without gradients is left alone. Whatever ends a pass midway, the
+    next one begins anew.
+
+    `blocks`: every unit of `find_units` in one block. `tier`: where swapped tensors go; None where no block swaps, and
+    for `blocking` on a GPU, which is torch's own `save_on_cpu`. `budget_bytes`: what activations may take; None: no
+    limit. `costs`: of each block; without, bytes are those that were last seen. `leaving`: numbers of the blocks that
+    leave; None: all that move something. `turn_bytes`: room for head and loss. `count`: note bytes in every pass, not
+    only in the first.
     """
 
     def __init__(
@@ -121,20 +117,11 @@ class OutOfCore:
         self._lane = ComputeLane(moments)
         self._watch = Watch(self._lane, tier)
         self._counts = _Counts()
-        self._swaps = any("swap" in decision for decision in self._decisions)
-        if self._swaps and tier is None and prefetch != "blocking":
-            raise ValueError("blocks that swap need a tier")
-        if budget_bytes is not None and costs is None:
-            raise ValueError("a budget needs the costs of blocks")
-
-    @property
-    def installed(self) -> bool:
-        """Whether anything stands on the network: not where every block is kept and nothing wraps or counts them."""
-        return self._installed
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return self._tier.warnings if self._tier is not None and self._swaps else ()
+        swaps = any("swap" in decision for decision in self._decisions)
+        return self._tier.warnings if self._tier is not None and swaps else ()
 
     def install(self) -> None:
         kept = all(decision == "keep" for decision in self._decisions)
@@ -162,9 +149,7 @@ class OutOfCore:
         self._lane.reset()
 
     def summary(self) -> dict[str, int | float]:
-        """Since `begin_measuring`: passes, activation_peak_bytes, over_budget_bytes, swapped_out_bytes,
-        swapped_in_bytes, room_wait_s, swap_wait_s, recompute_s. Waits for the device.
-        """
+        """Returns what was counted since `begin_measuring`; waits for the device."""
         counts, seconds = self._counts, self._lane.seconds()
         return {
             "passes": counts.passes,
@@ -309,16 +294,12 @@ class OutOfCore:
                 running.owned[number].append(handle)
         if handle.storage is None and handle.ticket is None:  # nobody held it any more
             handle.storage = storage
-        if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None:
-            self._send_blocking(running, number, handle, self._tier)
-        return Packed(handle, tensor)
-
-    def _send_blocking(self, running: Pass, number: int, handle: Handle, tier: Tier) -> None:
         moves = self._room.moves(number) if handle.is_input else self._decisions[number] == "swap"
-        if moves:
+        if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None and moves:
             self._send(running, handle)
             with self._lane.wait("room_wait_s"):
-                tier.wait_out(handle.ticket)
+                self._tier.wait_out(handle.ticket)
+        return Packed(handle, tensor)
 
     def _leave(self, running: Pass, block: Block, output: Any) -> None:
         number = block.number

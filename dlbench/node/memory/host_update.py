@@ -12,18 +12,17 @@ waits for the copies that it needs by events between streams (not measured here)
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
 from dlbench.records.memory import HostUpdate as HostUpdateResult
@@ -293,14 +292,13 @@ class _Group:
         self.optimizer = optimizer_of(self.tensors, spec)
         self.num_bytes = sum(p.numel() * p.element_size() for p in needed.parameters)
         self.gradients: list[Tensor | None] = []
-        self.ready = threading.Event()
-        self.ready.set()
+        self.is_ready = True
         self.given: Any = None
         self.is_joined = True
 
     def begin(self) -> None:
         self.gradients = [p.grad for p in self.parameters]
-        self.ready.clear()
+        self.is_ready = False
         self.is_joined = False
 
 
@@ -332,13 +330,10 @@ class HostUpdate:
         self._groups: list[_Group] = []
         self._group_of: dict[nn.Module, _Group] = {}
         self._adopt()
-        self._failure: BaseException | None = None
         self._steps = self._updates = 0
         self._update_ns = self._wait_ns = 0
-        self._waiting: SimpleQueue[Any] = SimpleQueue()
-        # A daemon: a rank that fails elsewhere does not wait for it.
-        self._thread = threading.Thread(target=self._run, name="dlbench update", daemon=True)
-        self._thread.start()
+        self._worker = BackgroundWorker("dlbench update")
+        self._worker.put(host.enter_thread)
         optimizer.step = self.begin  # type: ignore[assignment, method-assign]
 
     def _adopt(self) -> None:
@@ -367,7 +362,7 @@ class HostUpdate:
         self._set_rates()
         for group in self._groups:
             group.begin()
-        self._waiting.put(self._host.mark())
+        self._worker.put(partial(self._update_all, self._host.mark()))
         self._steps += 1
         self._updates += 1
         if self._updates <= self._whole_steps:
@@ -396,12 +391,12 @@ class HostUpdate:
             self._wait(group)
 
     def _wait(self, group: _Group) -> None:
-        if not group.ready.is_set():
+        if not group.is_ready:
             start = time.monotonic_ns()
-            group.ready.wait()
+            with self._worker.changed:
+                self._worker.changed.wait_for(lambda: group.is_ready or self._worker.error is not None)
             self._wait_ns += time.monotonic_ns() - start
-        if self._failure is not None:
-            raise self._failure
+        self._worker.require_well()
         group.is_joined = True
         self._host.join(group.given)
 
@@ -419,18 +414,6 @@ class HostUpdate:
             if not group.is_joined:
                 self._wait(group)
 
-    def _run(self) -> None:
-        self._host.enter_thread()
-        while (since := self._waiting.get()) is not False:
-            try:
-                self._update_all(since)
-            except BaseException as error:
-                # Whatever it is, it belongs to the step that waits for it.
-                self._failure = error
-                # Only here: once the last group is ready, the next step may have begun.
-                for group in self._groups:
-                    group.ready.set()
-
     def _update_all(self, since: Any) -> None:
         sent = [self._host.send(group.parameters, group.gradients, since) for group in self._groups]
         for group in self._groups:
@@ -444,7 +427,9 @@ class HostUpdate:
                 tensor.grad = None
             group.gradients = []
             group.given = self._host.give_back(group.parameters)
-            group.ready.set()
+            with self._worker.changed:
+                group.is_ready = True
+                self._worker.changed.notify_all()
 
     def begin_measuring(self) -> None:
         self._steps = 0
@@ -474,5 +459,4 @@ class HostUpdate:
     def close(self) -> None:
         """Ends the thread once it is through with its step, and takes the hooks away; twice does no harm."""
         self._order.close()
-        self._waiting.put(False)
-        self._thread.join()
+        self._worker.close()

@@ -59,13 +59,10 @@ def measure_rates(
     beat: Callable[[str], None],
     calls: Calls | None = None,
 ) -> TransferRates:
-    """Rates of a tier, both ways.
+    """Measures a tier, both ways: two sizes show what a transfer takes by itself and for each byte.
 
-    A transfer takes a fixed time and one for each byte: both come from two sizes. How much transfers slow computing
-    down comes from `compute` with and without transfers alongside it.
-    `tier`: nothing else uses it meanwhile; with room for `trial_bytes`. `chain`: says which sizes will be moved.
-    `compute`: something that training computes, e.g. a forward pass. `calls`: torch's CUDA interface, where the device
-    is a GPU. Raises RunError: the tier cannot be used.
+    How much transfers slow computing down comes from `compute` with and without transfers alongside it. `tier`: with
+    room for `trial_bytes`; nothing else uses it meanwhile. `calls`: torch's CUDA interface, where the device is a GPU.
     """
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
@@ -234,10 +231,8 @@ class MemoryPlan:
 class Workbench:
     """What a network's memory is measured with.
 
-    `model`: in training mode, on its device. `loss_of`: a forward pass over a batch in the precision of training, and
-    its loss. `batch_of`: makes samples of the shapes that training will have, on the device. `open_tier`: the far
-    tier with room for a number of bytes. `gather`: of all ranks; alone by default. `exchange_bytes`, `gradients_stay`:
-    as `exchange_memory` has them of a plan.
+    `loss_of`: a forward pass over a batch in the precision of training, and its loss. `open_tier`: the far tier with
+    room for a number of bytes. `exchange_bytes`, `gradients_stay`: as `exchange_memory` has them of a plan.
     """
 
     model: nn.Module
@@ -252,11 +247,7 @@ class Workbench:
     gradients_stay: bool = False
 
     def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
-        """Units, chain and transfer rates, and what a person should know of them.
-
-        Raises UserError: the network is no chain. EnvironmentLacksError: memory cannot be measured, or nothing can be
-        swapped to.
-        """
+        """Returns units, chain and transfer rates, and what a person should know of them."""
         self.beat("the network's units")
         small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
         cut = find_units(self.model, lambda: self.loss_of(small))
@@ -326,11 +317,7 @@ class Workbench:
 
 
 def planned(chain: Chain, rates: TransferRates | None, train: TrainSpec) -> tuple[BlockPlan, int]:
-    """The plan of a chain by `train.recompute` and `train.swap`, and what training would hold in core, bytes.
-
-    Raises UserError: train.memory.blocks names what is no unit. EnvironmentLacksError: no plan fits
-    train.memory.capacity; names the smallest that would do.
-    """
+    """Returns the plan of a chain by `train.recompute` and `train.swap`, and the bytes of training in core."""
     in_core = in_core_bytes(chain)
     starts = block_starts(train.memory.blocks, [unit.name for unit in chain.units])
     if not train.is_planned:
@@ -354,13 +341,11 @@ def far_tier(
     variables: Mapping[str, str],
     beat: Callable[[str], None] = lambda _what: None,
 ) -> Callable[[int], Tier]:
-    """Opens the far tier of a rank, with room for a number of bytes.
+    """Returns what opens the far tier of a rank, in `train`'s folder or the system's, for a number of bytes."""
 
-    `train`: names the folder of the swap file. `storage`: or the system's, where it does not. `beat`: called while
-    memory is page-locked.
-    """
-
-    def on_cpu(reserve_bytes: int) -> Tier:
+    def opened(reserve_bytes: int) -> Tier:
+        if device.type == "cuda":
+            return PinnedTier(device, reserve_bytes, rank, beat=beat)
         own = train.memory.swap_folder
         if own is None:
             folder = tier_path(storage.local, "local", variables, host)
@@ -368,10 +353,7 @@ def far_tier(
             folder = tier_path(TierSpec(path=own), "local", variables, host, where="train.memory.swap_folder")
         return DiskTier(folder, reserve_bytes, rank)
 
-    def on_gpu(reserve_bytes: int) -> Tier:
-        return PinnedTier(device, reserve_bytes, rank, beat=beat)
-
-    return on_gpu if device.type == "cuda" else on_cpu
+    return opened
 
 
 def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
@@ -386,10 +368,7 @@ def state_bytes(model: nn.Module, train: TrainSpec, *, gradients: bool) -> int:
 
 
 def checkpoint_bytes(plan: RunPlan, rank: int, model: nn.Module) -> int:
-    """Memory of the host that a rank keeps for checkpoints: parameters, buffers and optimizer state; tied ones each.
-
-    0 where the plan keeps none, or another rank writes them. `model`: the network without an engine's wrapper.
-    """
+    """Returns the host's memory that a rank keeps for checkpoints, tied tensors each; 0 where it writes none."""
     if rank != 0 or not plan.checkpoint.is_on:
         return 0
     spec = plan.workload.train.at_batch(plan.global_batch).optimizer
@@ -425,11 +404,7 @@ def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
 
 
 def plan_memory(bench: Workbench) -> MemoryPlan:
-    """Measures and plans; the same plan on every rank.
-
-    Raises UserError: the network is no chain, or train.memory.blocks names what is no unit. EnvironmentLacksError:
-    memory cannot be measured, nothing can be swapped to, or no plan fits.
-    """
+    """Measures and plans; the same plan on every rank."""
     begin = time.monotonic()
     cut, chain, rates, warnings = bench.measure()
     bench.beat("the plan for memory")

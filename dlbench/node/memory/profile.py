@@ -296,11 +296,7 @@ def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[
 
 @dataclass(kw_only=True)
 class ChainProfile:
-    """Passes over a network whose units are known.
-
-    `model`: in training mode, on its device. `units`: in the order of the forward pass. `keeps_gradients`: whether
-    they outlast a pass, as where several passes add to them.
-    """
+    """Passes over a network whose units are known; `keeps_gradients`: whether gradients outlast a pass."""
 
     model: nn.Module
     units: Sequence[UnitModule]
@@ -311,13 +307,10 @@ class ChainProfile:
     def measure(
         self, loss_of: Callable[[Batch], Tensor], batch: Batch, *, state_bytes: int, update_bytes: int = 0
     ) -> Chain:
-        """The chain of a pass.
+        """Returns the chain of a pass, in the precision of `loss_of`.
 
-        `loss_of`: makes a forward pass over a batch, in the precision of training, and returns its loss. `state_bytes`:
-        of parameters, buffers, optimizer state, and gradients that outlast a pass. `update_bytes`: that the optimizer's
-        update works with (`update_growth`).
-        Raises torch.OutOfMemoryError: a single unit's pass does not fit on the device. EnvironmentLacksError: memory
-        cannot be measured with this torch.
+        `state_bytes`: of parameters, buffers, optimizer state, and gradients that outlast a pass. `update_bytes`:
+        `update_growth`.
         """
         links = [_Link(number=number, unit=unit) for number, unit in enumerate(self.units)]
         with undisturbed(self.model, holds_gradients=self.keeps_gradients):
@@ -437,11 +430,7 @@ class ChainProfile:
 
 
 def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -> int:
-    """What an optimizer's update holds for a while besides parameters, gradients and its state, bytes.
-
-    By an update of a copy of the parameters: nothing of the network changes.
-    Raises torch.OutOfMemoryError: the copy does not fit on the device.
-    """
+    """Returns the bytes that an optimizer's update holds for a while, by an update of a copy of the parameters."""
     copies = [nn.Parameter(one.detach().clone()) for one in model.parameters() if one.requires_grad]
     optimizer = optimizer_of(copies, spec)
     for one in copies:

@@ -77,10 +77,7 @@ class HeldByOthers:
 
 
 def activation_storage(tensor: torch.Tensor, others: HeldByOthers) -> torch.UntypedStorage | None:
-    """The storage of a saved tensor that may be swapped; None for all that stays.
-
-    Parameters, buffers, casts of parameters, what others hold, small and unusual tensors stay.
-    """
+    """Returns the storage of a saved tensor that may be swapped; None for parameters and all else that stays."""
     if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage()
@@ -277,11 +274,7 @@ class BlockBytes:
 
 
 class Room:
-    """Bytes that blocks need: as planned or, without a plan's costs, as the last counted pass had them.
-
-    `budget`: what activations may take; None: no limit. `costs`: of each block under its decision. `by_others`:
-    numbers of the blocks whose input others hold anyway.
-    """
+    """Bytes that blocks need: by `costs` or, without them, as the last counted pass had them; budget None: no limit."""
 
     def __init__(
         self, decisions: Sequence[Decision], budget: int | None, costs: Sequence[BlockCost] | None, by_others: set[int]

@@ -36,11 +36,10 @@ class Transfer:
 
 
 class Tier(Protocol):
-    """A far tier of one rank.
+    """A far tier of one rank; a ticket stands for the bytes of one storage from `swap_out` to `discard`.
 
-    A ticket stands for the bytes of one storage from `swap_out` to `discard`; what it is, only the tier knows. After a
-    transfer failed, every call raises the same `RunError`; nothing waits for a transfer that cannot end.
-    `takes_back`: whether what is recalled is not moved; otherwise the copy that was ordered runs all the same.
+    After a transfer failed, every call raises the same `RunError`. `takes_back`: whether what is recalled is not moved;
+    otherwise the copy that was ordered runs all the same.
     """
 
     takes_back: bool
@@ -54,10 +53,7 @@ class Tier(Protocol):
         """What a person should know of it, each as one sentence."""
 
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> Any:
-        """Starts to take a storage's bytes away, when all work ordered so far is done; returns its ticket.
-
-        The ticket holds the storage until its bytes are away.
-        """
+        """Starts to take a storage away, when all work ordered so far is done; its ticket holds it until then."""
 
     def is_out(self, ticket: Any) -> bool:
         """Whether the bytes are away and the memory is free (on a GPU: for what is ordered next); never waits."""
@@ -175,10 +171,8 @@ class PinnedTicket:
 
 
 class PinnedTier:
-    """Page-locked host memory; a `Tier`.
-
-    `reserve_bytes`: what will be in it at a time; it grows where that is too little. `calls`: torch's CUDA interface.
-    `beat`: called while memory is locked. Raises EnvironmentLacksError: so much memory cannot be page-locked.
+    """Page-locked host memory; a `Tier` that grows where `reserve_bytes` is too little. `beat`: called while it is
+    locked.
     """
 
     takes_back = False

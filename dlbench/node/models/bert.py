@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend
 
 from dlbench.node.models.build import (
     AUTOCAST_TYPES,
@@ -153,11 +152,9 @@ def decoder_logits(masked: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class BertForPreTraining(nn.Module):
     """BERT with the masked-LM and the next-sentence head.
 
-    BERT-large (vocabulary 30,522, 24 layers of 1,024, 16 heads, 4,096 feed-forward) has 336,226,108 parameters.
-    Weights start from N(0, 0.02), biases at 0 (the published initializer_range, here not truncated), from torch's
-    global generator: seed it before.
-
-    Raises ValueError: num_heads does not divide hidden_size.
+    BERT-large (vocabulary 30,522, 24 layers of 1,024, 16 heads, 4,096 feed-forward) has 336,226,108 parameters. Weights
+    start from N(0, 0.02), biases at 0 (the published initializer_range, here not truncated), from torch's global
+    generator: seed it before.
     """
 
     def __init__(
@@ -262,7 +259,7 @@ class MaskedLmAccuracy(Accuracy):
 
 
 class AttentionWatch:
-    """How the batches of a rank reach attention, and which of torch's kernels serves them."""
+    """How the batches of a rank reach attention."""
 
     def __init__(self, loss: Loss, plan: RunPlan, device: torch.device) -> None:
         self._loss, self._plan, self._device = loss, plan, device
@@ -280,13 +277,7 @@ class AttentionWatch:
             return []
         spec = self._plan.workload.model
         assert isinstance(spec, BertModel)
-        found = []
-        for name, num in batches.items():
-            try:
-                backend = attention_backend(self._plan, spec, name, self._device)
-            except (RuntimeError, TypeError, AttributeError) as error:
-                backend = f"back-end not known: {type(error).__name__}"
-            found.append(f"{num} {name} ({backend})")
+        found = [f"{num} {name}" for name, num in batches.items()]
         in_force: str = spec.attention
         if in_force == "auto":
             in_force = "masked" if list(batches) == ["masked"] else "no mask where there is no padding"
@@ -301,47 +292,6 @@ class AttentionWatch:
             )
             settings.append(Setting(key=key, requested=None, effective=padded, evidence=evidence))
         return settings
-
-
-def attention_backend(plan: RunPlan, model: BertModel, how: str, device: torch.device) -> str:
-    """Which of torch's attention kernels serves a batch of training, by torch's own choice for its shapes.
-
-    `how`: masked, unmasked or unpadded.
-    """
-    train, data = plan.workload.train, plan.workload.data
-    assert isinstance(data, TextData)  # the workload's validator holds this
-    num = train.batch_per_rank * plan.ranks_per_replica // train.gradient_accumulation
-    length, width = data.sequence_length, model.hidden_size // model.num_heads
-    query = torch.empty(
-        (num, length, model.num_heads // plan.ranks_per_replica, width),
-        dtype=AUTOCAST_TYPES.get(train.precision),
-        device=device,
-        requires_grad=True,
-    )
-    if how == "unpadded":
-        return _unpadded_backend(query, model.dropout)
-    query = query.transpose(1, 2)
-    mask = torch.ones((num, 1, 1, length), dtype=torch.bool, device=device) if how == "masked" else None
-    choice = torch._fused_sdp_choice(query, query, query, attn_mask=mask, dropout_p=model.dropout)
-    return _name(SDPBackend(choice))
-
-
-def _unpadded_backend(query: torch.Tensor, dropout: float) -> str:
-    num, length = query.shape[:2]
-    if query.device.type != "cuda":
-        sample = query[:1].transpose(1, 2)
-        return f"{_name(SDPBackend(torch._fused_sdp_choice(sample, sample, sample, dropout_p=dropout)))}, each sample"
-    from torch.nested._internal.sdpa import _select_sdp_backend
-
-    starts = torch.arange(num + 1, dtype=torch.int32, device=query.device) * length
-    nested = torch.nested.nested_tensor_from_jagged(query.flatten(0, 1), starts, min_seqlen=1, max_seqlen=length)
-    nested = nested.transpose(1, 2)
-    choice = _select_sdp_backend(nested, nested, nested, None, dropout, False, False)  # type: ignore[no-untyped-call]
-    return f"{_name(choice)}, jagged"
-
-
-def _name(backend: SDPBackend) -> str:
-    return backend.name.lower().removesuffix("_attention")
 
 
 def _text_batch(vocab_size: int, data: TextData, num: int, generator: torch.Generator) -> Batch:

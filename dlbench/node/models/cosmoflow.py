@@ -36,8 +36,6 @@ class CosmoFlow(nn.Module):
     layers. `dropout`: probability behind each hidden dense layer.
 
     Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
-
-    Raises ValueError: input_size cannot be halved once per convolution.
     """
 
     def __init__(

@@ -17,10 +17,7 @@ _NO_GPU = "this rank computes on a CPU: cuDNN is NVIDIA's library for GPUs"
 
 
 class Kernels:
-    """These choices on one rank, as a plan asks for them.
-
-    Raises EnvironmentLacksError: cuDNN is to search, and the device is none of its.
-    """
+    """These choices on one rank, as a plan asks for them."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         self._plan, self._device = plan, device

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dlbench.node.models.build import AUTOCAST_TYPES, Accuracy, Batch, Criterion, Loss, Network, Outputs, autocast_type
-from dlbench.records.record import Setting
-from dlbench.specs.plan import RunPlan
+from dlbench.node.models.build import Accuracy, Batch, Criterion, Network, Outputs, autocast_type
 from dlbench.specs.workload import DataSpec, ResNetModel
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1], as the field uses them.
@@ -186,29 +184,6 @@ class ResNetNetwork(Network[ResNetModel]):
 
     def one_sample(self, spec: ResNetModel, data: DataSpec) -> tuple[Tensor, ...]:
         return (torch.empty(1, 3, spec.image_size, spec.image_size),)
-
-    def observed(self, loss: Loss, plan: RunPlan, device: torch.device) -> tuple[Loss, Callable[[], list[Setting]]]:
-        return loss, lambda: batch_norm_settings(plan, device)
-
-
-def batch_norm_settings(plan: RunPlan, device: torch.device) -> list[Setting]:
-    """Whose kernels compute batch norm in training; nothing on a CPU.
-
-    torch 2.13 takes cuDNN's for fp32 and fp16, and its own for bf16, whatever the order of memory: its choice leaves
-    bf16 out (`_select_batch_norm_backend` in aten/src/ATen/native/Normalization.cpp). torch's compiler makes kernels of
-    its own, fused with what is around.
-    """
-    train = plan.workload.train
-    if device.type != "cuda":
-        return []
-    if train.compile != "none":
-        found, how = "inductor", "torch's compiler takes batch norm apart"
-    else:
-        shape, kind = (2, 64, 8, 8), AUTOCAST_TYPES.get(train.precision, torch.float32)
-        features, one = torch.empty(shape, dtype=kind, device=device), torch.empty(64, device=device)
-        choice = torch._C._select_batch_norm_backend(features, one, one, one, one, True, 1e-5)
-        found, how = choice.name.lower(), f"torch's choice for {kind} with scales in fp32"
-    return [Setting(key="model.batch_norm", requested=None, effective=found, evidence=how)]
 
 
 NETWORK = ResNetNetwork()

@@ -23,8 +23,6 @@ def build_engine(
 
     Where the plan leaves gradients to dlbench, the engine only carries its messages; where none is synchronised, it
     only keeps the ranks in touch.
-
-    Raises `UserError`: the plan's synchronisation is not possible here.
     """
     module, _, name = ENGINES[plan.engine.name].on_ranks.partition(":")
     engine: Engine = getattr(import_module(module), name).for_plan(plan, folder, place, device, gpu)

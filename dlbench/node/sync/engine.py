@@ -104,9 +104,7 @@ class Engine:
         return cls()
 
     def start(self) -> None:
-        """Finds the other ranks. Raises `EnvironmentLacksError`: the library is missing or lacks the needed operation;
-        `RunError`: the ranks did not find each other as planned.
-        """
+        """Finds the other ranks."""
 
     def prepare(
         self, model: nn.Module, optimizer: Optimizer, mark_backward: Callable[[], None], *, accumulation: int = 1

@@ -32,7 +32,7 @@ class Group(Protocol):
 
     ranks: tuple[int, ...]  # Its ranks in the run, ascending.
     index: int  # Position of this rank among them.
-    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl, shared memory.
+    carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl.
 
     def sum(self, vector: torch.Tensor) -> None:
         """All-reduce: `vector` becomes the sum over ranks, in place."""
@@ -109,13 +109,10 @@ def make_world(communicators: Communicators, who: GroupRanks) -> Group:
     return world
 
 
-def make_groups(communicators: Communicators, who: GroupRanks, inside: Group | None = None) -> RankGroups:
-    """Every group of the run, made by all ranks in the same order; returns those of this rank. `inside`: this rank's
-    own group, where something else than the library carries it.
-    """
+def make_groups(communicators: Communicators, who: GroupRanks) -> RankGroups:
+    """Every group of the run, made by all ranks in the same order; returns those of this rank."""
     world = make_world(communicators, who)
-    if inside is None:
-        inside = _own([communicators.group(ranks) for ranks in who.inside])
+    inside = _own([communicators.group(ranks) for ranks in who.inside])
     across = _own([communicators.group(ranks) for ranks in who.across])
     return RankGroups(world=world, inside=inside, across=across)
 
@@ -250,12 +247,7 @@ MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from th
 
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:
-    """`value` of every rank, by rank; tuples come back as lists, keys as text.
-
-    `value`: what JSON can hold, and numbers that are not finite. `all_gather`: makes one tensor of all ranks' equally
-    long ones, in the order of ranks; they are of int64 or uint8 and lie on the CPU. Raises `TypeError`: JSON cannot
-    hold the value; `RunError`: a rank sent what is no value.
-    """
+    """`value` of every rank, by rank; tuples come back as lists, keys as text."""
     own = json.dumps(value).encode()
     sizes = all_gather(torch.tensor([len(own)], dtype=torch.int64)).tolist()
     if len(sizes) != num_ranks or not all(0 < size <= MAX_BYTES for size in sizes):

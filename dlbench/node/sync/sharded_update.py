@@ -23,10 +23,7 @@ _LISTED_RANKS = 8  # Whose bytes of state are told one by one.
 
 
 class ShardedUpdate(ZeroRedundancyOptimizer):
-    """The planned optimizer, shared out. `state` is what this rank keeps of it.
-
-    `planned`: its parameters are the same on all ranks; it has no state yet. `clock`: of the device they lie on.
-    """
+    """The planned optimizer, shared out. `state` is what this rank keeps of it."""
 
     _all_state_dicts: list[dict[str, Any]]  # Torch's, by rank, on the rank to which they were consolidated.
 

@@ -390,10 +390,8 @@ def covered(intervals: Sequence[Interval], begin: float = float("-inf"), end: fl
 def ring_bytes(wire_bytes: float, *, ranks: int, groups: int) -> tuple[float, float]:
     """Bytes that a rank sends inside its group and to other groups in ring all-reduces; mean over ranks.
 
-    A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan,
-    2009). Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
-
-    `wire_bytes`: length of all vectors together. `ranks`: p. `groups`: equal blocks of neighbouring ranks.
+    A ring sends 2 (p - 1) / p of the vector to the right neighbour (science of all-reduce: Patarasuk and Yuan, 2009).
+    Where groups are blocks of neighbouring ranks, one rank of each group has its neighbour in another one.
     """
     total = 2 * (ranks - 1) / ranks * wire_bytes
     across = total * groups / ranks if groups > 1 else 0.0
@@ -405,8 +403,6 @@ def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
     tree; mean over ranks.
 
     Counted from its root, rank r has the message from r without its highest bit (gloo/broadcast.cc).
-
-    `shares`: bytes by rank. `groups`: equal blocks of neighbouring ranks.
     """
     ranks = len(shares)
     block, sent = ranks // groups, [0, 0]
@@ -434,14 +430,7 @@ class Timed:
 def over_ranks(
     starts_ns: Sequence[int], durations_ns: Sequence[int], operations: int, *, from_last_start: bool, one_clock: bool
 ) -> Timed:
-    """One sample from what each rank noted.
-
-    `starts_ns`: by rank, on the rank's clock. `durations_ns`: by rank, from its start to its end. `operations`: in the
-    sample. `from_last_start`: whether the time runs from the last rank's start to the last end, which takes one clock;
-    otherwise it is the slowest rank's duration. `one_clock`: whether ranks share a clock. Otherwise starts cannot be
-    compared: the spread of durations stands for theirs, since ranks that wait for each other end together, within one
-    operation.
-    """
+    """One sample from what each rank noted."""
     skew = (max(starts_ns) - min(starts_ns)) if one_clock else (max(durations_ns) - min(durations_ns))
     taken = max(durations_ns)
     if from_last_start and one_clock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -15,7 +16,7 @@ from dlbench.node.devices import require_own_gpu
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, settings_of
 from dlbench.node.sync.groups import TorchCommunicators, gather_over_torch
-from dlbench.node.sync.run_store import RunStore, meet
+from dlbench.node.sync.run_store import meet, of_node
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.plan import RunPlan
@@ -40,7 +41,6 @@ class TorchRanks(Engine):
             self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._wire = plan.sync.library_wire
         self._left: object = None
-        self._store: RunStore | None = None
 
     @classmethod
     def for_plan(
@@ -57,7 +57,8 @@ class TorchRanks(Engine):
         self._store = store = meet(self._address_file, self._place, self._interface, patience)
         by_nccl = self._backend == "nccl"
         # Before NCCL starts: of two ranks on one GPU it says a bus number, if anything.
-        require_own_gpu(self._gpu, self._place, lambda found: store.of_node("gpu", found, self._place), by_nccl=by_nccl)
+        gather = partial(of_node, store, "gpu", place=self._place)
+        require_own_gpu(self._gpu, self._place, gather, by_nccl=by_nccl)
         dist.init_process_group(
             self._backend,
             store=store,

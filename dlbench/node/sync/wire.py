@@ -103,9 +103,7 @@ class NarrowWire(WireFormat):
 
 
 def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
-    """The format `sync.wire` names; `density` is for topk, of `world_size` ranks. Raises `UserError`: powersgd, which
-    is no format of vectors.
-    """
+    """The format `sync.wire` names; `density` is for topk, of `world_size` ranks."""
     if name == "fp32":
         return WireFormat()
     if name == "fp16":
@@ -171,9 +169,7 @@ class TopkWire(WireFormat):
         return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Buckets become these tensors (name, elements); needed before the first exchange too. Raises `ValueError`: a
-        name occurs twice, or a tensor that has something waiting is gone or has another size.
-        """
+        """Buckets become these tensors (name, elements); needed before the first exchange too."""
         waiting = self.waiting()
         sizes = dict(pair for bucket in layout for pair in bucket)
         if len(sizes) != sum(len(bucket) for bucket in layout):
@@ -195,9 +191,7 @@ class TopkWire(WireFormat):
         return pieces
 
     def exchange(self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: Group) -> None:
-        """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent.
-        Raises `ValueError`: the bucket is not in the layout, or not of this size.
-        """
+        """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent."""
         rest = self._rest(number, vector)
         elements = vector.numel()
         entries = entries_to_send(elements, self._share)

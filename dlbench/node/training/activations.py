@@ -107,13 +107,7 @@ def activation_memory(
     wrap_block: Callable[[BlockFunction], BlockFunction] | None,
     allocator: str | None,
 ) -> ActivationMemory:
-    """What a plan says of activations, installed on the network; not for training in core.
-
-    `model`: nothing is hooked to it yet. `wrap_block`: applied to the function of every block, e.g. torch.compile;
-    None: nothing. `allocator`: of `keep_freed`; None on a GPU. Raises UserError: the network is no chain, or
-    train.memory.blocks names what is none of its units. EnvironmentLacksError: no plan fits, memory cannot be measured,
-    nothing can be swapped to, or the node has not the memory that its ranks together would page-lock.
-    """
+    """What a plan says of activations, installed on the network; not for training in core."""
     plan, place, device = context.plan, context.place, context.device
     context.watch.stage("profiling memory")
     bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
@@ -133,11 +127,7 @@ def activation_memory(
 
 
 class ActivationMemory:
-    """A plan at work.
-
-    `open_tier`: the far tier with room for N bytes. `allocator`: of `keep_freed`. `wrap_block`: applied to every
-    block's function; None: nothing. Raises EnvironmentLacksError: what will be swapped has no room in the far tier.
-    """
+    """A plan at work."""
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +36,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, PeerLostError, UserError, refused
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.sharding import Position
 from dlbench.node.page_locked import PIECE_BYTES, Beat, locked_memory
@@ -98,10 +100,6 @@ def snapshot(
 ) -> Snapshot:
     """A copy of the state, in the order of the current stream: what is queued on it before is in, what follows is not.
     Where ranks share tensors out, the others call `give_shares` meanwhile.
-
-    `whole`: of the network without an engine's wrapper. `trained`: what is trained, by dotted key; compared when a run
-    resumes. `room_for`: gives the memory on the host that tensors go to; None: new memory. `beat`: called before each
-    tensor. Returns when the copy is there.
     """
     found = _tensors_of(whole)
     # A copy each: tied weights share memory, which safetensors refuses.
@@ -143,7 +141,6 @@ def write_snapshot(path: Path, taken: Snapshot, on_piece: Callable[[], object] =
     """Writes one checkpoint as a whole, or nothing; what killed jobs left of theirs goes.
 
     The digest is made of the pieces as they are written, and put into the header last. `on_piece`: called after each.
-    Raises RunError: the file system refuses.
     """
     tensors, entries, end = taken.tensors, dict[str, Any](), 0
     # Larger elements first, so that each lies at a multiple of its size: readers map the file.
@@ -202,18 +199,14 @@ Linux has a nice value for each thread (sched(7))."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run in a thread, one at a time.
-
-    `keep`: how many of the newest stay. `beat`: called before each piece of memory is page-locked, and
-    before each tensor is copied.
-    """
+    """Writes the checkpoints of a run in a thread, one at a time."""
 
     def __init__(self, keep: int, beat: Beat = lambda _what: None) -> None:
         self._keep, self._beat = keep, beat
         self._rooms: dict[str, Tensor] = {}
         self._memory = ""  # What kind the rooms are.
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._worker: BackgroundWorker | None = None
+        self._error: BaseException | None = None
         self._wrote_s = self._waited_s = 0.0
         self._begun: CheckpointWrite | None = None
         self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
@@ -227,7 +220,7 @@ class CheckpointWriter:
         trained: Mapping[str, Any],
     ) -> None:
         """Copies the state and begins to write it; the one before has been waited for."""
-        assert self._thread is None
+        assert self._worker is None
         start = time.monotonic()
         taken = snapshot(whole, progress, trained, self._room_for, self._beat)
         self._wrote_s = self._waited_s = 0.0
@@ -239,8 +232,9 @@ class CheckpointWriter:
             waited_s=0.0,
             write_s=0.0,
         )
-        self._thread = threading.Thread(target=self._write, args=(path, taken), name="dlbench-checkpoint")
-        self._thread.start()
+        self._worker = BackgroundWorker("dlbench-checkpoint", daemon=False)
+        self._worker.put(partial(self._write, path, taken))
+        self._worker.close(0)
 
     def _room_for(self, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Memory for the state, kept for later checkpoints: new memory costs page faults, or page-locking."""
@@ -276,11 +270,8 @@ class CheckpointWriter:
 
         with suppress(OSError):  # a sandbox may forbid it
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        try:
-            write_snapshot(path, taken, moved)
-            prune(path.parent, self._keep)
-        except Exception as error:  # the training thread raises it
-            self._error = error
+        write_snapshot(path, taken, moved)
+        prune(path.parent, self._keep)
         self._wrote_s = time.monotonic() - start
 
     def require_well(self) -> None:
@@ -291,14 +282,15 @@ class CheckpointWriter:
 
     def wait(self, seconds: float) -> bool:
         """Waits so long at most; whether nothing is being written any more. An error is left to `require_well`."""
-        if self._thread is None:
+        if self._worker is None:
             return True
         start = time.monotonic()
-        self._thread.join(seconds)
+        is_done = self._worker.wait(seconds)
         self._waited_s += time.monotonic() - start
-        if self._thread.is_alive():
+        if not is_done:
             return False
-        self._thread = None
+        self._error = self._worker.error
+        self._worker = None
         assert self._begun is not None
         if self._error is None:
             times = {"waited_s": self._waited_s, "write_s": self._wrote_s}
@@ -309,10 +301,7 @@ class CheckpointWriter:
 def follow(
     look: Callable[[], tuple[bool, int]], gather: Callable[[Any], list[Any]], beat: Callable[[], object]
 ) -> None:
-    """All ranks wait for a file of rank 0, and are alive as long as something of it moves.
-
-    `look`: waits `TURN_S` at most; whether all is done, and how many pieces are; counts on rank 0 alone.
-    """
+    """All ranks wait for a file of rank 0, and are alive as long as something of it moves."""
     seen, is_done = -1, False
     while not is_done:
         is_done, pieces = gather(look())[0]
@@ -328,10 +317,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def find_checkpoint(place: Path, key: str = "checkpoint.resume_from") -> Path:
-    """The file itself, or the newest checkpoint of a run's folder.
-
-    `key`: what it was given to. Raises UserError: there is none.
-    """
+    """The file itself, or the newest checkpoint of a run's folder."""
     if place.is_file():
         return place
     found = sorted([*place.glob(f"checkpoints/step-*{CHECKPOINT_SUFFIX}"), *place.glob(f"step-*{CHECKPOINT_SUFFIX}")])
@@ -351,12 +337,7 @@ class Header(Progress):
 
 
 class Checkpoint:
-    """A checkpoint that has been read and found whole.
-
-    `received`: tensors and header that another rank has read and found whole; None: the file is read. `on_piece`:
-    called after each piece of it. Raises UserError: it is missing, or of another form. IncompleteDataError: it is
-    damaged.
-    """
+    """A checkpoint that has been read and found whole."""
 
     def __init__(
         self,
@@ -392,11 +373,7 @@ class Checkpoint:
         device: torch.device,
         beat: Callable[[str], object],
     ) -> Checkpoint:
-        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them.
-
-        `broadcast`: gives a tensor of rank 0 on the device to all. Raises, on rank 0, as `find_checkpoint` and the
-        class, or whatever else ends its reading; PeerLostError, on the others: rank 0 cannot read it.
-        """
+        """The checkpoint that rank 0 finds (`find_checkpoint`) and reads, on every rank; called by all of them."""
         pieces = 0
 
         def moved() -> None:
@@ -432,10 +409,7 @@ class Checkpoint:
         return own
 
     def require(self, trained: Mapping[str, Any]) -> None:
-        """Proves that the plan trains the same thing.
-
-        Raises UserError: it does not; names the first key that differs.
-        """
+        """Proves that the plan trains the same thing."""
         for key, value in trained.items():
             if self.trained.get(key) != value:
                 raise UserError(
@@ -450,8 +424,6 @@ class Checkpoint:
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
         """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
         prepared them; None: none did.
-
-        Raises IncompleteDataError: they are not those of this network and optimizer.
         """
         try:
             self._restore(model, optimizer, engine or SingleEngine())
@@ -517,10 +489,7 @@ def _digest(
     tensors: Mapping[str, Tensor],
     visit: Callable[[str, int, memoryview], object] = lambda _name, _place, _piece: None,
 ) -> str:
-    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor.
-
-    `visit`: given each piece of a tensor, and its place in it.
-    """
+    """SHA-256 over the header, but for the digest itself, and over name, type, shape and bytes of every tensor."""
     rest = {key: value for key, value in header.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode())
     for name in sorted(tensors):
@@ -571,10 +540,7 @@ def ranks_before(plan: RunPlan, checkpoint: Checkpoint) -> int:
 
 
 def require_same_holders(plan: RunPlan, checkpoint: Checkpoint) -> None:
-    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins.
-
-    Raises UserError: within an epoch, with another number of ranks, and each reads what it holds.
-    """
+    """Proves that the samples which each rank holds are those that it went on with, or that an epoch begins."""
     before, progress = ranks_before(plan, checkpoint), checkpoint.progress
     if before != plan.replicas and progress.position.place:
         raise UserError(

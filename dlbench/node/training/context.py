@@ -20,10 +20,7 @@ from dlbench.units import utc_now
 
 
 class Events:
-    """Moments of a run by MLPerf logging's names, and the clocks behind them; the first is the process's start.
-
-    `started`: monotonic time of the process's start, seconds.
-    """
+    """Moments of a run by MLPerf logging's names, and the clocks behind them; the first is the process's start."""
 
     def __init__(self, started: float) -> None:
         self.all: list[Event] = []

@@ -36,12 +36,7 @@ class InitialWeights:
 
 
 def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeights:
-    """Puts the weights of a file into a network, in place.
-
-    `asked`: a safetensors file, or a run's folder with checkpoints. `model`: the network without an engine's wrapper,
-    on any device. Raises UserError: the file is missing, of another form, or of another network. IncompleteDataError:
-    it is damaged.
-    """
+    """Puts the weights of a file into a network, in place."""
     path = find_checkpoint(Path(asked), KEY)
     try:
         require_file(path)

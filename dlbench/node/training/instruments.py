@@ -35,11 +35,7 @@ _SWAP_TRACKS = {COMPUTE: 0, OUT: 1, IN: 2}  # Lane swap: recomputing and waiting
 
 
 class RankWatch:
-    """Stages, the window, and on the first rank of a node the sampler.
-
-    `sampler`: of this rank's node, started already; None on other ranks, and where the plan has none. `started`:
-    monotonic time at which the process began, seconds.
-    """
+    """Stages, the window, and on the first rank of a node the sampler."""
 
     def __init__(
         self, plan: RunPlan, folder: RunFolder, place: RankPlace, sampler: SamplerProcess | None, *, started: float
@@ -63,12 +59,7 @@ class RankWatch:
         computes: Callable[[nn.Module], bool] | None = None,
         transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
-        """What the window will look at.
-
-        `beat`: called before what takes long, for the watchdog. `computes`: whether a call of a module, now, computes
-        it; None: always. `transfers`: each with its step; None where nothing is swapped or recomputed. Raises
-        EnvironmentLacksError: the plan asks for a profile and this torch has no profiler.
-        """
+        """What the window will look at."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
         watch, spans = self._plan.watch, self._spans

@@ -49,10 +49,7 @@ def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
 
 
 def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
-    """The quality of the network over all replicas' shares of the validation data; the same on every rank.
-
-    Raises UserError, RunError: the data cannot be read, as for training.
-    """
+    """The quality of the network over all replicas' shares of the validation data; the same on every rank."""
     spec, model, compilation = context.plan.workload.model, state.model, state.compilation
     network = network_of(spec)
     outputs_of, criterion, meter = network.outputs(spec), network.criterion(), network.meter()
@@ -73,10 +70,7 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
 
 
 class Pauses:
-    """Evaluations and checkpoints of one rank; called by the loop between steps.
-
-    `source`: the validation data; None where nothing is evaluated.
-    """
+    """Evaluations and checkpoints of one rank; called by the loop between steps."""
 
     def __init__(self, context: RankContext, state: TrainState, source: EvaluationSource | None) -> None:
         self._context, self._state, self._source = context, state, source
@@ -125,10 +119,7 @@ class Pauses:
         return ends
 
     def check_preemption(self, done: int, spent_s: float) -> None:
-        """After `done` steps, where training stands still: stops all ranks if any was asked to.
-
-        Raises StoppedEarlyError: it was; where the run keeps checkpoints one is written.
-        """
+        """After `done` steps, where training stands still: stops all ranks if any was asked to."""
         if not any_stop_requested(self._context.engine.gather):
             return
         name = None
@@ -196,10 +187,7 @@ class Pauses:
         self.writer.begin(path, whole, progress, self._trained)
 
     def _await_write(self, *, alone: bool = False) -> None:
-        """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written.
-
-        `alone`: this rank waits for its own. Raises RunError, on rank 0: it could not be written.
-        """
+        """All ranks wait until the checkpoint that is being written is whole, alive as long as something is written."""
         gather: Callable[[Any], list[Any]] = (lambda own: [own]) if alone else self._context.engine.gather
         beat = partial(self._context.beat, "a piece of a checkpoint")
         follow(lambda: (self.writer.wait(TURN_S), self.writer.pieces), gather, beat)
@@ -257,11 +245,7 @@ def any_stop_requested(gather: Callable[[Any], list[Any]]) -> bool:
 
 
 def stop_check_interval(warn_before_s: float, step_s: Sequence[float], gather: Callable[[Any], list[Any]]) -> int:
-    """Steps between two looks at most; the same on every rank, by the slowest one's step.
-
-    `warn_before_s`: seconds between warning and limit. `step_s`: of the steps so far, seconds; the first of them sets
-    things up.
-    """
+    """Steps between two looks at most; the same on every rank, by the slowest one's step."""
     late = step_s[1:] or step_s
     slowest = max(gather(max(late, default=0.0)))
     fitting = warn_before_s / LOOKS_IN_WARNING / slowest if slowest > 0 else COLLECT_EVERY

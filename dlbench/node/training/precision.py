@@ -10,8 +10,6 @@ travel in is another setting (`sync.wire`).
 
 from __future__ import annotations
 
-import os
-import time
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -22,18 +20,9 @@ from dlbench.node.models.build import AUTOCAST_TYPES
 from dlbench.node.torch_facts import lacking_tf32, set_tf32
 from dlbench.specs.training import TrainSpec
 
-_ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
-"""Variables that keep oneDNN, which computes torch's CPU kernels, from instructions that the CPU has."""
-
-_MATRIX = 256
-_PRODUCTS = 7  # Of each precision; the fastest counts, the first of them sets things up.
-
 
 class Precision:
-    """Autocast and loss scaling of one rank, as a plan asks for them.
-
-    Raises EnvironmentLacksError: the device does not compute in this precision.
-    """
+    """Autocast and loss scaling of one rank, as a plan asks for them."""
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:
         # fp32 means fp32: by default torch lets cuDNN compute convolutions in TF32 on an A100 and newer.
@@ -137,45 +126,9 @@ def _lacking(precision: str, device: torch.device) -> str:
     if precision == "tf32":
         return lacking_tf32(device)
     if device.type != "cuda":
-        return "" if _is_native_on_cpu(precision) else no_arithmetic(precision)
+        return "" if precision in (native_precisions() or ()) else no_arithmetic(precision)
     # fp16: since compute capability 5.3 (CUDA C++ Programming Guide, "Arithmetic Instructions").
     is_fp16 = torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (5, 3)
     if is_fp16 if precision == "fp16" else torch.cuda.is_bf16_supported(including_emulation=False):
         return ""
     return f"{torch.cuda.get_device_name(device)} has no {precision} arithmetic"
-
-
-def _is_native_on_cpu(precision: str) -> bool:
-    """By the CPU's flags; by a measurement where these do not say, or oneDNN may not use all that the CPU has.
-
-    What oneDNN says of itself is no answer: it offers bf16 on every AVX-512 CPU.
-    """
-    native = native_precisions()
-    if native is None or any(name in os.environ for name in _ONEDNN_LIMITS):
-        return _is_fast(AUTOCAST_TYPES[precision])
-    return precision in native
-
-
-def _is_fast(kind: torch.dtype) -> bool:
-    """Whether a product of two matrices is no slower in a precision than in fp32; takes about 0.1 s at most.
-
-    Arithmetic of half the width is about twice as fast. Emulation computes in fp32 and converts besides: bf16 took 2.3
-    times as long as fp32 on a CPU with AVX-512 alone, fp16 30 times.
-    """
-
-    def fastest(kind: torch.dtype) -> float:
-        matrix = torch.ones(_MATRIX, _MATRIX, dtype=kind)
-        seconds = []
-        for _ in range(_PRODUCTS):
-            began = time.perf_counter()
-            torch.mm(matrix, matrix)
-            seconds.append(time.perf_counter() - began)
-        return min(seconds)
-
-    # On one thread: several wait for each other where other processes compute, which takes longer than a product.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return fastest(kind) <= fastest(torch.float32)
-    finally:
-        torch.set_num_threads(threads)

@@ -49,10 +49,7 @@ MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 f
 
 
 class Compilation:
-    """What is compiled on one rank.
-
-    Raises EnvironmentLacksError: torch's compiler lacks what it makes programs with, or the mode does nothing here.
-    """
+    """What is compiled on one rank."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         self._mode = plan.workload.train.compile
@@ -79,10 +76,7 @@ class Compilation:
         batch_of: Callable[[int], Batch],
         beat: Callable[[str], None],
     ) -> None:
-        """Puts `train.activation_budget` in force, and measures what it changes: one compilation without, one with it.
-
-        `model`: in training mode, on its device; nothing is hooked to it yet. `batch_of`: N samples, on the device.
-        """
+        """Puts `train.activation_budget` in force, and measures what it changes: a compilation without, one with it."""
         budget = self._train.activation_budget
         if budget is None:
             return
@@ -111,8 +105,6 @@ class Compilation:
         """Compiles a whole network before the first step: forward and backward pass of one part of a batch.
 
         No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back.
-
-        `model`: in training mode, on its device. `batch_of`: N samples, on the device.
         """
         began = time.monotonic()
         self._compile(model)
@@ -276,10 +268,7 @@ def require_mode(mode: str, device: torch.device) -> None:
 
 
 def require_compiler(device: torch.device, asked: str = "train.compile default", instead: str = NO_COMPILE) -> None:
-    """Proves that torch can compile for a device.
-
-    `asked`: the setting that needs it. `instead`: what to do without. Raises EnvironmentLacksError: it cannot.
-    """
+    """Proves that torch can compile for a device."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
@@ -306,10 +295,7 @@ Forward = Callable[..., Any]
 
 
 class NetworkGraphs:
-    """The captured network of one rank.
-
-    Raises EnvironmentLacksError: it is no NVIDIA GPU, or this torch cannot capture.
-    """
+    """The captured network of one rank."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
         if device.type != "cuda":
@@ -330,11 +316,7 @@ class NetworkGraphs:
         batch: Batch,
         beat: Callable[[str], None],
     ) -> None:
-        """Captures the network in place; gradients, buffers and random states are then as they were before.
-
-        `model`: in training mode, on the device, without hooks. `batch`: of the shapes that every step has, on the
-        device. Raises EnvironmentLacksError: torch cannot capture this network here.
-        """
+        """Captures the network in place; gradients, buffers and random states are then as they were before."""
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()
         with undisturbed(model):

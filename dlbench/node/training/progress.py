@@ -89,10 +89,7 @@ class Progress:
         self._tell(stage)
 
     def fail(self, reason: str, exit_code: int, kind: FailureKind) -> None:
-        """This rank has failed; that is on disk when this returns. What it said first stands.
-
-        Raises RunError: the status cannot be written.
-        """
+        """This rank has failed; that is on disk when this returns. What it said first stands."""
         failed_at = utc_now()  # before the lock, for which a slow disk may have it wait
         with self._lock:
             if self.stage == "failed":
@@ -256,10 +253,7 @@ class NodeStatus:
         self._listener = self._listen() if self._is_first and place.local_size > 1 else None
 
     def say(self, status: RankStatus) -> None:
-        """The first rank writes; others report to it, and write a file of their own if they cannot and it counts.
-
-        Raises RunError: the file cannot be written.
-        """
+        """The first rank writes; others report to it, and write a file of their own if they cannot and it counts."""
         if self._is_first:
             self._known[status.rank] = status
             self._meet(status.stage)
@@ -270,10 +264,7 @@ class NodeStatus:
                 self._write_alone()
 
     def tick(self) -> None:
-        """What was left undone, outside of measured steps; about once a second.
-
-        Raises RunError: the file cannot be written.
-        """
+        """What was left undone, outside of measured steps; about once a second."""
         if self._is_first:
             if self._collect():
                 self._write()

@@ -150,13 +150,7 @@ def train(context: RankContext) -> Record | None:
 
 
 def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | None = None) -> TrainState:
-    """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal.
-
-    `timer`: marks the end of the backward pass, where the engine knows it. `resume_from`: a checkpoint, or a folder
-    with some, in place of the plan's. Raises UserError: the data set is not what the plan needs, or what it resumes
-    from does not fit. EnvironmentLacksError: the device does not compute in the planned precision, or no plan fits its
-    memory.
-    """
+    """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal."""
     plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
     workload, train = plan.workload, plan.workload.train
     allocator = None if context.on_gpu else keep_freed()  # of everything that is built and measured
@@ -334,10 +328,7 @@ def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> l
 
 
 def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
-    """Proves that the device can do what the plan asks of its input.
-
-    Raises EnvironmentLacksError: it is a CPU, to which nothing can be copied ahead, and which does not decode as a GPU.
-    """
+    """Proves that the device can do what the plan asks of its input."""
     data = plan.workload.data
     if data.reader == "nvimagecodec":
         from dlbench.node.data.images import nvimagecodec

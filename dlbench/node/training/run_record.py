@@ -60,11 +60,7 @@ def rank_summary(
     startup_s: float,
     failures: Sequence[str],
 ) -> dict[str, Any]:
-    """What this rank has to say, plain Python; see `Summaries`; watching, staging and samples come later.
-
-    `state`: what was trained; closed. `startup_s`: from the process's start until training could begin, seconds.
-    `failures`: samples that could not be read.
-    """
+    """What this rank has to say, plain Python; see `Summaries`; watching, staging and samples come later."""
     place, device, memory, warnings = context.place, context.device, state.memory, context.warnings
     peak_resident = peak_bytes(torch.device("cpu"))
     if not seen.has_own_peaks and seen.measured_samples:
@@ -83,7 +79,7 @@ def rank_summary(
         threads=torch.get_num_threads(),
         pinned=context.binding.pinned,
         numa_nodes=numa_nodes_of(context.binding.cores),
-        gpu=rank_gpu(device, context.binding.gpu, by_mask=context.binding.gpu_by_mask is not None),
+        gpu=rank_gpu(device, context.binding.gpu),
         samples=seen.measured_samples,
         measured_s=seen.measured_ns / 1e9,
         first_loss=seen.losses[0] if math.isfinite(seen.losses[0]) else None,
@@ -143,10 +139,7 @@ def make_record(
     shuffle: Shuffled,
     clock: str,
 ) -> Record:
-    """The record of a run that came to its end.
-
-    `exchange`: of gradients; None where nothing was exchanged. `clock`: what measured the phases.
-    """
+    """The record of a run that came to its end."""
     plan = context.plan
     ranks = [RankResult.model_validate(item["result"]) for item in everyone]
     train, wanted = plan.workload.train, plan.layout.cores_per_rank
@@ -382,12 +375,7 @@ def check(
     exchange: ExchangeResult | None = None,
     is_scaled: bool = False,
 ) -> list[Check]:
-    """All sanity checks of a run.
-
-    `measured_steps`: those that every rank has to have made: as planned, or as agreed on in the warm-up; where training
-    ends with a quality, those that rank 0 made. `exchange`: what was exchanged; None at one rank. `is_scaled`: whether
-    losses were scaled, so that steps whose gradients overflowed were left out.
-    """
+    """All sanity checks of a run."""
     work = _equal_work(plan, ranks, measured_steps)
     starts = [rank.initial_parameters_sha256 for rank in ranks]
     start = _same("identical start", starts, "before the first step")
@@ -439,10 +427,7 @@ def inert(settings: list[Setting], *, ranks: int) -> tuple[str, ...]:
 
 
 def samples_check(shuffle: ShuffleResult, *, replaced: int) -> Check:
-    """Whether every sample was read once in each epoch that the run read whole.
-
-    `replaced`: samples that were unreadable, for which others stood in.
-    """
+    """Whether every sample was read once in each epoch that the run read whole."""
     name = "every sample once per epoch"
     if shuffle.errors:
         more = f" and {len(shuffle.errors) - 3} more" if len(shuffle.errors) > 3 else ""
@@ -577,10 +562,7 @@ def sample_summary(source: BatchSource) -> dict[str, Any] | None:
 def shuffled(
     plan: RunPlan, source: BatchSource, everyone: Sequence[Mapping[str, Any] | None], gather: Callable[[Any], list[Any]]
 ) -> Shuffled:
-    """What all ranks together read; called by all of them, because samples in doubt are gathered one by one.
-
-    `everyone`: `sample_summary` of every rank; those of a replica read the same, and count once.
-    """
+    """What all ranks together read; called by all of them, because samples in doubt are gathered one by one."""
     everyone = everyone[:: plan.ranks_per_replica]
     reported = [each for each in everyone if each is not None]
     if source.audit is None or len(reported) != len(everyone):

@@ -49,11 +49,7 @@ class Staging:
 
 
 def stage_data(context: RankContext, progress: Progress | None) -> Staging | None:
-    """Stages what the plan asks for; None where it asks for nothing.
-
-    `progress`: of the checkpoint that the run goes on from. Raises DlbenchError: it failed on this node; PeerLostError:
-    on another one.
-    """
+    """Stages what the plan asks for; None where it asks for nothing."""
     plan, place, data = context.plan, context.place, context.plan.workload.data
     if data.is_synthetic or data.staging == "none":
         return None
@@ -128,10 +124,7 @@ def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Prog
 def staging_result(
     plan: RunPlan, staging: Staging | None, summaries: Sequence[Mapping[str, Any]]
 ) -> StagingResult | None:
-    """What the record says of staging; None where there was none.
-
-    `staging`: of rank 0. `summaries`: of every rank: `staging`, as `Staging.summary` gives it.
-    """
+    """What the record says of staging; None where there was none."""
     if staging is None:
         return None
     data = plan.workload.data

@@ -106,10 +106,7 @@ class TrainState:
 
 
 class InjectedFault:
-    """The sleeps of one rank, and how long they really were.
-
-    `rank`: this rank; where the fault does not act on it, nothing sleeps.
-    """
+    """The sleeps of one rank, and how long they really were."""
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:
         self._spec = spec
@@ -177,11 +174,7 @@ _HISTORY = 1000  # Steps kept in a record.
 
 
 class NoiseProbe:
-    """Collects squared gradient norms of one rank; nothing is waited for before the end.
-
-    `model`: its parameters get hooks that see each gradient before the exchange. `accumulation`: backward passes of one
-    step, each of a loss divided by it.
-    """
+    """Collects squared gradient norms of one rank; nothing is waited for before the end."""
 
     def __init__(self, model: nn.Module, accumulation: int) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -200,10 +193,7 @@ class NoiseProbe:
         self._local.clear()
 
     def end_step(self, loss_scale: torch.Tensor | None) -> None:
-        """After the exchange, with gradients brought back to their true size and before clipping.
-
-        `loss_scale`: a scalar on the device, which is not waited for; None where losses are not scaled.
-        """
+        """After the exchange, with gradients brought back to their true size and before clipping."""
         # The mean over passes of |k g|^2 / k^2 summed k times: one factor k is left.
         local = torch.stack(self._local).sum() * self._accumulation
         if loss_scale is not None:
@@ -224,11 +214,7 @@ class NoiseProbe:
 def estimate_noise_scale(
     ranks: Sequence[Sequence[Sequence[float]]], *, small_batch: int, large_batch: int
 ) -> NoiseScale:
-    """The noise scale from the norms of all ranks.
-
-    `ranks`: for each rank, for each step the squared norms of its local and of the exchanged gradient. `small_batch`:
-    samples behind a local gradient. `large_batch`: samples behind the exchanged one.
-    """
+    """The noise scale from the norms of all ranks."""
     # Steps whose gradients overflowed hold no information.
     steps = [
         (number, sum(row[0] for row in rows) / len(rows), rows[0][1])

@@ -157,10 +157,7 @@ def _multiples(done: int, every: float) -> int:
 
 
 def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
-    """The schedule of a plan.
-
-    `batches_per_epoch`: batches of a rank in one epoch of its data; None for synthetic data.
-    """
+    """The schedule of a plan."""
     measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
     deciding = _deciding_steps(plan)
     samples = plan.workload.train.schedule.epoch_samples
@@ -255,10 +252,7 @@ class Pacing:
         self._expect(schedule.steps, schedule.warmup)
 
     def settings(self, measure: MeasureSpec, step_s: Sequence[float]) -> list[Setting]:
-        """What was asked for in seconds and what became of it; nothing where steps alone were.
-
-        `step_s`: of every step of this rank, seconds.
-        """
+        """What was asked for in seconds and what became of it; nothing where steps alone were."""
         schedule = self._schedule
         if not schedule.is_timed:
             return []

@@ -48,9 +48,8 @@ def sample_bytes(plan: RunPlan) -> int:
 
 
 def span_bytes(plan: RunPlan, rank: int) -> int:
-    """Bytes of one rank's spans: two thirds of the limit; ranks outside of the window have room for stages only.
-
-    0 where nothing is watched.
+    """Returns bytes of one rank's spans: two thirds of the limit are shared; outside of the window is room for stages
+    only.
     """
     total, ranks = 2 * _third(plan), plan.layout.ranks
     window = window_ranks(plan)
@@ -74,11 +73,7 @@ _STOP_S = 2.0
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
-    """The order for the sampler of this rank's node.
-
-    `allowed_cores`: cores of this process before it was bound, in the order in which ranks take theirs
-    (`node.cores.by_physical_core`). Raises ValueError: the plan has no sampler.
-    """
+    """Returns the order for this node's sampler; `allowed_cores`: in the order in which ranks take theirs."""
     if plan.watch is None or not plan.watch.sampler:
         raise ValueError("this plan has no sampler")
     spare = allowed_cores[plan.layout.cores_per_rank * place.local_size :] if plan.system.launch.pin else []
@@ -113,11 +108,7 @@ class SamplerProcess:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Starts it; does not wait for it.
-
-        The thread that calls this must live as long as the sampler may: the kernel ends the sampler with it
-        (PR_SET_PDEATHSIG, prctl(2)).
-        """
+        """Starts it; the kernel ends it with the thread that calls this (PR_SET_PDEATHSIG, prctl(2))."""
         try:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, env=dict(os.environ)
@@ -135,10 +126,7 @@ class SamplerProcess:
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
-        """Takes the last sample and gives the sampler's account; None, and `problem` says why, if it has none.
-
-        The sampler lives on until `stop`: node 0's answers the clocks of nodes that finish later.
-        """
+        """Returns the sampler's account, or None and `problem` says why; node 0's goes on answering until `stop`."""
         process = self._process
         if process is None or self.problem:
             return None
@@ -153,10 +141,7 @@ class SamplerProcess:
             return None
 
     def stop(self) -> None:
-        """Ends it; what it holds is written. May be called at any time, and more than once.
-
-        One that cannot even be killed, as it hangs in a driver, is left behind, and `problem` says so.
-        """
+        """Ends it, at any time; one that cannot even be killed is left behind, and `problem` says so."""
         process = self._process
         if process is None:
             return

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import selectors
 import socket
 import struct
 import threading
@@ -20,16 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlbench.machine.clock_offset import Exchange, OffsetEstimate, estimate, every_second, worth_keeping
-from dlbench.opening import read_json
+from dlbench.node.rendezvous import read_published
 from dlbench.records.files import write_json
 
 Clock = Callable[[], int]  # Reads a clock, nanoseconds.
 
-GREETING_S = 5.0  # How long a connection may take to greet.
+GREETING_S = 1.0  # How long a connection may take to greet; others wait for their turn.
 BURST_S = 2.0  # How long one connection is served.
 PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
 MAX_ROUNDS = 1000  # Requests answered on one connection.
-MAX_WAITING = 64  # Connections that have not greeted yet; one more, and the oldest is closed.
 
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
@@ -43,18 +41,13 @@ def greeting(token: str) -> bytes:
 
 
 class ClockServer:
-    """Answers with the time, on a thread of its own.
-
-    `clock`: what is read; for tests. Raises OSError: cannot listen at this address.
-    """
+    """Answers with the time, on a thread of its own, one connection after the other; `clock`: what is read."""
 
     def __init__(self, address: str, token: str, *, clock: Clock = time.monotonic_ns) -> None:
         self._greeting = greeting(token)
         self._clock = clock
         self._listener = socket.create_server((address, 0), backlog=1024)
-        self._listener.setblocking(False)
-        self._wake, self._woken = socket.socketpair()
-        self._waiting: dict[socket.socket, tuple[bytes, float]] = {}
+        self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="clock server", daemon=True)
         self.address, self.port = self._listener.getsockname()[:2]
         self.problem = ""  # Why it answers no longer; empty while it does.
@@ -64,79 +57,25 @@ class ClockServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread and all connections."""
+        """Ends the thread."""
+        self._is_closed = True
         with suppress(OSError):
-            self._wake.send(b"x")
+            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         if self._thread.ident is not None:
             self._thread.join()
-        self._wake.close()
-        self._woken.close()
         self._listener.close()
 
     def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._woken, selectors.EVENT_READ)
+        while not self._is_closed:
             try:
-                while self._turn(selector):
-                    pass
+                connection, _ = self._listener.accept()
             except OSError as error:
-                self.problem = f"answers about the clock ended: {error.strerror or error}"
-            for connection in list(self._waiting):
-                self._drop(selector, connection)
-
-    def _turn(self, selector: selectors.BaseSelector) -> bool:
-        oldest = min((since for _, since in self._waiting.values()), default=None)
-        wait_s = None if oldest is None else max(0.0, oldest + GREETING_S - time.monotonic())
-        ready = [key.fileobj for key, _ in selector.select(wait_s)]
-        if self._woken in ready:
-            return False
-        for connection in [one for one in ready if one is not self._listener]:
-            assert isinstance(connection, socket.socket)
-            self._hear(selector, connection)
-        now = time.monotonic()
-        for connection in [one for one, (_, since) in self._waiting.items() if now >= since + GREETING_S]:
-            self._drop(selector, connection)
-        if self._listener in ready:
-            self._accept(selector)
-        return True
-
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            # The caller is gone again, or this process has no descriptors left: later, and not in a busy loop.
-            time.sleep(0.01)
-            return
-        connection.setblocking(False)
-        if len(self._waiting) == MAX_WAITING:
-            self._drop(selector, next(iter(self._waiting)))
-        self._waiting[connection] = (b"", time.monotonic())
-        selector.register(connection, selectors.EVENT_READ)
-
-    def _drop(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        selector.unregister(connection)
-        del self._waiting[connection]
-        connection.close()
-
-    def _hear(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Takes in a part of a greeting; serves the connection once it is complete and right."""
-        said, since = self._waiting[connection]
-        try:
-            more = connection.recv(_GREETING.size - len(said))
-        except BlockingIOError:
-            return
-        except OSError:
-            more = b""
-        said += more
-        if more and len(said) < _GREETING.size:
-            self._waiting[connection] = (said, since)
-            return
-        is_right = hmac.compare_digest(said, self._greeting)
-        if is_right:
-            with suppress(OSError):
-                self._serve(connection)
-        self._drop(selector, connection)
+                self.problem = "" if self._is_closed else f"answers about the clock ended: {error.strerror or error}"
+                return
+            with connection, suppress(OSError):
+                connection.settimeout(GREETING_S)
+                if hmac.compare_digest(_receive(connection, _GREETING.size), self._greeting):
+                    self._serve(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         clock = self._clock
@@ -155,11 +94,7 @@ class ClockServer:
 def compare(
     address: str, port: int, token: str, rounds: int, *, timeout_s: float, clock: Clock = time.monotonic_ns
 ) -> list[Exchange]:
-    """A burst of exchanges with node 0; fewer than asked for if the connection ended on the way.
-
-    `timeout_s`: for all of it, waiting for one's turn included. `clock`: what is read here; for tests. Raises OSError:
-    no connection, or no answer in time. ValueError: an answer to another question, or clocks that cannot be compared.
-    """
+    """Returns exchanges with node 0, fewer if the connection ended; `timeout_s`: for all of it."""
     deadline = time.monotonic() + timeout_s
     found: list[Exchange] = []
     with socket.create_connection((address, port), timeout=timeout_s) as connection:
@@ -217,10 +152,7 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 
 
 class ClockFollower:
-    """Asks node 0 for the time now and then, on a thread of its own: at the start, every minute, at the end.
-
-    `path`: `clock.json`. `clock`: what is read; for tests.
-    """
+    """Asks node 0 for the time, on a thread: at the start, every minute, at the end; `path`: `clock.json`."""
 
     def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
         self._path = path
@@ -268,12 +200,9 @@ class ClockFollower:
         while True:
             # Looked at once more after the end was asked for: a run of seconds has one point at least.
             is_last = self._ending.is_set() or time.monotonic() > deadline
-            try:
-                content = read_json(self._path, MAX_BYTES)
-                if content["token"] == self._token and content["format"] == FORMAT:
-                    return str(content["address"]), int(content["port"])
-            except (OSError, ValueError, LookupError, TypeError):  # not there yet, or not as node 0 writes it
-                pass
+            content = read_published(self._path, self._token)
+            if content is not None:
+                return str(content["address"]), int(content["port"])
             if is_last:
                 self._failure = f"node 0 did not say in {self._path.name} where it answers about its clock"
                 return None

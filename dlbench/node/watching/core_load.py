@@ -8,7 +8,6 @@ messages are among them. Read at the edges of the measured steps alone; it costs
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from dlbench.process_tree import descendants
 from dlbench.records.watch import NodeLoad
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -26,10 +24,7 @@ _STEAL = 7  # Columns of a core's line: user, nice and system; taken by the hype
 
 
 class CoreLoad:
-    """CPU time within the measured steps, of this rank and, on the first rank of a node, of the node's cores.
-
-    `sees_node`: whether this rank reads the cores. `root`: where `proc` is.
-    """
+    """CPU time within the measured steps, of this rank and, if it `sees_node`, of the node's cores."""
 
     def __init__(self, *, sees_node: bool, root: Path = Path("/")) -> None:
         self._sees_node = sees_node
@@ -115,33 +110,15 @@ def _pressure(path: Path) -> float | None:
 
 def _own_s() -> float:
     """CPU time of this process and of all that descend from it, those that ended included."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used) + sum(map(_ticks, _children())) / _TICKS_PER_S
+    import psutil
 
-
-def _children() -> set[int]:
-    """Living descendants; by the kernel's own lists, where it keeps them (CONFIG_PROC_CHILDREN)."""
-    found: set[int] = set()
-    waiting = [os.getpid()]
-    while waiting:
-        pid = waiting.pop()
-        with suppress(OSError):
-            for task in Path(f"/proc/{pid}/task").iterdir():
-                path = task / "children"
-                if pid == os.getpid() and not path.exists():
-                    return descendants(pid)
-                new = {int(child) for child in path.read_text(encoding="ascii").split()}
-                waiting += new
-                found |= new
-    return found
-
-
-def _ticks(pid: int) -> int:
-    """Of a process and its children that ended: utime, stime, cutime and cstime of its `stat` (proc(5))."""
-    with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        return sum(int(field) for field in fields[11:15])
-    return 0
+    own = psutil.Process()
+    used_s = 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.Error):  # it has ended meanwhile
+            times = process.cpu_times()
+            used_s += times.user + times.system + times.children_user + times.children_system
+    return used_s
 
 
 class Seated(Protocol):
@@ -159,10 +136,7 @@ class Seated(Protocol):
 def node_loads(
     summaries: Sequence[Mapping[str, Any]], ranks: Sequence[Seated], node_ranks: Sequence[int]
 ) -> tuple[NodeLoad, ...]:
-    """The load of each node's cores; cores of a node are all that its ranks may run on.
-
-    `summaries`: `CoreLoad.summary` of every rank. `ranks`: every rank, in the same order.
-    """
+    """Returns the load of each node's cores, from `CoreLoad.summary` of every rank, in the order of `ranks`."""
     nodes: dict[int, list[tuple[Seated, Mapping[str, Any]]]] = {}
     for number, rank, one in zip(node_ranks, ranks, summaries, strict=True):
         nodes.setdefault(number, []).append((rank, one))

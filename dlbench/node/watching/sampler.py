@@ -35,10 +35,7 @@ _OPENING_S = 3.0
 
 
 class Sampler:
-    """Everything of one node's sampler.
-
-    Nothing that fails here ends it: sampling ends with a reason, and it goes on answering.
-    """
+    """One node's sampler; what fails ends sampling with a reason, and it goes on answering."""
 
     def __init__(self, order: SamplerOrder) -> None:
         self._order = order

@@ -56,10 +56,7 @@ class SamplerOrder:
 
 
 def await_termination() -> int:
-    """A pipe that is readable from the first SIGTERM on; whoever waits at it can end in order.
-
-    An exception out of a signal's handler could come at any place, in the middle of writing too.
-    """
+    """Returns a pipe that is readable from the first SIGTERM on: an exception could come in the middle of writing."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
@@ -75,10 +72,7 @@ def await_termination() -> int:
 
 
 class Commands:
-    """Lines of a pipe, without a thread that would wake for each.
-
-    `termination`: becomes readable when the process is to end.
-    """
+    """Lines of a pipe, without a thread; `termination` becomes readable when the process is to end."""
 
     def __init__(self, descriptor: int, termination: int) -> None:
         self._descriptor = descriptor
@@ -86,9 +80,8 @@ class Commands:
         self._rest = b""
 
     def line(self, wait_s: float | None) -> bytes | None:
-        """The next line, after waiting so long for it at most (None: without end); None if there is none yet.
-
-        Raises EOFError: the writer is gone. SystemExit: the process is to end.
+        """Returns the next line, if there is one within `wait_s`; EOFError: the writer is gone, SystemExit: it is to
+        end.
         """
         if b"\n" not in self._rest:
             ready, _, _ = select.select([self._descriptor, self._termination], [], [], wait_s)
@@ -122,13 +115,7 @@ _BLOCK_BYTES = 64  # What a block needs besides its rows, at most.
 
 
 class Sampling:
-    """Reads a source at `start + k * period` of the clock, so that lateness does not add up.
-
-    As the file fills its period doubles, see `PARTS`.
-
-    `source`: what is read; closed by `close`. `clock`: nanoseconds, CLOCK_MONOTONIC. Raises OSError: the file exists,
-    or cannot be written.
-    """
+    """Reads a source at `start + k * period` of the clock, so that lateness does not add up; see `PARTS`."""
 
     def __init__(self, order: SamplerOrder, source: Source, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._source = source
@@ -177,12 +164,7 @@ class Sampling:
         return self._written_stride * self._base_ns / 1e9
 
     def take_due(self) -> None:
-        """The sample that is due now, or the newest of several that are; those before it are skipped.
-
-        Where only the source is to be looked at, that is done and nothing written.
-
-        Raises OSError: the disk is full or gone.
-        """
+        """Takes the newest sample that is due, skipping those before it; or only looks at the source, where none is."""
         if self._clock() < self._sample_due_ns:
             self._read_ns = self._clock()
             self._source.keep_up()
@@ -221,10 +203,7 @@ class Sampling:
         return PARTS - 1 + min(int(PARTS * (parts - (PARTS - 1))), PARTS - 1)
 
     def take_now(self, *, is_last: bool = False) -> None:
-        """A sample out of turn, of all sources: at the edges of what is measured, and at the end.
-
-        `is_last`: it may take the room that is kept for the last one. Raises OSError: the disk is full or gone.
-        """
+        """Takes a sample out of turn, of all sources; `is_last`: it may take the room that is kept for the last one."""
         self._taken = 0
         self._read_and_write(None, kept_bytes=0 if is_last else self._row_bytes + _BLOCK_BYTES)
 

@@ -47,10 +47,7 @@ _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 
 
 class RankSpans:
-    """Spans of one rank: stages that follow each other without a gap, and single spans of the window.
-
-    `start_ns`: when the first stage, "starting", began, CLOCK_MONOTONIC; None: now.
-    """
+    """Spans of one rank: stages without a gap from `start_ns` (None: now) on, and single spans of the window."""
 
     def __init__(self, plan: RunPlan, folder: RunFolder, place: RankPlace, *, start_ns: int | None = None) -> None:
         self.problem = ""  # Why spans are missing, if the file could not be written; else empty.
@@ -78,10 +75,8 @@ class RankSpans:
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:
-        """Interrupts the stage in force by another one (evaluation, checkpoint).
-
-        Where room is left for the last stages only, the stage in force goes on instead, and the two spans that are
-        missing are counted.
+        """Interrupts the stage in force by another one; where room is left for the last stages only, both are just
+        counted.
         """
         if not self._has_room_for_pause():
             self._given += 2
@@ -216,11 +211,7 @@ class _Call:
 
 
 class LayerWatch:
-    """The window on one network: `open`, `enter` before each step, `leave` behind it, `close`.
-
-    `model`: its leaf modules are watched, by their names. `clock`: of the device where it computes. `computes`: whether
-    a call of a module, now, computes it; others are left out.
-    """
+    """The window on one network's leaf modules: `open`, `enter` before each step, `leave` behind it, `close`."""
 
     def __init__(
         self,
@@ -362,8 +353,7 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 class ProfileWindow:
     """One profile: `open`, `stop` and `close` between two steps. What goes wrong is reported and ends no run.
 
-    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes. Raises
-    EnvironmentLacksError: this torch was built without its profiler.
+    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes.
     """
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:

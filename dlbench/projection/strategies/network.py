@@ -76,12 +76,6 @@ def scaled(network: NetworkModel, factor: float, longer: Mapping[LevelName, floa
     return network.model_copy(update={**changed, "gamma_s_per_byte": network.gamma_s_per_byte * factor})
 
 
-def unshared(network: NetworkModel) -> NetworkModel:
-    """The network as if each flow had a port of its own (phi of 1)."""
-    levels = network.levels.items()
-    return network.model_copy(update={name: level.model_copy(update={"links": None}) for name, level in levels})
-
-
 @lru_cache(maxsize=4096)
 def _flows_per_link(
     layout: Layout, links: tuple[tuple[LevelName, int | None], ...], size: int, stride: int

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
 from dlbench.analysis.late_ranks import Straggler
 from dlbench.analysis.scaling import Point
-from dlbench.projection.exchange import AS_IT_RAN, Way
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
@@ -94,7 +92,6 @@ class Experiment:
     """Something that makes sense to try."""
 
     text: str  # What to do, with the option that does it.
-    way: Way | None = None  # The changed exchange, for a forecast; None where there is nothing to forecast from.
 
 
 def throttling_remedy(*, on_gpu: bool) -> str:
@@ -119,24 +116,16 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
         layout = plan.layout
         return layout_problem(changed, engine=plan.engine.name, ranks=layout.ranks, nodes=layout.nodes) is None
 
-    def way(**changes: str) -> Way:
-        sync = plan.sync if result is None else result
-        now: dict[str, Any] = {"exchange": sync.exchange, "fusion": AS_IT_RAN, "wire": sync.wire}
-        by = plan.engine.name, "" if result is None else result.carrier
-        return Way(**{**now, **changes}, group_size=plan.group_size, by=by)
-
-    is_flat = plan.sync.exchange == "flat" and plan.sync.inside == "backend"
+    is_flat = plan.sync.exchange == "flat"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
-        text = "use the hierarchical exchange (--set sync.exchange=hierarchical)"
-        yield Experiment(text, way(exchange="hierarchical"))
+        yield Experiment("use the hierarchical exchange (--set sync.exchange=hierarchical)")
     fusion = plan.sync.fusion_in_force if result is None else result.fusion
     if fusion in ("own:none", "own:single") and may(fusion="own:mgwfbp"):
         short = plan.measure.warmup_steps < MGWFBP_STEPS
         more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
-        text = f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})"
-        yield Experiment(text, way(fusion="mgwfbp"))
+        yield Experiment(f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})")
     if fusion == "own:none" and may(fusion="own:single"):
-        yield Experiment("send one message (--set sync.fusion=own:single)", way(fusion="single"))
+        yield Experiment("send one message (--set sync.fusion=own:single)")
     if fusion == "none":
         yield Experiment("fuse gradients (--set sync.fusion=auto)")
     record = case.run.record
@@ -144,7 +133,7 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
     # Gloo on a CPU adds half-precision numbers one by one and is slower with them.
     is_gloo = on_cpu and (result is None or "gloo" in result.carrier)
     if plan.sync.wire == "fp32" and may(wire="fp16") and not is_gloo:
-        yield Experiment("send half the bytes (--set sync.wire=fp16; check the loss too)", way(wire="fp16"))
+        yield Experiment("send half the bytes (--set sync.wire=fp16; check the loss too)")
     yield from _larger_batch(case)
 
 

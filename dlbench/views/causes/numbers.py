@@ -22,12 +22,10 @@ from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
-from dlbench.report.wording import figure_text, lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.specs.comm import NetworkModel
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, geometric_mean_estimate, placed, ratio_estimate
+from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
+from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, placed, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
-from dlbench.views.causes.exchange_forecast import forecast
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
@@ -53,19 +51,6 @@ _LATE_TITLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextExperiment:
-    """Something to try."""
-
-    text: str
-    forecast_gain: float | None = None  # Forecast growth of the throughput, a fraction.
-    forecast_low: float | None = (
-        None  # Ends of its 95 % interval; None: too few runs of the network's fit or the point.
-    )
-    forecast_high: float | None = None
-    basis: str = ""  # What the forecast was computed from, or why there is none; empty where none was asked for.
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The diagnosis of a point."""
 
@@ -80,7 +65,7 @@ class Verdict:
     """The cause that costs most; where only smaller ones are certain, the largest of these. At the baseline, the cause
     that takes most of the step apart from computing. Empty where none costs anything worth explaining."""
     bound: float | None  # Growth of the throughput if that cause took no time, a fraction: a limit, no forecast.
-    experiments: tuple[NextExperiment, ...]  # In order; empty unless found or likely.
+    experiments: tuple[Experiment, ...]  # In order; empty unless found or likely.
 
 
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
@@ -107,14 +92,14 @@ def stands_out(part: Part, adjusted: float) -> bool:
     return adjusted < LEVEL and placed(part.lost, 0, 0) == "above"
 
 
-def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
-    """The diagnosis of a point. `network`: fitted costs, for forecasts; None: only bounds."""
+def diagnose(case: Case) -> Verdict:
+    """Returns the diagnosis of a point."""
     largest = _largest(case)
     certain = _certain(case)
     finding = _finding(case, largest, certain)
     named = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
-    experiments: list[NextExperiment] = []
+    experiments: tuple[Experiment, ...] = ()
     if named is not None and finding not in ("no loss", "small loss", "above ideal"):
         cause = named.name
         share = _share(case, named) if case.is_baseline else named.lost.value
@@ -122,9 +107,7 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
         if finding in ("found", "likely"):
             bound_by, tries = RULES[cause]
             name = bound_by if named.lost.value >= BOUND_SHARE * case.whole.lost.value else ""
-            experiments = [_next(one, case, network) for one in tries(case)]
-            # In the order of the rule, but what is forecast to gain comes first and what is forecast to lose last.
-            experiments.sort(key=lambda one: -(one.forecast_gain or 0.0))
+            experiments = tuple(tries(case))
     return Verdict(
         line=_line(case, finding, named, certain),
         next=_next_text(case, finding, named, experiments),
@@ -132,7 +115,7 @@ def diagnose(case: Case, network: NetworkModel | None) -> Verdict:
         name=name,
         cause=cause,
         bound=bound,
-        experiments=tuple(experiments),
+        experiments=experiments,
     )
 
 
@@ -179,25 +162,7 @@ def _is_likely(whole: Part, largest: Part) -> bool:
     )
 
 
-# Experiments
-
-
-def _next(experiment: Experiment, case: Case, network: NetworkModel | None) -> NextExperiment:
-    text, way, exchange = experiment.text, experiment.way, case.part("exchange").seconds
-    if network is None or way is None:
-        return NextExperiment(text=text)
-    if case.exchange is None:
-        return NextExperiment(text=text, basis="the runs do not report their messages")
-    ranks, step = case.point.ranks, case.whole.seconds
-    found = forecast(network, case.exchange, ranks=ranks, new=way, exchange=exchange, step=step)
-    if isinstance(found, str):
-        return NextExperiment(text=text, basis=found)
-    return NextExperiment(
-        text=text, forecast_gain=found.gain, forecast_low=found.low, forecast_high=found.high, basis=found.basis
-    )
-
-
-def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[NextExperiment]) -> str:
+def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[Experiment]) -> str:
     if finding == "too few runs":
         return repeat_text(case.whole.lost)
     if finding in ("within noise", "partial"):
@@ -207,10 +172,8 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
             return ""
         return next((one.text for one in RULES["launch"][1](case)), "")
-    advised = [one for one in experiments if one.forecast_gain is None or one.forecast_gain > 0]
-    gain = f", forecast {experiment_gain(advised[0])}" if advised and advised[0].forecast_gain is not None else ""
     confirm = repeat_text(case.whole.lost) if finding == "likely" else ""
-    return "; then ".join(filter(None, (confirm, f"{advised[0].text}{gain}" if advised else "")))
+    return "; then ".join(filter(None, (confirm, *(one.text for one in experiments[:1]))))
 
 
 # The line
@@ -321,17 +284,6 @@ def _late(case: Case, largest: Part) -> str:
     return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
-def experiment_gain(one: NextExperiment) -> str:
-    """The forecast gain with its interval; `+18 % [12, 25] throughput`; a loss with its sign."""
-    gain = one.forecast_gain
-    if gain is None:
-        return ""
-    text = percent(gain, 0)
-    if one.forecast_low is not None and one.forecast_high is not None:
-        text = figure_text(Estimate(gain, one.forecast_low, one.forecast_high, MIN_RUNS, "fit", "fraction"))
-    return f"{'+' if gain >= 0 else ''}{text} throughput"
-
-
 def bound_text(bound: float) -> str:
     """What it would be if all of it were gone: a limit, no forecast."""
     return f"at most +{percent(bound, 0)}"
@@ -362,24 +314,6 @@ Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pop:
-    """The metrics of the POP project, of one scaling point by itself, fractions; geometric means over runs.
-
-    POP (Performance Optimisation and Productivity, "POP Standard Metrics for Parallel Performance Analysis"; Scalasca
-    and Extrae print them) compares whole runs and not steps. With each rank's useful time, outside of communication,
-
-        load balance = mean / maximum useful time, communication efficiency = maximum useful time / run time,
-
-    and parallel efficiency is their product. A rank that is late, now one and now another, is waited for in every step
-    and balanced over the run: here it lowers communication efficiency, in the account it is waiting for stragglers.
-    """
-
-    load_balance: Estimate
-    communication: Estimate
-    parallel: Estimate  # Their product.
-
-
-@dataclass(frozen=True, kw_only=True)
 class CausePoint:
     """One rank count of a group."""
 
@@ -392,10 +326,8 @@ class CausePoint:
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
     exchange_phase: Part  # All exchange that shows: `exchange`, on the wire, and `straggler`, waiting.
     whole: CauseShare  # The mean step; its lost share is 1 - efficiency, with the interval of the efficiency.
-    pop: Pop | None  # None where some rank does nothing but communicate.
     waiting_ranks: tuple[Straggler, ...]  # Ranks that were waited for, longest first.
     waiting_hosts: tuple[Straggler, ...]  # The same by host.
-    num_hosts: int  # Hosts of a run, the most of any.
     planted: tuple[tuple[int, float], ...]
     """Ranks slowed on purpose, and what that added, seconds per step, mean over runs."""
 
@@ -405,10 +337,9 @@ class CausePoint:
 
 @dataclass(frozen=True, kw_only=True)
 class WatchCost:
-    """What monitoring cost in the runs of a group."""
+    """What monitoring cost in the runs of a group, fractions of the step time."""
 
-    value: float
-    """Fraction of the step time, as each run accounts for it: median over the runs of all rank counts."""
+    value: float  # Median over runs.
     low: float  # Least low end of any run.
     high: float  # Largest high end of any run.
     num_runs: int
@@ -438,12 +369,11 @@ class LostPercent:
         return next((one for one in self.diagnosed.points if (one.ranks, one.nodes) == place), None)
 
 
-def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = None) -> LostPercent | None:
+def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
     """Where the lost percent goes.
 
     None where the table was made without causes, and for runs with something taken away on purpose: a run without
-    exchange has no exchange to blame, and is read next to the plain runs. `network`: fitted costs, for forecasts; None:
-    only bounds.
+    exchange has no exchange to blame, and is read next to the plain runs.
     """
     if not table.causes or group.sample.plan.series.variant != "plain":
         return None
@@ -462,7 +392,7 @@ def lost_percent(group: Group, table: RunTable, network: NetworkModel | None = N
             watch_cost=_watch_cost(group.runs),
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
             points=tuple(
-                _point(point, found, by_name, table, history.exclude, network)
+                _point(point, found, by_name, table, history.exclude)
                 for point, found, by_name in zip(group.points, accounts, adjusted, strict=True)
             ),
         ),
@@ -476,7 +406,6 @@ def _point(
     adjusted: Mapping[str, float],
     table: RunTable,
     exclude: tuple[str, ...],
-    network: NetworkModel | None,
 ) -> CausePoint:
     shares, exchange_phase, whole = account
     causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in shares)
@@ -500,32 +429,15 @@ def _point(
         nodes=point.nodes,
         is_baseline=point.is_baseline,
         run_ids=point.run_ids,
-        verdict=diagnose(case, network),
+        verdict=diagnose(case),
         efficiency=point.efficiency,
         causes=causes,
         exchange_phase=exchange_phase,
         whole=whole,
-        pop=_pop({table.keys[run_id]: table.causes[run_id] for run_id in point.run_ids}),
         waiting_ranks=ranks,
         waiting_hosts=hosts,
-        num_hosts=max(len(set(one.hosts)) for one in own),
         planted=_planted(runs, own),
     )
-
-
-def _pop(runs: Mapping[RunKey, Causes]) -> Pop | None:
-    """POP's metrics over runs of one scaling point; None where some rank of theirs does nothing but communicate."""
-    if any(min(run.work_ns) <= 0 for run in runs.values()):
-        return None
-    times = {
-        key: (statistics.fmean(run.work_ns), max(run.work_ns), sum(run.sums_ns.values()) / run.ranks)
-        for key, run in runs.items()
-    }
-
-    def over_runs(top: int, bottom: int) -> Estimate:
-        return geometric_mean_estimate({key: time[top] / time[bottom] for key, time in times.items()}, "fraction")
-
-    return Pop(load_balance=over_runs(0, 1), communication=over_runs(1, 2), parallel=over_runs(0, 2))
 
 
 def _account(point: Point, baseline: Point, table: RunTable) -> Account:
@@ -596,15 +508,15 @@ def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, 
 
 
 def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    """None where no run was monitored."""
-    accounted = [run.watch_overhead for run in runs if run.watch_overhead is not None]
-    if not accounted:
+    watched = [run.record.watch for run in runs if run.record is not None and run.record.watch is not None]
+    costs = [watch.overhead for watch in watched if watch.overhead is not None]
+    if not costs:
         return None
     return WatchCost(
-        value=statistics.median(one.value for one in accounted),
-        low=min(one.low for one in accounted),
-        high=max(one.high for one in accounted),
-        num_runs=len(accounted),
+        value=statistics.median(one.value for one in costs),
+        low=min(one.low for one in costs),
+        high=max(one.high for one in costs),
+        num_runs=len(costs),
     )
 
 

@@ -24,17 +24,14 @@ from dlbench.report.wording import (
     runs_text,
     value_text,
 )
-from dlbench.specs.comm import NetworkModel
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES
+from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES, Experiment
 from dlbench.views.causes.numbers import (
     CausePoint,
     CauseShare,
     Diagnosed,
     LostPercent,
-    NextExperiment,
     bound_text,
-    experiment_gain,
     lost_percent,
 )
 from dlbench.views.model import Group
@@ -73,13 +70,6 @@ def remarks(found: Diagnosed) -> Iterator[str]:
             )
             left = len(point.planted) - MAX_PLANTED
             yield f"Planted at {place_of(point)}, per step: {ranks}{f' and {left} more ranks' if left > 0 else ''}."
-    last = found.points[-1]
-    if last.pop is not None and last.ranks > 1:
-        pop = last.pop
-        yield (
-            f"POP metrics at {place_of(last)}: parallel efficiency {figure_text(pop.parallel)} = load balance "
-            f"{figure_text(pop.load_balance)} x communication efficiency {figure_text(pop.communication)}."
-        )
     cost = found.watch_cost
     if cost is None:
         yield f"Monitoring: {found.watching}."
@@ -238,22 +228,17 @@ def lost_sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
 
 # Experiments
 
-_Try = tuple[CausePoint, NextExperiment]
+_Try = tuple[CausePoint, Experiment]
 
 
 def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
-    """What to try next at each rank count; a forecast has a column of its own."""
+    """What to try next at each rank count."""
     rows = [(point, one) for point in points for one in point.verdict.experiments]
-    is_forecast = any(one.forecast_gain is not None or one.basis for _, one in rows)
     has_bound = any(point.verdict.bound is not None for point, _ in rows)
 
     def bound(row: _Try) -> Cell | None:
         found = row[0].verdict.bound
         return None if found is None else Cell(bound_text(found), number=found)
-
-    def gain(row: _Try) -> Cell | None:
-        found = row[1].forecast_gain
-        return None if found is None else Cell(f"forecast {experiment_gain(row[1])}", number=found)
 
     columns: tuple[Column[_Try], ...] = (
         Column("", "At", lambda row: place_of(row[0])),
@@ -261,20 +246,6 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         Column("finding", "Found", lambda row: row[0].verdict.name),
         Column("cause", "", lambda row: row[0].verdict.cause),
         Column("experiment", "To try", lambda row: row[1].text),
-        Column(
-            "forecast_throughput_gain_fraction",
-            "Forecast (nothing measured)" if is_forecast else "",
-            lambda row: row[1].forecast_gain,
-            gain,
-        ),
-        Column("forecast_throughput_gain_fraction_low", "", lambda row: row[1].forecast_low),
-        Column("forecast_throughput_gain_fraction_high", "", lambda row: row[1].forecast_high),
-        Column(
-            "forecast_basis",
-            "Forecast from, or why there is none" if is_forecast else "",
-            lambda row: row[1].basis,
-            lambda row: row[1].basis or None,
-        ),
         Column("limit_throughput_gain_fraction", "Upper bound" * has_bound, lambda row: row[0].verdict.bound, bound),
     )
     return Sheet(
@@ -283,8 +254,8 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[_Try]:
         columns=columns,
         rows=rows,
         caption=(
-            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. Forecasts "
-            "need fitted costs of the network: dlbench diagnose RUNS --network FILE."
+            "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. "
+            "dlbench project RUNS --set sync.KEY=VALUE forecasts another exchange."
         ),
     )
 
@@ -318,8 +289,7 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
         return []
     if len(found) == 1:
         return [_waterfall(group, found[0], width=_ALONE)]
-    stacks = _by_point(group, points, is_lost=False), _by_point(group, found, is_lost=True)
-    return [_waterfall(group, found[-1], width=WIDE), *stacks]
+    return [_waterfall(group, found[-1], width=WIDE), _by_point(group, found)]
 
 
 def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
@@ -411,42 +381,39 @@ def _waterfall_layers(alt: Any, rows: Rows) -> list[Any]:
     return layers
 
 
-def _by_point(group: Group, points: Sequence[CausePoint], *, is_lost: bool) -> Chart:
-    """Parts of each rank count, stacked: points of efficiency lost, or seconds of the step, on the computing."""
-    name, title, axis = "seconds", "Mean step by part (tick: ideal)", Axis("per step", unit="s")
-    if is_lost:
-        name, title, axis = (
-            "causes",
-            "Points lost by part (tick: net)",
-            Axis("points of efficiency lost; gained left of 0"),
-        )
-
-    def figure(part: Part) -> dict[str, Any]:
-        value = part.lost.value * 100 if is_lost else part.seconds.value
-        return {"value": short(value), "shown": lost_text(part.lost) if is_lost else figure_text(part.seconds)}
-
+def _by_point(group: Group, points: Sequence[CausePoint]) -> Chart:
+    """Returns the points of efficiency that each part loses at each rank count, stacked."""
     rows: Rows = [
-        {"place": place_of(point), "part": CAUSE_TITLES[share.name], "order": order, **figure(share)}
+        {
+            "place": place_of(point),
+            "part": CAUSE_TITLES[share.name],
+            "order": order,
+            "value": short(share.lost.value * 100),
+            "shown": lost_text(share.lost),
+        }
         for point in points
-        for order, share in enumerate(sorted(point.causes, key=lambda one: not is_lost and one.name != "compute"))
-        if share.is_measured and figure(share)["value"]
+        for order, share in enumerate(point.causes)
+        if share.is_measured and short(share.lost.value * 100)
     ]
-    places = {place_of(point): figure(point.whole) for point in points}
+    places = [place_of(point) for point in points]
+    axis = Axis("points of efficiency lost; gained left of 0")
     series = Series("part", {one: CAUSE_COLOURS[cause] for cause, one in CAUSE_TITLES.items()})
-    bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": name}, names=list(places))
-    ends = (one.whole.lost.value * 100 if is_lost else one.whole.ideal_seconds for one in points)
-    marks: Rows = [{"place": place, "value": short(end)} for place, end in zip(places, ends, strict=True)]
+    bars = stacked(rows, axis, series, {"place": "at", "part": "part", "shown": "causes"}, names=places)
+    marks: Rows = [
+        {"place": place, "value": short(point.whole.lost.value * 100)}
+        for place, point in zip(places, points, strict=True)
+    ]
     ticks = alt.Chart(alt.InlineData(values=marks)).mark_tick(color=INK, thickness=2, size=34)
     zero = alt.Chart(alt.InlineData(values=[{"value": 0}])).mark_rule(color=MUTED)
-    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=list(places)), tooltip=tooltips({"value:Q": "tick"}))
-    words = "; ".join(f"{place}: {whole['shown']}{' lost' * is_lost}" for place, whole in places.items())
+    ticks = ticks.encode(x="value:Q", y=alt.Y("place:N", sort=places), tooltip=tooltips({"value:Q": "tick"}))
+    words = "; ".join(f"{place_of(point)}: {lost_text(point.whole.lost)} lost" for point in points)
     return finish(
         alt.layer(*bars.layer, zero.encode(x="value:Q"), ticks),
         group,
-        name=name,
-        title=title,
+        name="causes",
+        title="Points lost by part (tick: net)",
         alt=f"By part and rank count. {words}.",
-        table=lost_sheet(points) if is_lost else account_sheet(points),
+        table=lost_sheet(points),
         size=(WIDE, max(90, 44 * len(points))),
     )
 
@@ -467,12 +434,8 @@ class CausesView(GroupView):
     level = "answer"
     key = "causes"
 
-    def __init__(self, network: NetworkModel | None = None) -> None:
-        """The view; with fitted costs of the network it forecasts what other exchanges would give."""
-        self.network = network
-
     def numbers(self, source: GroupSource) -> LostPercent | None:
-        return lost_percent(source.group, source.table, self.network)
+        return lost_percent(source.group, source.table)
 
     def shown(self, group: Group, found: LostPercent) -> Section:
         points = found.diagnosed.points

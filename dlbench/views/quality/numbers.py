@@ -170,13 +170,8 @@ class QualityPoint:
     epochs: Estimate | None = field(metadata=column("Epochs", "epochs_to_quality", is_brief=True))
     samples: Estimate | None = field(metadata=column("Samples", "samples_to_quality"))
     best: Estimate | None = field(metadata=column("Best", is_brief=True))
-    """Best value of each run, median over runs with figures; as `final`, `trained_epochs` and `trained`."""
+    """Best value of each run, median over runs with figures; as `final`."""
     final: Estimate | None = field(metadata=column("Final"))  # Last value of each run.
-    trained_epochs: Estimate | None = field(metadata=column("Epochs trained"))
-    """Epochs until the last evaluation; None unless each run's throughput, epochs and time fit each other
-    (`dlbench.views.quality.numbers.fit`)."""
-    trained: Estimate | None = field(metadata=column("Time in training steps", "trained_s"))
-    """Seconds in training steps until then, likewise."""
     whole: Estimate | None = field(metadata=column(name="mean_s"))
     """Seconds to the target, or to the end of a run that did not meet it; mean over runs with figures, so that the
     following three sum to it."""
@@ -346,9 +341,6 @@ def _point(
     accounts = {key: account(result) for key, result in results.items()}
     plan = (*cell.valid, *cell.invalid)[0].plan
     values = {key: [e.value for e in result.evaluations if e.value is not None] for key, result in results.items()}
-    fits = [fit(run, rates[run.plan.run_id]) for run in cell.valid]
-    is_known = all(found and found.status == "fits" for found in fits)
-    last = {key: result.evaluations[-1] for key, result in results.items()} if is_known else {}
 
     def mean(seconds: Callable[[float, float, float], float]) -> Estimate | None:
         return mean_estimate({key: seconds(*each) for key, each in accounts.items()}, "s") if accounts else None
@@ -370,8 +362,6 @@ def _point(
             {k: (max if results[k].higher_is_better else min)(found) for k, found in values.items() if found}, unit
         ),
         final=_median({key: found[-1] for key, found in values.items() if found}, unit),
-        trained_epochs=_median({key: one.epoch for key, one in last.items()}, "epochs"),
-        trained=_median({key: one.train_s for key, one in last.items()}, "s"),
         whole=mean(lambda whole, training, evaluation: whole),
         training=mean(lambda whole, training, evaluation: training),
         evaluation=mean(lambda whole, training, evaluation: evaluation),

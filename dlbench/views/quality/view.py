@@ -7,8 +7,8 @@ from dataclasses import fields
 from typing import Any
 
 from dlbench.lazy import alt
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, scatter
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, Series, scatter
 from dlbench.report.charts.style import HEIGHT, IDEAL, INK, MUTED, RANK_COLOURS, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, drop_empty_columns, times_cell
@@ -16,7 +16,6 @@ from dlbench.report.wording import (
     basis_text,
     figure_text,
     number_text,
-    percent,
     place_text,
     reached_text,
     runs_text,
@@ -261,8 +260,6 @@ class QualityView(GroupView):
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
             _factors_sheet(found),
-            _account_sheet(found),
-            _trained_sheet(group, found),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
@@ -345,56 +342,6 @@ def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     )
 
 
-def _account_sheet(found: Quality) -> Sheet[QualityPoint]:
-    """What the time until the target (or the end) went to, means over runs."""
-    has_others = any(point.other and point.other.value for point in found.points)
-
-    def part(title: str, name: str) -> Column[QualityPoint]:
-        def share(point: QualityPoint) -> Estimate | str | None:
-            seconds: Estimate | None = getattr(point, name)
-            if seconds is None or point.whole is None or not point.whole.value:
-                return seconds
-            return f"{figure_text(seconds)}, {percent(seconds.value / point.whole.value)}"
-
-        return Column("", title, lambda point: getattr(point, name), share)
-
-    return Sheet(
-        name="quality-time",
-        title="Where the time to accuracy goes",
-        columns=(
-            Column("", "At", place_of),
-            *(part("Training steps", "training"), part("Evaluation", "evaluation")),
-            part("Checkpoints, waits" * has_others, "other"),
-            Column("", "Until the target or the end", lambda point: point.whole),
-        ),
-        rows=found.points,
-        caption="Means over runs.",
-    )
-
-
-def _trained_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
-    """Throughput, epochs and time in training steps: each row is one equation that was checked."""
-    rates = {place_of(point): point.throughput for point in group.points}
-
-    def checked_rate(point: QualityPoint) -> Estimate | str | None:
-        return rates.get(place_of(point)) if point.trained else "contradictory, see the warnings"
-
-    columns: tuple[Column[QualityPoint], ...] = (
-        *place_columns(),
-        Column(
-            "throughput_per_s",
-            f"Throughput, {group.sample_unit}/s",
-            lambda point: rates.get(place_of(point)),
-            checked_rate,
-            has_interval=True,
-        ),
-        *columns_of(QualityPoint, "trained_epochs", "trained"),
-    )
-    return Sheet(
-        name="quality-trained", title="Throughput, epochs and time", columns=columns, rows=found.points, is_folded=True
-    )
-
-
 def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
     columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
@@ -426,7 +373,6 @@ class LargeBatchView(ReportView):
         return Section(
             headline=batch_verdict(found[0]).partition(";")[0].removesuffix("."),
             words=tuple(f"{one.label}. {batch_verdict(one)}" for one in found),
-            charts=lambda: [chart for one in found for chart in _batch_charts(one)],
             sheets=tuple(map(_batches_sheet, found)),
         )
 
@@ -461,45 +407,3 @@ def _batches_sheet(found: LargeBatch) -> Sheet[BatchPoint]:
     )
     shown = drop_empty_columns(columns, found.points)
     return Sheet(name="large-batch", title=found.label, columns=shown, rows=found.points, in_terminal=True)
-
-
-def _batch_charts(found: LargeBatch) -> list[Chart]:
-    """Epochs and time over the batch: a line through the rates that stand for their batches. Those without a figure,
-    because every run diverged or missed the target, are at the upper edge.
-    """
-    charts, critical = [], [{"batch": found.critical.value}] if found.critical else []
-    rule = alt.Chart(alt.InlineData(values=critical)).mark_rule(color=INK, strokeDash=[5, 4]).encode(x="batch:Q")
-    for name, title, unit in (("epochs", "Epochs to accuracy", ""), ("time", "Time to accuracy", ", s")):
-        figures = [(point, getattr(point, name)) for point in found.points]
-        edge = 1.15 * max((one.high or one.value for _, one in figures if one), default=0.0)
-        rows: Rows = []
-        for point, figure in figures:
-            lost = "diverged" if point.num_diverged else "target missed"
-            own = f"{point.optimizer}, {place_of(point)}" if point.is_best else "other rates"
-            row = {"batch": point.global_batch, "rate": f"{point.learning_rate:.3g}", "value": edge, "shown": lost}
-            row |= {"kind": own, **figure_row(figure)} if figure else {"kind": lost}
-            rows.append(row | {"line": own if point.is_best else str(len(rows))})
-        kinds = sorted({row["kind"] for row in rows}, key=lambda kind: not any(kind == row["line"] for row in rows))
-        ends = alt.Chart(alt.InlineData(values=rows)).mark_rule(strokeWidth=3, opacity=0.5, color=MUTED)
-        drawn = scatter(
-            rows,
-            Axis("global batch, samples", "batch", format="d", scale={"type": "log", "base": 2}),
-            Axis(title + unit, scale={"domain": [0, edge * 1.1], "nice": False}),
-            Series("kind", dict(zip(kinds, itertools.cycle(RANK_COLOURS)))),
-            {"kind": "rate of", "batch:Q:,": "global batch", "rate": "learning rate", "shown": title},
-            detail="line",
-            line=2,
-        )
-        layers = [*drawn.layer, ends.encode(x="batch:Q", y="low:Q", y2="high:Q"), *([rule] if critical else [])]
-        charts += [
-            finish(
-                alt.layer(*layers),
-                ReportSubject(id=found.id, label=found.label),
-                name=f"batch-{name}",
-                title=f"{title} over the global batch{' (dashed: critical)' * bool(critical)}",
-                alt=f"{batch_verdict(found)} At the upper edge: what diverged or missed the target.",
-                table=_batches_sheet(found),
-                size=(WIDE, HEIGHT),
-            )
-        ][: bool(edge)]
-    return charts

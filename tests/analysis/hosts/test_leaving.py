@@ -12,15 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.causes import causes_of
-from dlbench.analysis.late_hosts import largest_by_host, of_others
+from dlbench.analysis.late_hosts import largest_by_host
 from dlbench.analysis.measures import load_steps
 from dlbench.analysis.slow_nodes import ACCUSED, SlowNodes, slow_nodes
 from dlbench.analysis.table import tabulate
-from dlbench.records.scan import read_run, scan
+from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
-from dlbench.views.scaling_report import assemble
-from dlbench.views.stragglers import SlowNodesView
 from tests.support.run_factory import MS, Story, plans, write_run
 from tests.support.watch_factory import clock_line, node_watch, watch_result
 
@@ -127,28 +124,11 @@ def test_a_slow_link_is_named_and_is_no_slow_host(tmp_path: Path) -> None:
     assert {one.verdict for one in found.hosts[1:]} == {"not shown to be slow"}
 
 
-def test_no_length_of_a_phase_shows_a_slow_link(tmp_path: Path) -> None:
-    """What makes clocks necessary: own work is equal, and so is every exchange."""
-    (plan,) = plans(system="box", points=(4,), ranks_per_node=1, repeats=1)
-    write_job(tmp_path, plan, late_ns=LATE)
-    (run,) = scan(tmp_path).runs
-    causes = causes_of(run)
-    assert max(causes.work_ns) / min(causes.work_ns) < 1.005
-    assert max(one.waited_ns for one in causes.waiting.ranks) < 0.02 * causes.sums_ns["exchange"]
-
-
 def test_a_slow_host_has_no_slow_link(tmp_path: Path) -> None:
     found = write_jobs(tmp_path, slow=(1.0, 1.07, 1.0, 1.0))
     assert found.exclude == ("n1",)
     assert [one.verdict for one in found.hosts] == ["slow", *["not shown to be slow"] * 3]
     assert all(one.later is not None and abs(one.later.value) < 0.001 for one in found.hosts)
-
-
-def test_a_host_may_be_slow_and_have_a_slow_link(tmp_path: Path) -> None:
-    found = write_jobs(tmp_path, slow=(1.0, 1.07, 1.0, 1.0), late_ns=(0, 5 * MS, 5 * MS, 0))
-    verdicts = {one.host: one.verdict for one in found.hosts}
-    assert (verdicts["n1"], verdicts["n2"]) == ("slow and slow link", "slow link")
-    assert found.exclude == ("n1",)
 
 
 @pytest.mark.parametrize(
@@ -179,14 +159,6 @@ def test_steps_behind_a_pause_do_not_count(tmp_path: Path) -> None:
     assert load_steps(run).unbroken == 8 - run.plan.measure.warmup_steps
 
 
-def test_the_report_says_what_a_slow_link_is(tmp_path: Path) -> None:
-    write_jobs(tmp_path, late_ns=LATE)
-    (section,) = SlowNodesView().sections(assemble(scan(tmp_path)))
-    assert section.headline == "n2 (slow link), of 4 hosts"
-    assert section.words[0].startswith("Slow link or NIC at host n2: its exchanges end 3.9 % of a step later")
-    assert "than the other hosts', which its own work does not explain" in section.words[0]
-
-
 # Ranks become hosts
 
 
@@ -199,19 +171,3 @@ def test_a_host_counts_with_the_largest_of_as_many_ranks_as_any_has(ranks: list[
         own = [value for name, value in ranks if name == host]
         chosen = [max(some) for some in itertools.combinations(own, fewest)]
         assert found[host] == pytest.approx(sum(chosen) / len(chosen))
-
-
-def test_a_host_with_more_ranks_is_not_slower_by_chance() -> None:
-    """Eight ranks beside four: the largest of eight normal values is 0.4 of their scatter above that of four."""
-    noise = np.random.default_rng(1)
-    hosts = ["a"] * 8 + ["b"] * 4
-    made = [largest_by_host(hosts, noise.normal(1, 0.02, 12).tolist()) for _ in range(3000)]
-    ratios = [one["a"] / of_others(one)["a"] for one in made]
-    assert np.mean(ratios) == pytest.approx(1, abs=0.001)
-
-
-def test_reading_a_run_again_gives_the_same(tmp_path: Path) -> None:
-    (plan,) = plans(system="box", points=(4,), ranks_per_node=1, repeats=1)
-    write_job(tmp_path, plan, late_ns=LATE)
-    (run,) = scan(tmp_path).runs
-    assert causes_of(run).leaving == causes_of(read_run(run.folder.path)).leaving != {}

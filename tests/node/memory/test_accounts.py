@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -46,52 +41,3 @@ def told_and_live(task: Task, recompute: Recompute) -> tuple[int, int]:
 def test_told_bytes_are_live_bytes(name: str, recompute: Recompute) -> None:
     told, live = told_and_live(TASKS[name](), recompute)
     assert told == pytest.approx(live, rel=0.05)
-
-
-def test_measuring_takes_less_than_training_in_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unit by unit: a network of many equal units needs little more than one of them."""
-    meters = []
-
-    def metered(device: torch.device) -> CpuPeaks:
-        meters.append(CpuPeaks())
-        return meters[-1]
-
-    monkeypatch.setattr("dlbench.node.memory.profile.peaks_on", metered)
-    task = bert_task(8)
-    told, _ = told_and_live(task, "none")
-    (meter,) = meters
-    held = sum(tensor.nbytes for tensor in (*task.model().parameters(), *task.model().buffers()))
-    assert max(found.peak for found in meter.held().values()) < 0.5 * (told - held)
-
-
-SIZES = [
-    ("bert", "64", ("checkpoint", "in core")),
-    ("cosmoflow", "32", ()),
-    ("resnet50", "48", ()),
-    ("bert", "128", ()),
-]
-"""Batches at which the few MiB that libraries keep for themselves are little."""
-BESIDE = ("streamed", "checkpoint + streamed", "plan")
-"""What moves beside computing holds less where transfers are faster than they were when they were measured."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("workload", "batch", "methods"),
-    [SIZES[0], *(pytest.param(*size, marks=pytest.mark.nightly) for size in SIZES[1:])],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_resident_memory_is_what_is_told(workload: str, batch: str, methods: tuple[str, ...]) -> None:
-    """In a process of its own, whose freed memory goes back to the system.
-
-    One arena of the C library serves all threads, and the method with the least memory comes first: what other arenas
-    and small tensors of a larger step leave in pieces is held again as it happens (2 to 5 % of a step, without that 1).
-    """
-    command = [sys.executable, "-m", "benchmarks.memory", "account", workload, batch, *methods]
-    variables = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=True, env=variables)
-    for method, found in json.loads(done.stdout.splitlines()[-1])["methods"].items():
-        assert found["resident"] <= 1.05 * found["told"], method
-        if method not in BESIDE:
-            assert found["told"] == pytest.approx(found["resident"], rel=0.05), method
-            assert found["told"] == pytest.approx(found["live"], rel=0.05), method

@@ -120,17 +120,6 @@ def test_the_first_input_is_shared_if_what_is_before_the_chain_holds_it(saved: b
     assert [unit.shared for unit in cut.units] == [saved, False, False]
 
 
-class Peeking(UNet):
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.down(x)
-        self.seen = y.detach().mean()  # no gradient flows here, and yet it is a use
-        return self.last(self.up(self.middle(y)))
-
-
-def test_a_use_without_gradient_counts() -> None:
-    assert [unit.joins for unit in cut_of(Peeking(), torch.randn(4, 64)).units] == [False, False, True, True]
-
-
 class Twice(UNet):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.middle(self.up(self.middle(self.down(x)))))
@@ -169,9 +158,3 @@ class WithPair(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, extra = self.pair(self.first(x))
         return self.last(y) + extra
-
-
-def test_a_unit_that_returns_more_than_a_tensor_is_a_block_of_its_own() -> None:
-    cut = cut_of(WithPair(), torch.randn(4, 64))
-    assert names(cut) == ["first", "pair", "last"]
-    assert [unit.joins for unit in cut.units] == [False, False, False]

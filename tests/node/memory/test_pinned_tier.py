@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,19 +17,17 @@ from dlbench.node import page_locked
 from dlbench.node.memory import planning
 from dlbench.node.memory.device_memory import KEPT_FREED
 from dlbench.node.memory.executor import OutOfCore, Prefetch
-from dlbench.node.memory.planning import checkpoint_bytes, measure_rates
+from dlbench.node.memory.planning import measure_rates
 from dlbench.node.memory.tiers import PinnedTier
 from dlbench.node.page_locked import pieces, require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.training import activations
-from dlbench.node.training.activations import activation_memory
 from dlbench.perfmodels.memory.blocks import BlockCosts, Schedule
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates, Unit
 from tests.node.memory.networks import Task, Trained, chain_task, cut, measured_chain, planned, train
 from tests.support.gpu_streams import CPU, StreamsGpu
 from tests.support.out_of_core import METHODS, ChainTraining, Outcome
-from tests.support.run_factory import plans
 
 KIB = 1 << 10
 
@@ -40,68 +37,6 @@ def storage_of(value: float, count: int = 2048) -> torch.UntypedStorage:
 
 
 # One ticket
-
-
-def test_streams_wait_in_the_order_that_memory_needs() -> None:
-    gpu = StreamsGpu()
-    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
-    ticket = tier.swap_out(storage_of(1.0), block=0)
-    # The copy out comes after what was computed.
-    assert gpu.log == ["event compute 1", "out waits for compute 1", "copy on out", "event out 1"]
-    gpu.log.clear()
-    assert not tier.is_out(ticket)
-    tier.wait_out(ticket)
-    # What is computed next may use the memory, so it comes after the copy; the host goes on.
-    assert gpu.log == ["compute waits for out 1"]
-    assert tier.is_out(ticket)
-    assert gpu.held() == 0
-    gpu.log.clear()
-    tier.swap_in(ticket, block=0)
-    waits = ["event compute 2", "in waits for compute 2", "in waits for out 1"]
-    assert gpu.log == ["memory on compute", *waits, "copy on in", "event in 1"]
-    gpu.log.clear()
-    back = tier.take(ticket)
-    assert gpu.log == ["compute waits for in 1"]
-    assert bytes(back) == bytes(storage_of(1.0))
-    tier.discard(ticket)
-    gpu.log.clear()
-    # The place is written to again: not before it was read.
-    tier.swap_out(storage_of(2.0), block=1)
-    assert gpu.log[:3] == ["event compute 3", "out waits for compute 3", "out waits for in 1"]
-    assert gpu.locked == [1 << 16]
-
-
-def test_what_is_not_out_stays_and_goes_back_to_the_stream_that_computes_behind_its_copy() -> None:
-    gpu = StreamsGpu()
-    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
-    storage = storage_of(1.0)
-    ticket = tier.swap_out(storage, block=0)
-    kept = tier.recall(ticket)
-    assert kept is not None
-    assert kept.data_ptr() == storage.data_ptr()
-    assert gpu.log[-1] == "event out 1"  # nothing waits for the copy that still reads it
-    del storage, kept
-    assert gpu.held() == 8192
-    tier.discard(ticket)
-    assert gpu.held() == 0
-    assert gpu.log[-1] == "compute waits for out 1"
-    away = tier.swap_out(storage_of(2.0), block=0)
-    tier.wait_out(away)
-    assert tier.recall(away) is None
-    assert gpu.violations == []
-
-
-def test_what_comes_back_before_it_is_out_waits_for_that_on_its_own_stream() -> None:
-    gpu = StreamsGpu()
-    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
-    ticket = tier.swap_out(storage_of(1.0), block=0)
-    tier.swap_in(ticket, block=0)
-    assert [line for line in gpu.log if line.startswith("compute waits")] == []
-    back = tier.take(ticket)
-    assert bytes(back) == bytes(storage_of(1.0))
-    tier.discard(ticket)
-    del back
-    assert (gpu.held(), gpu.violations) == (0, [])
 
 
 @settings(max_examples=30)
@@ -144,18 +79,6 @@ def test_whatever_is_called_bytes_are_right_and_no_memory_is_given_away_under_a_
     assert gpu.held() == 0
     tier.close()
     assert gpu.violations == []
-
-
-def test_events_are_used_again() -> None:
-    gpu = StreamsGpu()
-    tier = PinnedTier(CPU, 1 << 16, calls=gpu)
-    for number in range(20):
-        ticket = tier.swap_out(storage_of(float(number)), block=0)
-        tier.wait_out(ticket)
-        tier.swap_in(ticket, block=0)
-        assert bytes(tier.take(ticket)) == bytes(storage_of(float(number)))
-        tier.discard(ticket)
-    assert gpu.events <= 4
 
 
 # Training
@@ -231,41 +154,6 @@ def test_training_is_as_in_core_within_its_budget_and_as_planned(budget: int | N
         assert gpu.copied["in"] > 0
 
 
-def test_what_stays_is_given_back_block_by_block() -> None:
-    """A way out that is slower than computing: by the plan little leaves, and what stays does not outlast its block."""
-    slow = RATES.model_copy(update={"out_bytes_per_s": 8 * KIB / 3.0})
-    for budget in (12 * 8 * KIB, 4 * 8 * KIB):
-        run = Run("swap", budget, "room", slow)
-        assert run.trained.equals(train(run.task, run.task.model()))
-        assert run.held
-        # Behind the gradient of a weight there are its own input and those of the blocks before it.
-        assert all(held <= (number + 2) * 8 * KIB for number, held in run.held), run.held
-        assert (run.held_after, run.gpu.violations) == (0, [])
-        assert run.told["swapped_out_bytes"] == run.gpu.copied["out"] == 3 * run.schedule.swapped_bytes
-
-
-def test_what_was_sent_and_stays_all_the_same_is_given_back_block_by_block() -> None:
-    """Without a plan everything is sent, and nothing needs the room: so all of it stays, behind copies that run."""
-    gpu = StreamsGpu()
-    task = deep_chain()
-    model = task.model()
-    units = cut(task, model)
-    tier = PinnedTier(CPU, 20 * 8 * KIB, calls=gpu)
-    out_of_core = OutOfCore(model, units, planned(units, "swap"), tier=tier)
-    out_of_core.install()
-    held: list[tuple[int, int]] = []
-    for number in range(0, len(units), 2):
-        model[number].weight.register_hook(lambda _, at=number: held.append((at, gpu.held())))  # type: ignore[index, union-attr, operator]
-    assert train(task, model).equals(train(task, task.model()))
-    assert all(num_bytes <= (number + 2) * 8 * KIB for number, num_bytes in held), held
-    told = out_of_core.summary()
-    assert told["swapped_out_bytes"] == gpu.copied["out"] == 3 * 11 * 8 * KIB
-    assert told["swapped_in_bytes"] == gpu.copied["in"] == 0
-    assert (gpu.held(), gpu.violations, "host waits" in gpu.log) == (0, [], False)
-    assert gpu.locked == [20 * 8 * KIB]  # the same places in every pass
-    tier.close()
-
-
 @pytest.fixture(scope="module")
 def in_core() -> Outcome:
     return ChainTraining(CPU, 256, 128, lambda _: pytest.fail("nothing moves")).by(None)
@@ -287,20 +175,6 @@ def test_a_rank_trains_by_every_method_as_in_core(method: str, in_core: Outcome)
     assert done.told["swapped_out_bytes"] == 3 * done.predicted_bytes
     if method != "planned":  # which may recompute all that must go
         assert (done.predicted_bytes > 0) == (method != "recompute")
-
-
-def test_a_pass_that_nothing_follows_gives_its_memory_back() -> None:
-    gpu = StreamsGpu()
-    task = deep_chain()
-    model = task.model()
-    units = cut(task, model)
-    tier = PinnedTier(CPU, 20 * 8 * KIB, calls=gpu)
-    OutOfCore(model, units, planned(units, "swap"), tier=tier).install()
-    for _ in range(2):
-        task.loss(model)
-    assert train(task, model).equals(train(task, task.model()))
-    tier.close()
-    assert gpu.violations == []
 
 
 # The measurement of transfers
@@ -348,23 +222,6 @@ def test_drag_is_that_of_copies_and_not_of_waiting_for_them(once_ms: float, cloc
 # Page-locked memory
 
 
-def test_memory_is_locked_in_pieces_that_no_copy_crosses_and_the_watchdog_hears_of_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(page_locked, "PIECE_BYTES", 3 * 4096)
-    gpu, beats = StreamsGpu(), list[str]()
-    tier = PinnedTier(CPU, 40_000, calls=gpu, beat=beats.append)
-    assert gpu.locked == [12_288, 12_288, 12_288, 4096]  # as much as was asked for, in pages
-    assert beats == ["page-locking 40 KiB of host memory"] * 4
-    kept = [torch.rand(count) for count in (2048, 5000)]
-    tickets = [tier.swap_out(one.clone().untyped_storage(), block=0) for one in kept]
-    for one, ticket in zip(kept, tickets, strict=True):
-        tier.swap_in(ticket, block=0)
-        assert bytes(tier.take(ticket)) == bytes(one.untyped_storage())
-        tier.discard(ticket)
-    tier.close()
-
-
 @given(st.integers(0, 40), st.integers(1, 40))
 def test_pieces_cover_a_range_and_cross_no_border(first: int, count: int) -> None:
     size = page_locked.PIECE_BYTES
@@ -381,26 +238,6 @@ def test_a_pool_that_is_too_small_grows_and_says_so() -> None:
     for number in range(3):
         tier.swap_out(storage_of(float(number)), block=number)
     assert tier.warnings == ("the pool of page-locked memory grew 2 times: more was swapped than planned",)
-
-
-def test_memory_goes_back_when_the_pool_is_closed() -> None:
-    class Noting(StreamsGpu):
-        def __init__(self) -> None:
-            super().__init__()
-            self.now: set[int] = set()
-
-        def page_lock(self, address: int, num_bytes: int) -> int:
-            self.now.add(address)
-            return super().page_lock(address, num_bytes)
-
-        def page_unlock(self, address: int) -> None:
-            self.now.remove(address)
-
-    gpu = Noting()
-    tier = PinnedTier(CPU, 8192, calls=gpu)
-    assert len(gpu.now) == 1
-    tier.close()
-    assert gpu.now == set()
 
 
 def test_memory_that_cannot_be_locked_is_a_lack_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,50 +280,6 @@ def test_ranks_of_a_node_together_must_have_room(rooms: Sequence[int | None], la
     told = f"^train.swap planned: {refused}"
     with pytest.raises(EnvironmentLacksError, match=told) if refused else nullcontext():
         require_room(20 * gib, "train.swap planned", place, gather, checkpoint_bytes=later * gib)
-
-
-def test_a_rank_asks_for_room_before_it_locks_what_its_plan_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network and its measurement are a CPU's; that the rank is one of four on a GPU node is a stand-in's word."""
-    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
-    model = training.model()
-    memory = training.memory(model, "streamed", 0.5)
-    memory.close()
-    asked: list[Any] = []
-
-    def gather(own: Any) -> list[Any]:
-        asked.append(own)
-        return [["n0", 1 << 20, 0]] * 4
-
-    plan, *_ = plans(points=(1,), overrides={"train.swap": "streamed", "checkpoint.every_steps": 5})
-    context = SimpleNamespace(
-        plan=plan,
-        place=RankPlace(rank=0, size=4, local_rank=0, local_size=4, node_rank=0, num_nodes=1, host="n0", token="t"),
-        device=torch.device("cuda"),
-        on_gpu=True,
-        watch=SimpleNamespace(stage=lambda _: None),
-        engine=SimpleNamespace(gather=gather),
-        beat=lambda _: None,
-    )
-    monkeypatch.setattr(activations, "plan_memory", lambda _: memory.found)
-    monkeypatch.setattr(activations, "ActivationMemory", lambda *_, **__: pytest.fail("memory is locked"))
-    with pytest.raises(EnvironmentLacksError, match=r"^train\.swap streamed: .* on n0 by 4 ranks together, 1 MiB are"):
-        activation_memory(context, model, None, None, None, None)  # type: ignore[arg-type]
-    assert len(asked) == 1
-    assert asked[0][2] == checkpoint_bytes(plan, 0, model) > 0
-
-
-def test_an_allocator_that_takes_more_than_the_capacity_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = ChainTraining(CPU, 256, 128, lambda num_bytes: PinnedTier(CPU, num_bytes, calls=StreamsGpu()))
-    memory = training.memory(training.model(), "planned swap", 0.5)
-    capacity = memory.found.plan.capacity_bytes
-    assert capacity is not None
-    memory._device = torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: capacity - 1)
-    for reserved in (capacity, capacity + (1 << 20)):
-        monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _, found=reserved: found)
-        assert memory.summary()["device_reserved_bytes"] == reserved
-        assert any("expandable_segments:True" in text for text in memory.warnings) == (reserved > capacity)
-    memory.close()
 
 
 @pytest.mark.parametrize(("kept", "more", "told"), [(True, 1.2, True), (True, 1.0, False), (False, 1.2, False)])

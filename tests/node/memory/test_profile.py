@@ -9,15 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.memory.cut import UnitModule, find_units
 from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.planning import Workbench, measure_rates, plan_memory, slowest_chain, slowest_rates
-from dlbench.node.memory.profile import ChainProfile, _disturbed, _Link, update_growth
+from dlbench.node.memory.planning import measure_rates, slowest_chain, slowest_rates
+from dlbench.node.memory.profile import ChainProfile, update_growth
 from dlbench.node.models.build import build_model
 from dlbench.node.sync.build_engine import exchange_memory
-from dlbench.perfmodels.memory.planner import in_core_bytes
 from dlbench.specs.memory import Chain, TransferRates, Unit
-from dlbench.specs.training import OptimizerSpec, TrainSpec
+from dlbench.specs.training import OptimizerSpec
 from tests.node.memory.networks import (
     Task,
     bert_task,
@@ -28,7 +26,6 @@ from tests.node.memory.networks import (
     measured_chain,
     planned,
     resnet_task,
-    small_chain,
 )
 from tests.support.forked_runs import planned as plans_of
 
@@ -104,41 +101,6 @@ class _Searching(torch.autograd.Function):
         return 2 * gradients[0]
 
 
-class Searching(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return _Searching.apply(x)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def test_what_the_first_pass_over_a_batch_tries_is_not_what_a_unit_works_with() -> None:
-    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1))
-    model = nn.Sequential(nn.Linear(256, 256), Searching(), nn.Linear(256, 256))
-    units = find_units(model, lambda: model(x[:2]).sum()).units
-    profile = ChainProfile(model=model, units=units, device=CPU, keeps_gradients=False, beat=lambda _: None)
-    _Searching.seen.clear()
-    unit = profile.measure(lambda batch: model(batch["x"]).sum(), {"x": x}, state_bytes=0).units[1]
-    assert _Searching.seen == {("forward", 64), ("backward", 64)}
-    assert [unit.forward_working_bytes, unit.passing_working_bytes] == pytest.approx([0, 0], abs=64)
-    assert [unit.backward_working_bytes, unit.piecemeal_bytes] == pytest.approx([2 * x.nbytes] * 2, abs=64)
-
-
-def test_gradients_that_outlast_a_pass_are_state_and_need_room_to_be_added() -> None:
-    task = chain_task(["linear", "relu", "linear", "relu"])
-    one, two = (profiled(task, task.model(), parts=parts) for parts in (1, 2))
-    assert [unit.gradient_bytes > 0 for unit in one.units] == [True, True]
-    assert [unit.gradient_bytes for unit in two.units] == [0, 0]
-    assert [unit.backward_working_bytes for unit in two.units] == [unit.backward_working_bytes for unit in one.units]
-
-
-def test_a_pass_takes_what_passes_took_and_not_what_units_took_at_their_best() -> None:
-    """Each pass is held up once, each time in another unit, which no unit's median shows."""
-    links = [
-        _Link(number=number, unit=UnitModule(name="u", modules=(), joins=True, shared=False)) for number in range(3)
-    ]
-    for number, link in enumerate(links):
-        link.forward_s, link.backward_s = [1.0] * 3, [2.0 + 9.0 * (number == passage) for passage in range(3)]
-    assert _disturbed(links) == (3 * 3 + 9) / (3 * 3)
-
-
 @pytest.mark.parametrize("name", ["sgd", "lamb"])
 def test_what_an_update_works_with_is_measured_on_a_copy(name: str) -> None:
     model = nn.Linear(256, 256)
@@ -207,61 +169,6 @@ def test_the_slowest_of_all_ranks_counts_unit_by_unit() -> None:
     assert slowest_rates([fast, slow]) == TransferRates(
         tier="t", out_bytes_per_s=1e9, in_bytes_per_s=1e9, latency_s=1e-4, drag=0.3
     )
-
-
-def test_all_ranks_plan_alike_whatever_each_measured() -> None:
-    """Of two ranks one is slow; each gathers what both measured."""
-    x = torch.randn(512, 128, generator=torch.Generator().manual_seed(1))
-    task = Task(lambda: small_chain(["linear", "relu"] * 4), lambda: (x,))
-    train = TrainSpec(
-        batch_per_rank=512,
-        recompute="planned",
-        memory={"capacity": "95%"},  # type: ignore[arg-type]
-        optimizer=OptimizerSpec(name="sgd", learning_rate=0.1),
-    )
-    told: list[Chain] = []
-
-    def bench(rank: int) -> Workbench:
-        model = task.model()
-
-        def gather(value: object) -> list[object]:
-            if value is None:
-                return [None, None]
-            own = Chain.model_validate(value)
-            other = own.model_copy(
-                update={"units": tuple(unit.model_copy(update={"forward_s": 1.0}) for unit in own.units)}
-            )
-            told.append(own)
-            pair = [own, other] if rank == 0 else [other, told[0]]
-            return [chain.model_dump(mode="json") for chain in pair]
-
-        def loss_of(_batch: dict[str, Tensor]) -> Tensor:
-            return task.loss(model)
-
-        def batch_of(_samples: int) -> dict[str, Tensor]:
-            return {"x": task.inputs()[0]}
-
-        return Workbench(
-            model=model,
-            train=train,
-            device=CPU,
-            loss_of=loss_of,
-            batch_of=batch_of,
-            open_tier=lambda _: pytest.fail("nothing is swapped"),
-            beat=lambda _: None,
-            gather=gather,
-            exchange_bytes=12_345,
-        )
-
-    first, second = plan_memory(bench(0)), plan_memory(bench(1))
-    assert [block.decision for block in first.plan.blocks] == [block.decision for block in second.plan.blocks]
-    assert all(unit.forward_s == 1.0 for unit in first.chain.units)
-    assert first.plan.capacity_bytes == round(0.95 * first.in_core_bytes)
-    assert any(block.decision == "recompute" for block in first.plan.blocks)
-    assert first.plan.predicted.peak_bytes <= first.plan.capacity_bytes
-    assert first.chain.exchange_bytes == 12_345
-    without = first.chain.model_copy(update={"exchange_bytes": 0})
-    assert first.in_core_bytes == in_core_bytes(without) + 12_345, "they are held all the time"
 
 
 def exchange_of(*words: str, gpu: bool = False) -> tuple[float, bool]:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from dlbench.errors import EnvironmentLacksError, ExitCode, RunError
-from dlbench.machine.memory import lies_in_memory
+from dlbench.errors import RunError
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.executor import OutOfCore
 from tests.node.memory.networks import chain_task, cut, planned, train
@@ -73,35 +72,6 @@ def test_direct_io_that_is_refused_is_replaced_and_told(
     ticket = tier.swap_out(storage(5000), block=0)
     tier.swap_in(ticket, block=0)
     assert bytes(tier.take(ticket))[:20000] == bytes(storage(5000))
-
-
-def test_a_folder_in_memory_is_told(close: Note) -> None:
-    folder = Path("/dev/shm")
-    if not folder.is_dir() or not lies_in_memory(folder):
-        pytest.skip("no tmpfs at /dev/shm")
-    tier = close(DiskTier(folder, 1 << 20))
-    assert any("is in memory" in text for text in tier.warnings)
-
-
-def test_no_folder_is_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLacksError, match=r"swap_folder .*/gone: there is no such folder") as caught:
-        DiskTier(tmp_path / "gone", 1 << 20)
-    assert caught.value.exit_code == ExitCode.ENVIRONMENT
-
-
-def test_a_disk_without_room_is_told_at_the_start(tmp_path: Path) -> None:
-    much = 1 << 50
-    with pytest.raises(EnvironmentLacksError, match=r"swapping needs 1 PiB in .*, [\d.]+ .iB are free"):
-        DiskTier(tmp_path, much)
-
-
-def test_a_folder_that_nothing_can_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(*_: Any, **_by_name: Any) -> int:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(os, "open", refusing)
-    with pytest.raises(EnvironmentLacksError, match="read-only file system"):
-        DiskTier(tmp_path, 1 << 20)
 
 
 @pytest.mark.parametrize("call", ["pwrite", "preadv"])

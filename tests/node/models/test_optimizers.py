@@ -13,7 +13,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlbench.node.models import optimizers
 from dlbench.node.models.optimizers import build_optimizer, optimizer_of, update_evidence
@@ -148,35 +147,3 @@ def test_compiled_updates_are_compiled_once_whatever_the_rate_and_wherever_gradi
         torch.testing.assert_close(two, one, rtol=1e-5, atol=1e-6)
     # One for the decayed tensors, one for the rest.
     assert update_evidence(spec) == "torch.compile of the update: 2 graphs"
-
-
-class Counted(TorchDispatchMode):
-    """Operations on lists of tensors, by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = str(func).split(".")[1]
-        if name.startswith("_foreach"):
-            self.names.append(name.removeprefix("_foreach_"))
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("lamb", "lerp_ mul_ addcmul_ sqrt mul_ add_ addcdiv norm norm addcmul_"),
-        ("lars", "add mul_ norm norm addcmul_ sub_"),
-    ],
-)
-def test_passes_over_the_tensors_of_an_adapted_update(name: str, expected: str) -> None:
-    parameters, optimizer = made(spec_of(name))
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.param_groups[1]["params"] = []
-    optimizer.step()
-    with Counted() as counted:
-        optimizer.step()
-    assert " ".join(counted.names) == expected

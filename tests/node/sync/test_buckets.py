@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from dlbench.errors import RunError
 from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import WINDOW_STEPS, Moments, StepMoments
+from dlbench.node.sync.own.report import Moments, StepMoments
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
@@ -35,14 +34,6 @@ def test_messages_hold_the_least_size_and_no_tensor_more_than_it_takes(sizes: li
         assert sum(held) >= least > sum(held[:-1])
     last = [sizes[n] for n in messages[-1]]
     assert sum(last[:-1]) < least
-
-
-def test_extremes_of_fusion() -> None:
-    assert buckets.at_least([5, 6, 7], 1) == buckets.one_each(3) == (1, 1, 1)
-    assert buckets.at_least([5, 6, 7], 1000) == buckets.all_in_one(3) == (3,)
-    assert buckets.split((2, 0, 1), (1, 2)) == [(2,), (0, 1)]
-    with pytest.raises(ValueError, match="do not hold 3 tensors"):
-        buckets.split((2, 0, 1), (1, 1))
 
 
 @given(
@@ -105,33 +96,11 @@ def test_messages_go_in_the_agreed_order_however_they_come(order: list[int]) -> 
     thread = ExchangeThread(lambda: None, gone.append, str)
     try:
         for step in (1, 2):
-            thread.begin(len(order))
+            thread.begin()
             for number in order:
                 thread.hand_over(number)
             thread.wait()
             assert gone == list(range(6)) * step
-    finally:
-        thread.stop()
-
-
-def test_a_message_waits_for_those_before_it() -> None:
-    gone: list[int] = []
-    first = threading.Event()
-
-    def exchange(number: int) -> None:
-        gone.append(number)
-        first.set()
-
-    thread = ExchangeThread(lambda: None, exchange, str)
-    try:
-        thread.begin(3)
-        thread.hand_over(2)
-        thread.hand_over(0)
-        assert first.wait(60)
-        assert gone == [0]
-        thread.hand_over(1)
-        thread.wait()
-        assert gone == [0, 1, 2]
     finally:
         thread.stop()
 
@@ -142,7 +111,7 @@ def test_an_error_on_the_thread_ends_the_step_and_names_the_message() -> None:
             raise RuntimeError("connection closed\nby peer")
 
     thread = ExchangeThread(lambda: None, exchange, lambda n: f"message {n + 1} of 3")
-    thread.begin(3)
+    thread.begin()
     for number in range(3):
         thread.hand_over(number)
     with pytest.raises(RunError, match="the exchange of message 2 of 3 failed: connection closed by peer") as caught:
@@ -203,22 +172,12 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
     return RankGroups(world=group, inside=inside, across=across), world, inside, across
 
 
-def test_a_share_travels_across_groups_not_the_vector() -> None:
-    groups, _, inside, across = groups_of(12, 4)
-    assert Hierarchical(groups, lambda _: 1).sum(torch.zeros(40)) == "hierarchical"
-    assert inside.calls == ["scatter 40", "gather 10"]
-    assert across.calls == ["sum 10", "waited"]
-
-
 @pytest.mark.parametrize(
     ("engine", "carrier", "overlap"),
     [
         ("ddp", "gloo", True),
-        ("ddp", "gloo, shared memory intra-group", True),
         ("ddp", "nccl", False),
         ("horovod", "gloo", False),
-        ("horovod", "mpi, shared memory intra-group", True),
-        ("horovod", "nccl, shared memory intra-group", False),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -263,14 +222,6 @@ def test_a_predicted_line_is_that_of_the_chunks_that_are_sent(tmp_path: Path) ->
     bare = (2 * 3 + 2) * 1e-6 + (2 * 3 / 4 * size + 2 * 1 / 2 * size / 4) * 1e-9
     assert line("horovod").time(size) == pytest.approx(bare, rel=1e-3)
     assert line("ddp").time(size) < 0.95 * bare
-
-
-@pytest.mark.parametrize(("place", "across_calls"), [(0, ["sum 40"]), (2, [])])
-def test_only_leaders_speak_to_other_groups(place: int, across_calls: list[str]) -> None:
-    groups, _, inside, across = groups_of(12, 4, place)
-    assert Leader(groups, reduce_is_sum=False).sum(torch.zeros(40)) == "leader"
-    assert inside.calls == ["reduce to 0", "broadcast from 0"]
-    assert across.calls == across_calls
 
 
 def test_hybrid_goes_by_the_bytes_of_the_message() -> None:
@@ -352,26 +303,6 @@ def test_exposed_is_what_comes_after_the_backward_pass() -> None:
         (4, 6, 6),
         (9, 13, 2),
     ]
-
-
-def test_moments_of_steps_that_are_forgotten_are_used_again_but_for_watched_ones() -> None:
-    class CountingClock(Clock):
-        def __init__(self) -> None:
-            self.given_back: list[int] = []
-
-        def give_back(self, moments: Iterable[int]) -> None:
-            self.given_back += moments
-
-    clock = CountingClock()
-    moments = Moments(clock=clock)
-    for number in range(WINDOW_STEPS + 2):
-        one = step([1, 4], [(2, 3)], backward=5)
-        if number:  # the first alone was watched
-            one.gradients = [None, None]
-        moments.add(one)
-    assert len(moments.steps) == WINDOW_STEPS
-    assert len(clock.given_back) == len(set(map(id, clock.given_back))) == len(one.marks())
-    assert moments.gradients() == []  # no step that is left noted them
 
 
 @given(st.integers(1, 10**9), st.integers(1, 64))

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import os
-import re
-import secrets
-import signal
-import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,23 +14,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.jobs.scripts.launch import local_environments, resolve
-from dlbench.node import __main__ as node
+from dlbench.errors import UserError
 from dlbench.node.models.build import build_model
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.fsdp.engine import FsdpEngine, blocks_of
 from dlbench.node.sync.fsdp.watched_comm import GATHER, REDUCE, SCATTER, Call, CommWatch, WatchedCalls
 from dlbench.node.sync.timing import Clock
 from dlbench.records.exchange import carried
-from dlbench.records.folder import RunFolder, create, prepare_output
-from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, scan
+from dlbench.records.folder import RunFolder
 from dlbench.setup.requirements import refusal
 from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import planned
-from tests.support.forks import run_ranks
-from tests.support.run_factory import record_of
 
 ALIKE = ("--repeats", "1", "--preset", "ci", "--set", "measure.warmup_steps=2", "--set", "measure.measured_steps=2")
 
@@ -112,12 +98,6 @@ def test_offload_without_a_gpu_is_refused_before_ranks_start() -> None:
     assert "offload" not in str(refusal(plan.model_copy(update={"system": system})))
 
 
-def test_settings_of_sharding_act_where_something_is_sharded() -> None:
-    for words in (("--engine", "ddp", "--ranks", "2"), ("--engine", "fsdp", "--ranks", "1")):
-        with pytest.raises(UserError, match=r"engine.fsdp.shard: has no effect"):
-            plan_of("bert", *words, "--set", "engine.fsdp.shard=gradients")
-
-
 @pytest.mark.parametrize(("workload", "num"), [("bert", 2), ("resnet50", 16), ("cosmoflow", 8), ("paced", 4)])
 def test_networks_name_their_blocks_in_the_order_of_computing(workload: str, num: int) -> None:
     model = build_model(plan_of(workload, "--engine", "fsdp", "--ranks", "2").workload.model)
@@ -128,13 +108,6 @@ def test_networks_name_their_blocks_in_the_order_of_computing(workload: str, num
     assert all(any(True for _ in block.parameters()) for block in blocks)
     assert [module for module in model.modules() if module in blocks] == blocks
     assert blocks_of(nn.Linear(2, 2)) == []
-
-
-def test_a_torch_that_moved_its_hooks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.distributed.fsdp._fully_shard._fsdp_collectives", None)
-    monkeypatch.delitem(sys.modules, "dlbench.node.sync.fsdp.watched_comm")
-    with pytest.raises(EnvironmentLacksError, match=rf"torch {torch.__version__.split('+')[0]}"):
-        importlib.import_module("dlbench.node.sync.fsdp.watched_comm")
 
 
 def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -> None:
@@ -207,107 +180,6 @@ def test_on_a_gpu_exposed_is_what_the_computing_stream_waited() -> None:
         (REDUCE, "optimizer"): 5.0,
     }
     assert watch.times() == {"communication_s": 11.0, "exposed_s": 4.0, "hidden_s": 7.0}
-
-
-def started(function: Any, plans: list[RunPlan], out: Path) -> tuple[list[int], list[str], list[Run]]:
-    """Exit codes and words of the ranks that train the plans in turn, and their runs."""
-    root = prepare_output(out)
-    folders = [create(root, plan) for plan in plans]
-    environments = [resolve(one) for one in local_environments(plans[0], secrets.token_hex(8))]
-    codes, said = run_ranks(function, [str(folder.plan) for folder in folders], environments, out.parent)
-    found = {run.plan.run_id: run for run in scan(root).runs}
-    return codes, said, [found[plan.run_id] for plan in plans]
-
-
-def in_turn(arguments: list[str]) -> int:
-    return max(node.main([path]) for path in arguments)
-
-
-def on_two_nodes(arguments: list[str]) -> int:
-    """As if each pair of ranks had a node of its own."""
-    whole = node.detect
-
-    def detect(plan: Any) -> Any:
-        place = whole(plan)
-        rank = place.rank
-        return dataclasses.replace(place, local_rank=rank % 2, local_size=2, node_rank=rank // 2, num_nodes=2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node, "detect", detect)
-        return in_turn(arguments)
-
-
-@pytest.mark.nightly
-def test_copies_on_each_node_train_as_ddp_does_and_sum_across(tmp_path: Path) -> None:
-    words = ("bert", "--ranks", "4")
-    ddp, plan = (plan_of(*words, "--engine", engine, out=tmp_path) for engine in ("ddp", "fsdp"))
-    fsdp = plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})  # which one node is refused
-    plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"fsdp": fsdp})})
-    codes, said, runs = started(on_two_nodes, [ddp, plan], tmp_path / "runs")
-    assert codes == [0] * 4, said[0][-4000:]
-    one, other = (read_steps(run.folder.steps(3)).steps["loss"] for run in runs)
-    assert other == pytest.approx(one, rel=1e-5)
-    record = record_of(runs[1])
-    found, model = record.exchange, build_model(plan.workload.model)
-    assert found is not None
-    blocks = sum(parameter.nbytes for block in blocks_of(model) for parameter in block.parameters())
-    rest = record.gradient_bytes - blocks
-    # Half of each gather to the neighbour, and all gradients, as Gloo's scatter is an all-reduce; a ring of two sends a
-    # share of half the gradients across.
-    assert (found.bytes_inside, found.bytes_across) == ((4 * blocks + 3 * rest) / 2, record.gradient_bytes / 2)
-    assert (found.exchange, found.num_groups, found.group_size) == ("hierarchical", 2, 2)
-    assert {one.key: one.effective for one in record.settings}["engine.fsdp.shard_ranks"] == "node"
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("workload", "optimizer"), [("resnet50", "sgd"), ("resnet50", "lars"), ("cosmoflow", "sgd")])
-def test_other_networks_and_optimizers_train_as_under_ddp(workload: str, optimizer: str, tmp_path: Path) -> None:
-    words = (workload, "--ranks", "2", "--set", f"train.optimizer.name={optimizer}")
-    plans = [plan_of(*words, "--engine", engine, out=tmp_path) for engine in ("ddp", "fsdp")]
-    codes, said, runs = started(in_turn, plans, tmp_path / "runs")
-    assert codes == [0, 0], said[0][-4000:]
-    one, other = (read_steps(run.folder.steps(0)).steps["loss"] for run in runs)
-    assert other == pytest.approx(one, rel=1e-5)
-
-
-def missing_one(arguments: list[str]) -> int:
-    """Rank 1 stands still instead of entering its eighth reduce-scatter, or is killed there (a folder named kill)."""
-    carry, seen = CommWatch.carry, Counter[str]()
-
-    def stand(self: CommWatch, *args: Any, **what: Any) -> Any:
-        seen[what["method"]] += 1
-        if os.environ["DLBENCH_RANK"] == "1" and seen[SCATTER] == 8:
-            if "kill" in arguments[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            threading.Event().wait()
-        return carry(self, *args, **what)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CommWatch, "carry", stand)
-        return in_turn(arguments)
-
-
-@pytest.mark.nightly
-def test_a_collective_that_a_rank_does_not_enter_is_named_by_the_watchdog(tmp_path: Path) -> None:
-    plan = plan_of("bert", "--engine", "fsdp", "--ranks", "2", "--set", "measure.stall_timeout_s=10", out=tmp_path)
-    codes, said, (run,) = started(missing_one, [plan], tmp_path / "runs")
-    # The other one's watchdog may be a moment later, and find the connection closed.
-    assert codes[1] == 124
-    assert codes[0] in (3, 124)
-    assert run.state == "failed"
-    stood = "it entered the reduce-scatter of layers.0, which other ranks did not|the all-gather of layers.0"
-    assert re.search(rf"no progress for 1\d s after ({stood})", run.detail)
-    assert "stand" in said[1]
-
-
-@pytest.mark.nightly
-def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
-    plan = plan_of("bert", "--engine", "fsdp", "--ranks", "2", out=tmp_path)
-    codes, _, (run,) = started(missing_one, [plan], tmp_path / "kill")
-    assert codes[1] == -signal.SIGKILL
-    assert codes[0] not in (0, 124)
-    assert run.state == "failed"
-    assert "rank 1" in run.detail
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,6 @@ def test_ranks_without_nccl_are_told_what_a_build_with_it_lacks(on_gpu: Any, mon
         on_gpu(2, nccl=False)
 
 
-def test_a_rank_that_mpi_started_refuses_a_horovod_without_it(on_gpu: Any) -> None:
-    with pytest.raises(EnvironmentLacksError, match=r"built without MPI.* use --launcher srun-gloo"):
-        on_gpu(2, mpi=False)
-
-
 def test_a_horovod_that_would_trace_every_step_runs_without_its_timeline(
     on_gpu: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,17 +133,6 @@ def test_a_horovod_that_would_trace_every_step_runs_without_its_timeline(
     (exchange,) = [row for row in engine.settings() if row.key == "sync.exchange"]
     assert exchange.effective is None
     assert exchange.evidence == report.TRACES_ALWAYS
-
-
-def test_dlbenchs_build_traces_on_gpus_too(on_gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def free() -> bool:
-        return True
-
-    monkeypatch.setattr(
-        report, "loaded_library", lambda: type("Library", (), {"horovod_closed_timeline_is_free": free})
-    )
-    _, fake = on_gpu(2)
-    assert fake.variables["HOROVOD_TIMELINE"] == "DYNAMIC"
 
 
 @pytest.mark.parametrize("error", [ImportError, OSError])

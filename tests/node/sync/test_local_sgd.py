@@ -177,35 +177,6 @@ def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart
     assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
 
 
-def test_times_are_of_averages_and_of_gradients_in_steps_that_send_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = {"carrier": "gloo", "by": "backend", "exchange": "flat", "fusion": "auto", "wire": "fp32", "group_size": 2}
-    times = {"communication_s": 10.0, "exposed_s": 4.0, "hidden_s": 6.0}
-    sent = [{"num_bytes": 4, "num_tensors": 1, "method": "gloo all-reduce"}]
-    told = ExchangeResult.model_validate({**kind, "num_groups": 1, "evidence": "seen", "messages": sent, **times})
-    monkeypatch.setattr(ThreadRanks, "told", told)
-    ((_, _, found), _) = trained(planned(sync__average_every=2, sync__average_from=4), 0.0)
-    # Four of ten steps; what averages take stands behind the backward pass.
-    assert found.hidden_s == pytest.approx(0.4 * 6.0)
-    assert 0 < found.exposed_s - 0.4 * 4.0 == pytest.approx(found.communication_s - 0.4 * 10.0)
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"sync__average_every": STEPS + 1}, "only at the end"), ({"sync__average_from": STEPS + 1}, "never")],
-)
-def test_a_run_that_never_averages_says_so(settings: dict[str, Any], said: str) -> None:
-    ((parameters, found, exchange), (others, _, _)) = trained(
-        planned(**{"sync__average_every": 4, **settings}), MOMENTUM
-    )
-    (proof,) = [one for one in found if one.key == "sync.average_every"]
-    assert (proof.effective, proof.is_without_effect) == (said, True)
-    if said == "never":
-        assert exchange is None  # what the library says, here of nothing
-    else:
-        assert exchange.bytes_inside == 0
-        assert apart(parameters, others) == 0
-
-
 def test_evaluations_see_the_mean_and_change_nothing() -> None:
     seen: list[list[Tensor]] = []
 
@@ -255,7 +226,6 @@ def test_a_resumed_run_averages_after_the_updates_of_the_whole_training() -> Non
         ({"sync__fusion": "own:single"}, "sync.fusion own:single"),
         ({"sync__wire": "topk"}, "sync.wire topk"),
         ({"sync__wire": "powersgd"}, "sync.wire powersgd"),
-        ({"sync__inside": "shared-memory"}, "sync.inside shared-memory"),
         ({"engine__ddp__shard_optimizer": True}, "engine.ddp.shard_optimizer"),
         ({"engine__ddp__static_graph": True}, "engine.ddp.static_graph"),
         ({"train__precision": "fp16"}, "train.precision fp16"),

@@ -51,8 +51,6 @@ FOUR = {
     "two dimensions": TENSOR,
     "zero-1": ZERO,
 }
-# In a start of its own: torch remembers a mesh by its form, and with it groups of the run before in this process.
-EIGHT = {"ddp": ("--engine", "ddp"), "three dimensions, shares by node": TENSOR}
 
 
 def trained(
@@ -110,14 +108,11 @@ def require_same(runs: Mapping[str, Run]) -> None:
             assert torch.allclose(found[key], tensor, rtol=1e-5, atol=1e-5 * max(scale, 1.0)), (name, key)
 
 
-@pytest.mark.parametrize(("ranks", "strategies"), [(4, FOUR), (8, EIGHT)], ids=["4", "8"])
-def test_ranks_on_two_nodes_share_by_node_and_by_layer(
-    tmp_path: Path, ranks: int, strategies: Mapping[str, tuple[str, ...]]
-) -> None:
+def test_ranks_on_two_nodes_share_by_node_and_by_layer(tmp_path: Path) -> None:
     """The mathematics of DDP, and each reads each other's checkpoint bit for bit."""
     plans = {}
-    for name, words in strategies.items():
-        plan = planned("bert", *SHORT, "--ranks", str(ranks), *words, "--out", tmp_path)[0][0]
+    for name, words in FOUR.items():
+        plan = planned("bert", *SHORT, "--ranks", "4", *words, "--out", tmp_path)[0][0]
         if "by node" in name:  # which planning refuses on one node
             fsdp = plan.engine.fsdp.model_copy(update={"shard_ranks": "node"})
             plan = plan.model_copy(update={"engine": plan.engine.model_copy(update={"fsdp": fsdp})})
@@ -125,16 +120,6 @@ def test_ranks_on_two_nodes_share_by_node_and_by_layer(
     runs, differing = trained(tmp_path, plans, on_two_nodes, reads=True)
     require_same(runs)
     assert [json.loads(path.read_text()) for path in differing] == [[[]] * len(plans)] * len(plans)
-
-
-@pytest.mark.parametrize("workload", ["resnet50", "cosmoflow"])
-def test_networks_of_convolutions_train_alike(tmp_path: Path, workload: str) -> None:
-    """ResNet's batch norm keeps its statistics on each rank until a checkpoint averages them."""
-    plans = {
-        name: planned(workload, *SHORT, "--ranks", "2", *words, "--out", tmp_path)[0][0]
-        for name, words in {"ddp": ("--engine", "ddp"), "fsdp": FSDP, "zero-1": ZERO}.items()
-    }
-    require_same(trained(tmp_path, plans)[0])
 
 
 def lost(arguments: list[str]) -> int:

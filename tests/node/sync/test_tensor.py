@@ -7,12 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.nn import functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dlbench.errors import UserError
 from dlbench.node.sync.fsdp.tensor import SharedLayers
@@ -73,20 +68,3 @@ def test_heads_draw_dropout_of_their_own_and_whole_tensors_the_same() -> None:
     assert torch.equal(second, again)
     assert torch.equal(first[::2], second[::2])
     assert len(torch.cat((first, second[1::2])).unique(dim=0)) == 7
-
-
-def test_torch_cuts_a_convolution_without_its_halo_and_without_an_error() -> None:
-    """Torch 2.13: why nothing here shares images or volumes by `DTensor` (docs/strategies.md)."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        mesh, image, kernel = init_device_mesh("cpu", (2,)), torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3)
-        part = DTensor.from_local(image[..., :4], mesh, [Shard(3)], run_check=False)
-        found = functional.conv2d(part, DTensor.from_local(kernel, mesh, [Replicate()], run_check=False), padding=1)
-    finally:
-        dist.destroy_process_group()
-    assert isinstance(found, DTensor)
-    assert (found.placements, found.shape) == ((Replicate(),), image.shape)
-    own = found.to_local()
-    assert own.shape == (1, 1, 8, 4)
-    wrong = own != functional.conv2d(image, kernel, padding=1)[..., :4]
-    assert wrong.any(dim=2).flatten().tolist() == [False, False, False, True]

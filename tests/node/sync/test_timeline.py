@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.sync import timing
 from dlbench.node.sync.ddp import WatchedHook, hook_for_ddp, summarise
-from dlbench.node.sync.horovod.report import TuningWatch, parse_log, tuning_cost_s
+from dlbench.node.sync.horovod.report import TuningWatch, tuning_cost_s
 from dlbench.node.sync.horovod.timeline import TimelineWindow, parse_timeline
 from dlbench.node.sync.timing import BackwardWatch, CudaClock, WatchedStep, covered, ring_bytes
 from dlbench.node.sync.torch_ranks import require_sum
@@ -74,27 +74,6 @@ def test_a_torn_timeline_keeps_what_was_whole(cut: int) -> None:
     ]
     # A last message without the end of its spans has no size, but all before it have.
     assert all(message.wire_bytes is not None for message in part.messages[:-1])
-
-
-@pytest.mark.parametrize(
-    ("damage", "kept"),
-    [
-        ('{"ph": "B", "ts": 1}', 12),  # a span without tensor and name
-        ("17", 12),
-        ('{"ph": "E", "ts": 1, "pid": 900}', 12),  # the end of a span from before the window
-        ("{{{", 0),
-    ],
-)
-def test_damage_is_said_or_without_effect(damage: str, kept: int) -> None:
-    text = SAMPLE.read_text()
-    timeline = parse_timeline(f"[\n{damage},{text[1:]}")
-    assert len(timeline.messages) == kept
-    assert timeline.is_torn == ("900" not in damage)
-
-
-def test_nothing_is_no_timeline() -> None:
-    assert parse_timeline("").messages == ()
-    assert parse_timeline("[\n").messages == ()
 
 
 def trace(steps: list[list[list[tuple[str, int]]]], element: str = "float32", start_us: int = 1000) -> str:
@@ -481,12 +460,6 @@ def test_powersgd_counts_what_it_sends(alone: None) -> None:
     assert f"PowerSGD sent {3 * 514} elements for {3 * 8450}" in hook.compression_text
 
 
-def test_powersgd_that_never_began_is_not_in_force(alone: None) -> None:
-    hook, _ = train("powersgd", steps=2, watch_from=1)
-    assert hook.wire_in_force == "fp32"
-    assert "the run ended before" in hook.compression_text
-
-
 @pytest.mark.parametrize(("wire", "counted"), [("fp32", False), ("fp16", True), ("bf16", False)])
 def test_an_overflow_is_fp16s(wire: str, counted: bool, alone: None) -> None:
     hook, _ = train(wire, scale=1e6)
@@ -540,11 +513,6 @@ def test_the_log_is_followed_until_the_search_is_over(tmp_path: Path) -> None:
     assert (result.evaluations, result.finished, result.settled_step) == (3, True, 20)
     assert (result.fusion_threshold_bytes, result.cycle_time_ms, result.score) == (4 * 2**20, 5.0, 12.5)
     assert result.planned_steps == settings.autotune_steps == 24
-
-
-def test_a_damaged_row_of_the_log_is_left_out() -> None:
-    assert parse_log("") == ()
-    assert len(parse_log(HEADER + "0,0,0, 1,x,4,1\n" + ROWS[0] + "0,0\n")) == 1
 
 
 @given(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +37,10 @@ from dlbench.node.training.checkpoint import (
     write_snapshot,
 )
 from dlbench.node.training.loop import TrainingLoop
-from dlbench.node.training.pauses import Pauses
-from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run
 from tests.support.checkpoints import write_checkpoint
 from tests.support.forks import run_ranks
 from tests.support.one_rank import trained
-from tests.support.run_factory import plans
 
 CPU = torch.device("cpu")
 
@@ -192,46 +188,6 @@ def run_in(out: Path, steps: int, **more: object) -> Run:
     return trained(out, steps, **more)
 
 
-def losses(run: Run) -> list[float]:
-    return [float(loss) for loss in read_steps(run.folder.steps(0)).steps["loss"]]
-
-
-def killed_run(arguments: Sequence[str]) -> int:
-    """A whole run that is killed within its second checkpoint, before a call of the writing thread."""
-    rename, pwrite, moment, number = os.rename, os.pwrite, int(arguments[1]), 0
-
-    def renamed(*given: Any, **more: Any) -> None:
-        nonlocal number
-        rename(*given, **more)
-        if threading.current_thread().name == "dlbench-checkpoint":
-            number += 1
-
-    def written(*given: Any) -> int:
-        nonlocal moment
-        moment -= number == 1
-        if moment < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return pwrite(*given)
-
-    os.rename, os.pwrite = renamed, written
-    run_in(Path(arguments[0]), 8, checkpoint__every_steps=4)
-    return 0
-
-
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    whole = run_in(tmp_path / "whole", 8, checkpoint__every_steps=4)
-    moment = random.SystemRandom().randrange(20)
-    (tmp_path / "logs").mkdir()
-    codes, said = run_ranks(killed_run, [str(tmp_path / "killed"), str(moment)], [{}], tmp_path / "logs")
-    assert codes == [-signal.SIGKILL], (moment, said)
-    (folder,) = [path for path in (tmp_path / "killed").iterdir() if path.is_dir() and not path.name.startswith(".")]
-    more = {"measure__warmup_steps": 4, "checkpoint__resume_from": str(folder)}
-    resumed = run_in(tmp_path / "resumed", 4, **more)
-    assert resumed.record is not None
-    assert resumed.record.first_step == 4
-    assert losses(resumed) == losses(whole)[4:], moment
-
-
 # Beside training
 
 
@@ -347,45 +303,6 @@ def test_what_ends_training_waits_for_the_checkpoint_and_says_what_became_of_it(
             run_in(tmp_path / f"refused {number}", 8, checkpoint__every_steps=5)
         assert said in capsys.readouterr().err
         assert not list((tmp_path / f"refused {number}").glob("*/checkpoints/step-*"))
-
-
-def test_a_file_system_is_waited_for_again_and_again_and_a_piece_counts_when_it_has_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint, "_PIECE", 16)
-    monkeypatch.setattr(checkpoint, "_WRITE_BACK", 32)
-    order: list[str] = []
-    pwrite = os.pwrite
-
-    def written(file: int, content: memoryview, place: int) -> int:
-        order.append("write")
-        return pwrite(file, content, place)
-
-    monkeypatch.setattr(os, "pwrite", written)
-    for name in ("fdatasync", "fsync"):
-        monkeypatch.setattr(os, name, lambda _opened, name=name: order.append(name))
-    taken = Snapshot(header={}, tensors={"a": torch.zeros(80, dtype=torch.uint8)})
-    write_snapshot(tmp_path / "step-00000001.safetensors", taken, lambda: order.append("piece"))
-    # Of five pieces every other one waits before it counts; then the header.
-    assert order == [*("write piece write fdatasync piece " * 2 + "write piece").split(), "write", "fsync"]
-
-
-def test_ranks_that_wait_are_alive_as_long_as_something_is_written() -> None:
-    (plan,) = plans(points=(1,), repeats=1)
-    states = iter([[False, 3], [False, 3], [False, 3], [False, 5], [True, 5]])
-    beats: list[str] = []
-    context = SimpleNamespace(
-        plan=plan,
-        events=None,
-        beat=beats.append,
-        engine=SimpleNamespace(gather=lambda own: [next(states), own]),
-        place=SimpleNamespace(rank=1),
-    )
-    schedule = SimpleNamespace(steps_per_epoch=None)
-    state = SimpleNamespace(schedule=schedule, resumed=None, source=SimpleNamespace(order=None))
-    Pauses(cast(Any, context), cast(Any, state), None)._await_write()
-    assert len(beats) == 2
-    assert next(states, None) is None
 
 
 # Of a GPU
@@ -590,22 +507,6 @@ def test_what_rank_0_cannot_read_ends_all_ranks_and_one_says_why(tmp_path: Path)
     (tmp_path / "step-00000001.safetensors").write_bytes(b"no checkpoint")
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
     assert [type(error) for error in found] == [IncompleteDataError, PeerLostError]
-
-
-@pytest.mark.parametrize("error", [MemoryError(), ValueError("a defect")])
-def test_whatever_ends_rank_0_while_it_reads_ends_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    write_checkpoint(tmp_path / "step-00000001.safetensors", *net(), progress(1), {})
-
-    def digest(*_given: object) -> str:
-        raise error
-
-    monkeypatch.setattr(checkpoint, "_digest", digest)
-    ranks = Ranks(2)
-    one, other = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
-    assert one is error
-    assert isinstance(other, PeerLostError)
 
 
 def test_ranks_are_alive_while_rank_0_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

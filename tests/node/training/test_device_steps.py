@@ -76,26 +76,6 @@ def test_rows_say_how_long_the_device_waited_for_the_host(gpu: FakeGpu, tmp_path
     assert (file.steps["samples"] == 2).all()
 
 
-@pytest.mark.parametrize("parts", [1, 64])
-@pytest.mark.parametrize(("call_ns", "run_ns"), [(20 * US, 5 * US), (20 * US, 19 * US), (20 * US, 2 * MS)])
-def test_a_held_step_sleeps_for_a_few_steps_of_the_host_at_most(
-    gpu: FakeGpu, tmp_path: Path, parts: int, call_ns: int, run_ns: int
-) -> None:
-    file, notes = trained(gpu, tmp_path, parts, call_ns, run_ns)
-    host_ns, slept_ns = zip(*notes.steps, strict=True)
-    host_step_ns = host_ns[HELD.start] - host_ns[HELD.start - 1]  # of the step before those that are held back
-    for step in HELD:
-        slept = slept_ns[step + 1] - slept_ns[step]
-        assert slept <= 4 * host_step_ns
-        assert (slept > 0) == (run_ns < call_ns)
-    # What the kernels of a phase take alone is known afterwards, of all its parts.
-    for phase in LAUNCHED:
-        shows = file.steps[file.steps[f"launch_{phase}_ns"] == 0]
-        assert len(shows)
-        kernels_ns = 10 * run_ns * (1 if phase == "optimizer" else parts)
-        assert shows[f"{phase}_ns"] == pytest.approx([kernels_ns] * len(shows), rel=1e-3, abs=200)
-
-
 class Delivered:
     """In place of what copies batches to a device."""
 
@@ -136,14 +116,3 @@ def test_peaks_of_measured_steps_are_their_own(gpu: FakeGpu, tmp_path: Path, mon
     found = TrainingLoop(context, state, timer).run(tmp_path / "rank-0.steps")
     assert (found.startup_peak_bytes, held) == (30 * gib, {"allocated": 2 * gib, "reserved": 2 * gib})
     assert emptied == [HELD.start]
-
-
-def test_a_long_step_beats_in_each_of_its_parts(tmp_path: Path) -> None:
-    """Steps of a minute, whose parts take a second, on a device that is behind its host by its launch queue."""
-    gpu = FakeGpu(queue=40)
-    with pytest.MonkeyPatch.context() as patch:
-        installed(patch, gpu)
-        file, notes = trained(gpu, tmp_path, 64, 20 * US, 50 * MS)
-    assert file.steps["step_ns"].min() > 60_000 * MS
-    assert len(notes.steps) == WARMUP + MEASURED
-    assert notes.longest_ns < 3_000 * MS

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from dlbench.node.garbage import HeldGarbage
-from dlbench.node.training import pauses, run_record
-from dlbench.node.training import run as run_module
+from dlbench.node.training import pauses
 from dlbench.records.rows.steps import read_steps
 from tests.support.one_rank import trained
 from tests.support.run_factory import record_of
@@ -100,28 +98,6 @@ def test_a_collection_that_a_library_starts_in_a_step_is_said(tmp_path: Path) ->
     assert warning.startswith("Python's garbage collector was started 1 times within measured steps of rank 0")
 
 
-def test_pauses_collect_as_they_like_and_leave_nothing_behind() -> None:
-    held = HeldGarbage()
-    held.begin_measuring()
-    try:
-        assert not gc.isenabled()
-        with held.between_steps():
-            assert gc.isenabled()
-            gc.collect()
-            Cycle.alive = 0
-            Cycle()
-        assert Cycle.alive == 0
-        assert not gc.isenabled()
-        assert (held.collections, held.in_steps) == (1, 0)
-        gc.collect()
-        assert held.in_steps == 1
-    finally:
-        held.release()
-    held.release()
-    assert gc.isenabled()
-    assert held._seen not in gc.callbacks
-
-
 def test_the_collector_works_again_after_a_failure(tmp_path: Path) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("no memory")
@@ -141,24 +117,3 @@ def test_the_collector_works_again_after_a_failure(tmp_path: Path) -> None:
         handle.remove()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
-
-
-def test_hashing_the_parameters_is_in_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before `run_start`, and not part of the time to the first step."""
-    plain = run_module.parameters_digest
-    hashed: list[float] = []
-
-    def slow(model: nn.Module) -> str:
-        time.sleep(0.4)
-        hashed.append(time.time() * 1000)
-        return plain(model)
-
-    for module in (run_module, run_record):
-        monkeypatch.setattr(module, "parameters_digest", slow)
-    run = trained(tmp_path, 2)
-    record = record_of(run)
-    at = {event.key: event.time_ms for event in record.events}
-    assert hashed[0] <= at["run_start"] + 1
-    assert at["run_stop"] <= hashed[1]
-    first_ms = int(read_steps(run.folder.steps(0)).steps[0]["start_ns"]) / 1e6 + (time.time() - time.monotonic()) * 1e3
-    assert record.ranks[0].startup_s * 1e3 <= first_ms - at["init_start"] - 390

@@ -16,7 +16,6 @@ from torch.nn import functional
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.models.build import build_model
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.initial_weights import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
@@ -25,9 +24,6 @@ from tests.support.checkpoints import write_checkpoint
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]
-
-
-RESNET = ResNetModel(family="resnet", image_size=32, base_width=8)
 
 
 def network(vocabulary: int = VOCABULARY, positions: int = POSITIONS) -> BertForPreTraining:
@@ -239,21 +235,6 @@ def test_every_tensor_is_accounted_for(tmp_path: Path, tensors: Tensors, text: s
         load_initial(str(path), model, spec())
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-def test_what_is_no_such_file_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"PK\3\4 a pickle with another name")
-    with pytest.raises(IncompleteDataError, match="no readable safetensors file"):
-        load_initial(str(path), network(), spec())
-    with pytest.raises(UserError, match="no checkpoint there"):
-        load_initial(str(tmp_path / "absent"), network(), spec())
-    save_file(wrong(lambda t: t["cls.predictions.bias"].fill_(math.nan)), path)
-    with pytest.raises(IncompleteDataError, match=r"cls\.predictions\.bias holds numbers that are not finite"):
-        load_initial(str(path), network(), spec())
-    save_file(published(), path)
-    with pytest.raises(UserError, match="public names are known of BERT alone"):
-        load_initial(str(path), build_model(RESNET), RESNET)
 
 
 def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_path: Path) -> None:

@@ -151,42 +151,6 @@ def test_with_steps_held_back_the_idle_time_is_that_of_the_device(step: Sequence
         assert found[phase] == pytest.approx(truth, abs=8 * parts * ROUNDING_NS)
 
 
-@given(step=st.tuples(kernels, kernels, kernels), parts=st.integers(1, 6), queue=st.integers(3, 40))
-@settings(max_examples=60, deadline=None)
-def test_a_short_launch_queue_may_hide_the_idle_time_and_does_not_change_it(
-    step: Sequence[Kernels], parts: int, queue: int
-) -> None:
-    """A phase of more kernels than the queue holds cannot be held back whole."""
-    with gpu_of(queue=queue) as gpu:
-        seen = measured_after_holding(gpu, step, parts=parts)
-    found, why = waited_for_host(run_steps(seen.told, 5), synchronised=False)
-    if found is None:
-        assert "launch queue" in why
-        return
-    for place, phase in enumerate(LAUNCHED):
-        truth = sum(idle[place] for idle in seen.idle[5:])
-        assert found[phase] == pytest.approx(truth, abs=8 * parts * ROUNDING_NS)
-
-
-@given(step=st.tuples(kernels, kernels, kernels), parts=st.integers(1, 64))
-@settings(max_examples=30, deadline=None)
-def test_a_held_step_sleeps_about_twice_the_host_s_step_at_most(step: Sequence[Kernels], parts: int) -> None:
-    with gpu_of() as gpu:
-        measured_after_holding(gpu, step, parts=parts, held=1)
-    sections = 2 * parts + 1
-    calls_ns = sum(call for phase, own in enumerate(step) for call, _ in own * (parts if phase < 2 else 1))
-    # Of events and anchors: some microseconds per section.
-    assert sum(gpu.slept_ns) <= 2 * calls_ns + sections * 30 * US
-
-
-def test_loading_the_sleeping_kernel_is_not_taken_for_the_length_of_a_cycle() -> None:
-    with gpu_of() as gpu:
-        measured_after_holding(gpu, [MANY_SMALL] * 3, held=1)
-    host_ns = sum(call for call, _ in MANY_SMALL)
-    # Events and anchors add some calls, of microseconds.
-    assert gpu.slept_ns == pytest.approx([2 * host_ns] * 3, rel=0.05)
-
-
 def test_a_device_that_is_behind_its_host_is_not_held_back() -> None:
     """With the launch queue full a host takes as long as its device: to sleep for that would say nothing."""
     with gpu_of(queue=60) as gpu:
@@ -197,39 +161,7 @@ def test_a_device_that_is_behind_its_host_is_not_held_back() -> None:
     assert sum(found.values()) < 0.001 * sum(step.step_ns for step in seen.told[5:])
 
 
-def test_no_sleep_is_longer_than_a_second() -> None:
-    """What takes a host so long is none of its calls: a compiler, a debugger."""
-    with gpu_of() as gpu:
-        measured_after_holding(gpu, [[(3_000 * MS, 5 * US)]] * 3, held=1)
-    assert gpu.slept_ns == pytest.approx([1_000 * MS] * 3, rel=0.01)
-
-
 MANY_SMALL: Kernels = [(20 * US, 5 * US)] * 40
-FEW_LARGE: Kernels = [(20 * US, 5 * MS)] * 4
-
-
-def test_small_kernels_wait_for_the_host_and_large_ones_do_not() -> None:
-    with gpu_of() as gpu:
-        small = measured_after_holding(gpu, [MANY_SMALL] * 3)
-    found, why = waited_for_host(run_steps(small.told, 5), synchronised=False)
-    assert sum(found.values()) > 0.7 * sum(step.step_ns for step in small.told[5:])
-    assert "beyond their kernels alone" in why
-    with gpu_of() as gpu:
-        large = measured_after_holding(gpu, [FEW_LARGE] * 3)
-    found, _ = waited_for_host(run_steps(large.told, 5), synchronised=False)
-    assert sum(found.values()) < 0.001 * sum(step.step_ns for step in large.told[5:])
-
-
-def test_a_host_just_behind_its_device_is_not_charged_with_the_whole_phase() -> None:
-    """Each kernel runs for 95 % of what the host takes for the next: the marks alone cannot tell 5 % from 100 %."""
-    near: Kernels = [(20 * US, 19 * US)] * 200
-    with gpu_of() as gpu:
-        seen = measured_after_holding(gpu, [near] * 3)
-    steps = run_steps(seen.told, 5)
-    whole = int(steps.step_ns.sum())
-    assert sum(int(bound.sum()) for bound in steps.launch.bound_ns.values()) > 0.9 * whole
-    found, _ = waited_for_host(steps, synchronised=False)
-    assert sum(found.values()) == pytest.approx(0.05 * whole, rel=0.1)
 
 
 def test_without_a_step_held_back_only_a_bound_is_known() -> None:
@@ -261,14 +193,3 @@ def test_starts_stand_on_the_clock_of_the_host_within_the_bound_and_leave_no_gap
     for place, (step, after) in enumerate(itertools.pairwise(seen.told)):
         end = step.start_ns + step.step_ns
         assert after.start_ns == end if (place + 1) % 20 else after.start_ns > end
-
-
-def test_one_interval_from_an_anchor_would_not_do() -> None:
-    """Why steps are summed up: the float32 of one interval of ten minutes is off by tens of microseconds."""
-    with gpu_of() as gpu:
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        first.record()
-        gpu.host_ns += 600_000 * MS + 12_345
-        last.record()
-        off = abs(first.elapsed_time(last) * 1e6 - (last.at_ns - first.at_ns))  # type: ignore[attr-defined]
-    assert off > 5 * US

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import stat
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,8 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
-from dlbench.machine.arithmetic import native_precisions
+from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.node.data.loader import RECENT_READS
 from dlbench.node.data.sharding import Position, ShardedOrder, evaluation_batches
 from dlbench.node.models.bert import MaskedLmAccuracy
@@ -32,7 +29,7 @@ from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint, prune
+from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
@@ -62,12 +59,6 @@ def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, e
     # Not more than one each multiple of `every` and one at the end; never further apart than a multiple, rounded up.
     assert len(pauses) <= math.ceil((first + steps) / every) - math.floor(first / every) + 1
     assert all(later - sooner <= math.ceil(every) for sooner, later in itertools.pairwise(pauses))
-
-
-def test_epochs_end_where_their_last_step_does() -> None:
-    course = StepSchedule(first=0, end=30, warmup=2, global_batch=8, steps_per_epoch=10 / 3)
-    assert [done for done in range(1, 31) if course.ends_epoch(done)] == [4, 7, 10, 14, 17, 20, 24, 27, 30]
-    assert course.epoch(5) == pytest.approx(1.5)
 
 
 def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
@@ -201,16 +192,6 @@ def test_no_layer_is_watched_while_the_exchange_is_decided(
     assert list(plan_schedule(plan, first=0, batches_per_epoch=None).window) == window
 
 
-def test_no_layer_is_watched_while_horovod_tunes() -> None:
-    overrides = {"measure.warmup_steps": 2000, "engine.horovod.autotune": True}
-    plan = plans(points=(2,), repeats=1, engine="horovod", overrides=overrides)[0]
-    steps = plan.engine.horovod.autotune_steps
-    for spare, window in ((0, []), (3, []), (5, [steps, steps + 1]), (6, [steps, steps + 1, steps + 2])):
-        measure = plan.measure.model_copy(update={"warmup_steps": steps + spare})
-        course = plan_schedule(plan.model_copy(update={"measure": measure}), first=0, batches_per_epoch=None)
-        assert list(course.window) == window
-
-
 # --- the learning rate
 
 
@@ -294,19 +275,6 @@ def test_nvidias_published_bert_schedule() -> None:
     assert half.at(2 * 7038) == 0
 
 
-@given(batch=st.sampled_from([8, 16, 64, 256]), epochs=st.floats(0.5, 20), warmup=st.floats(0.25, 5))
-def test_a_schedule_in_epochs_takes_the_same_share_at_any_batch(batch: int, epochs: float, warmup: float) -> None:
-    spec = train_spec(
-        schedule={"warmup_epochs": warmup, "decay": "polynomial", "total_epochs": epochs + warmup, "power": 2.0}
-    )
-    per_epoch = 4096 / batch
-    rate = LearningRate(spec, global_batch=batch, steps_per_epoch=per_epoch)
-    half = warmup + epochs / 2
-    step = round(half * per_epoch)
-    share = 1 - (step / per_epoch - warmup) / epochs
-    assert rate.at(step) == pytest.approx(0.1 * share**2, rel=1e-6, abs=1e-9)
-
-
 # --- the sample order over a resume
 
 
@@ -341,18 +309,6 @@ def test_a_position_goes_on_with_any_number_of_ranks(
             now.update(index for _, index in keys)
     assert not now or max(now.values()) == 1
     assert num - sum(now.values()) < batch * max(world, other) or position.place == 0
-
-
-@given(num=st.integers(1, 400), batch=st.integers(1, 9), taken=st.integers(0, 50), seed=st.integers(0, 9))
-def test_the_samples_behind_a_step_depend_on_the_global_batch_alone(
-    num: int, batch: int, taken: int, seed: int
-) -> None:
-    if num < 4 * batch:
-        return
-    one = ShardedOrder(num, batch_size=4 * batch, rank=0, world_size=1, seed=seed).batches()
-    four = [ShardedOrder(num, batch_size=batch, rank=r, world_size=4, seed=seed).batches() for r in range(4)]
-    for _ in range(min(taken, 20)):
-        assert sorted(next(one)) == sorted(key for stream in four for key in next(stream))
 
 
 @given(num=st.integers(1, 200), batch=st.integers(1, 9), world=st.integers(1, 6))
@@ -414,17 +370,6 @@ def test_a_checkpoint_holds_all_that_goes_on(tmp_path: Path, kind: str) -> None:
     trained(4, other, fresh)
     for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(one, two), name
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_a_checkpoint_is_for_whom_the_umask_says(tmp_path: Path, umask: int, mode: int) -> None:
-    model = net()
-    before = os.umask(umask)
-    try:
-        write_checkpoint(tmp_path / "c", model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "c").stat().st_mode) == mode
 
 
 def test_checkpoints_of_form_1_still_read() -> None:
@@ -518,15 +463,6 @@ def test_a_header_is_under_the_checksum_and_checked(
     assert "\n" not in str(told.value)
 
 
-def test_a_header_with_a_number_of_any_size_is_damaged(tmp_path: Path) -> None:
-    model = net()
-    path = tmp_path / "step-00000001.safetensors"
-    write_checkpoint(path, model, torch.optim.SGD(model.parameters(), lr=0.1), PROGRESS, TRAINED)
-    rewrite(path, with_digest=True, step=10**30)
-    with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*holds a number of 31 digits"):
-        Checkpoint(path)
-
-
 def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -537,39 +473,6 @@ def test_a_checkpoint_that_does_not_fit_is_named(tmp_path: Path) -> None:
     rewrite(path, with_digest=True, group_steps=[])
     with pytest.raises(IncompleteDataError, match=r"00001\.safetensors: .*steps of 0 parameter groups"):
         Checkpoint(path).restore(model, optimizer)
-
-
-def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "step-00000009.safetensors")
-    with pytest.raises(UserError, match=r"00009\.safetensors: cannot be read: is a named pipe, not a regular file"):
-        Checkpoint(find_checkpoint(tmp_path))
-
-
-def test_a_full_disk_leaves_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    write_checkpoint(tmp_path / "step-00000001.safetensors", model, optimizer, PROGRESS, TRAINED)
-
-    def full(opened: int, content: memoryview, place: int) -> int:
-        if place > 1000:
-            raise OSError(28, "No space left on device")
-        return write(opened, content[:100], place)
-
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(RunError, match="No space left on device"):
-        write_checkpoint(tmp_path / "step-00000002.safetensors", model, optimizer, PROGRESS, TRAINED)
-    assert [p.name for p in tmp_path.iterdir()] == ["step-00000001.safetensors"]
-    assert find_checkpoint(tmp_path).name == "step-00000001.safetensors"
-
-
-def test_old_checkpoints_go_and_none_is_told(tmp_path: Path) -> None:
-    for step in (1, 2, 10, 11):
-        (tmp_path / f"step-{step:08d}.safetensors").touch()
-    prune(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010.safetensors", "step-00000011.safetensors"]
-    with pytest.raises(UserError, match="no checkpoint there"):
-        find_checkpoint(tmp_path / "elsewhere")
 
 
 # --- precision
@@ -599,13 +502,6 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
     assert "emulated" not in native.text
 
 
-def test_arithmetic_is_measured_where_the_flags_do_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags_show(None, monkeypatch)
-    if "fp16" not in (native_precisions() or ()):
-        with pytest.raises(EnvironmentLacksError, match="no fp16 arithmetic"):
-            precision.Precision(train_spec(precision="fp16"), CPU)
-
-
 def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> None:
     spec = train_spec(precision="fp16", allow_emulation=True, initial_loss_scale=2.0**24)
     fp16 = precision.Precision(spec, CPU)
@@ -632,11 +528,6 @@ def test_fp16_counts_overflows_leaves_their_steps_out_and_lowers_the_scale() -> 
     assert again.scale == fp16.scale
 
 
-def test_fp32_scales_nothing() -> None:
-    fp32 = precision.Precision(train_spec(), CPU)
-    assert (fp32.scale, fp32.is_scaled, fp32.state(), fp32.text) == (1.0, False, {}, "fp32, TF32 off")
-
-
 # --- gradient noise scale
 
 
@@ -656,18 +547,6 @@ def test_the_noise_scale_of_known_gradients() -> None:
     assert found.noise_scale == pytest.approx(expected, rel=0.25)
     assert found.covariance_trace == pytest.approx(sigma**2 * size, rel=0.15)
     assert (found.steps, len(found.history)) == (steps, steps)
-
-
-def test_a_noise_scale_that_cannot_be_told_is_null() -> None:
-    # The larger batch's gradient is the larger one: no positive covariance explains that.
-    found = estimate_noise_scale([[[1.0, 2.0]] * 5], small_batch=2, large_batch=8)
-    assert found.noise_scale is None
-    assert found.covariance_trace is not None
-    assert found.covariance_trace < 0
-    nothing = estimate_noise_scale([[]], small_batch=2, large_batch=8)
-    assert (nothing.steps, nothing.gradient_norm2, nothing.noise_scale) == (0, None, None)
-    # Overflowed steps hold no information.
-    assert estimate_noise_scale([[[math.inf, math.nan]]], small_batch=2, large_batch=8).steps == 0
 
 
 def test_the_probe_sees_each_part_before_the_exchange() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.data.synthetic import synthetic_batch
-from dlbench.node.models.bert import Layer
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.training import programs
 from dlbench.node.training.precision import Precision
@@ -77,13 +75,6 @@ def test_modes_that_would_be_default_are_refused_on_a_cpu() -> None:
     require_mode("default", CPU)
 
 
-def test_torch_itself_says_that_reduce_overhead_is_default_with_cuda_graphs() -> None:
-    from torch._inductor import list_mode_options
-
-    assert list_mode_options("default") == {}
-    assert list_mode_options("reduce-overhead") == {"triton.cudagraphs": True}
-
-
 def test_compiling_before_the_first_step_changes_nothing_and_calls_no_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[dict[str, Any]] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, **words: compiled.append(words))
@@ -122,33 +113,6 @@ def test_a_network_is_one_graph_for_the_compiler(workload: str) -> None:
         model._forward_pre_hooks.clear()
         found = explain(model)(*given[0])
     assert (found.graph_count, found.break_reasons) == (1, [])
-
-
-class WrittenError(Exception):
-    """The compiler has written its kernels: they are not built."""
-
-
-def test_layer_norm_dropout_and_the_residual_are_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.exc import BackendCompilerFailed
-    from torch._inductor.graph import GraphLowering
-
-    def written(code: str) -> None:
-        raise WrittenError(code)
-
-    monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(written))
-    layer = torch.compile(Layer(16, 2, 32, dropout=0.1), fullgraph=True, dynamic=False)
-    try:
-        with pytest.raises(BackendCompilerFailed) as stopped, torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            layer(torch.randn(2, 12, 16), None)
-    finally:
-        torch._dynamo.reset()
-    assert isinstance(stopped.value.inner_exception, WrittenError)
-    kernels = re.findall(r"(cpp_fused_\w+) = async", str(stopped.value.inner_exception))
-    # Both of a block, and the GELU between them: no dropout, no norm and no sum has a kernel of its own.
-    norms = [name for name in kernels if "native_layer_norm" in name]
-    assert len(norms) == 2, kernels
-    assert all("native_dropout" in name and "add" in name for name in norms), kernels
-    assert sum("gelu" in name for name in kernels) == 1, kernels
 
 
 class Graphed(torch.autograd.Function):

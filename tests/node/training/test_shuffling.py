@@ -84,11 +84,6 @@ def test_another_shuffle_share_or_partition_is_refused(
         kept.require(trained_identity(plan_of(**after)))
 
 
-def test_a_share_is_the_same_however_it_is_written(tmp_path: Path) -> None:
-    kept = checkpoint_of(tmp_path / "kept", plan_of(shuffle="partial:0.10"), place=0)
-    kept.require(trained_identity(plan_of(shuffle="partial:0.1")))
-
-
 class Read:
     """What the record asks of a source."""
 
@@ -130,23 +125,6 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
     assert not check.passed
     assert f"epoch 0: number {wrong.instead[2]} was read twice (ranks 0, 1)" in check.detail
     assert f"number {wrong.epoch(0)[0]} was read never" in check.detail
-
-
-def test_a_share_of_less_than_one_sample_is_told_to_be_local_shuffling() -> None:
-    reads = [Read(order_of(rank, 48, share=0.01), 4) for rank in range(3)]  # type: ignore[arg-type]
-    told = [sample_summary(each) for each in reads]  # type: ignore[arg-type]
-    found = shuffled(plan_of(3, "partial:0.01"), reads[0], told, lambda value: [value])  # type: ignore[arg-type]
-    (setting,) = found.settings
-    assert (setting.requested, setting.effective) == ("partial:0.01", "local")
-    assert "data.shuffle: partial:0.01 was asked for, local was in force" in run_record.inert([setting], ranks=3)[0]
-    assert sample_summary(Unread()) is None  # type: ignore[arg-type]
-    assert shuffled(plan_of(3), Unread(), [None] * 3, lambda value: [value]).result is None  # type: ignore[arg-type]
-
-
-class Unread:
-    """A source of synthetic data."""
-
-    audit = None
 
 
 def test_samples_lost_on_their_way_fail_the_check() -> None:

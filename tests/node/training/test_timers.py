@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import time
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 
-from dlbench.node.sync.timing import CudaClock
 from dlbench.node.training import phases
 from dlbench.node.training.phases import CpuTimer, CudaTimer
 from dlbench.records.rows.steps import PHASES
@@ -89,15 +87,6 @@ def test_cuda_phases_come_from_events_and_nothing_waits(stream: type[FakeStream]
     assert stream.synchronisations == 0
 
 
-def test_events_are_used_again(stream: type[FakeStream]) -> None:
-    timer = CudaTimer()
-    for _ in range(5):
-        steps(timer, stream, 2)
-        stream.done_ms = stream.queued_ms
-        timer.collect(wait=False)
-    assert len(timer._spare) <= 2 * len(PHASES)
-
-
 def test_the_synchronised_mode_waits_at_every_mark(stream: type[FakeStream]) -> None:
     timer = CudaTimer(synchronise=True)
     steps(timer, stream, 2)
@@ -119,27 +108,6 @@ def test_an_engine_may_mark_the_end_of_backward_early(stream: type[FakeStream]) 
     (step,) = timer.collect(wait=True)
     assert step.phases[phases.BACKWARD] == 10_000_000
     assert step.phases[phases.EXCHANGE] == 4_000_000
-
-
-def test_moments_of_a_gpu_stand_on_the_clock_of_the_host(
-    stream: type[FakeStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The GPU's own clock begins anywhere; an event of an idle device ties it to the host's."""
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: setattr(stream, "done_ms", stream.queued_ms))
-    stream.queued_ms = 123_456.0
-    clock = CudaClock(torch.device("cuda", 0))
-    before = time.monotonic_ns()
-    clock.anchor()
-    after = time.monotonic_ns()
-    moments = []
-    for _ in range(3):
-        stream.queued_ms += 2.5
-        moments.append(clock.mark())
-    clock.settle()
-    first, *rest = (clock.monotonic_ns(moment) for moment in moments)
-    assert before <= first - 2_500_000 <= after
-    assert rest == [first + 2_500_000, first + 5_000_000]
 
 
 def test_cpu_steps_are_contiguous() -> None:

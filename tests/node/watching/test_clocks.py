@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate, estimate, every_second, worth_keeping
+from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate, estimate, worth_keeping
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
 from dlbench.perfetto.rows import make_axis
@@ -68,15 +68,6 @@ def test_no_delay_and_no_drift_makes_the_error_exceed_the_bound(
         assert abs(seen.offset_ns - other.offset(moment)) <= seen.bound_ns
 
 
-@given(st.integers(-(10**18), 10**18), MOMENTS, DELAYS, DELAYS)
-def test_the_bound_is_reached_where_one_way_takes_no_time(offset: int, begin: int, there: int, work: int) -> None:
-    """A smaller bound would be wrong: all of the time was spent on the way there."""
-    seen = exchange(OtherClock(offset, Fraction(0)), begin, there, work, 0)
-    error = abs(seen.offset_ns - offset)
-    assert error <= there / 2 + 0.5
-    assert seen.bound_ns - error <= (there + work) * MAX_DRIFT_PPM / 1e6 + 3
-
-
 @given(CLOCKS, MOMENTS, st.lists(st.tuples(DELAYS, DELAYS, DELAYS), min_size=1, max_size=20))
 def test_of_many_exchanges_the_best_is_taken(other: OtherClock, begin: int, delays: list[tuple[int, int, int]]) -> None:
     seen = []
@@ -89,47 +80,10 @@ def test_of_many_exchanges_the_best_is_taken(other: OtherClock, begin: int, dela
     assert abs(found.offset_ns - other.offset(found.local_ns)) <= found.bound_ns
 
 
-def test_symmetric_delays_give_the_offset_itself() -> None:
-    seen = exchange(OtherClock(-5 * SECOND, Fraction(0)), 100, 30_000, 500, 30_000)
-    assert (seen.offset_ns, seen.round_trip_ns) == (-5 * SECOND, 60_000)
-    assert seen.bound_ns == 30_000 + 31 + 1
-
-
-def test_what_no_two_clocks_can_show_is_refused() -> None:
-    with pytest.raises(ValueError, match="a clock was set"):
-        Exchange(sent_ns=0, received_ns=0, answered_ns=SECOND, returned_ns=10)
-    with pytest.raises(ValueError, match="a clock was set"):
-        Exchange(sent_ns=10, received_ns=0, answered_ns=0, returned_ns=5)
-    with pytest.raises(ValueError, match="no exchange"):
-        estimate([])
-
-
 def point(one: OffsetEstimate) -> ClockPoint:
     return ClockPoint(
         local_ns=one.local_ns, offset_ns=one.offset_ns, bound_ns=one.bound_ns, num_exchanges=one.num_exchanges
     )
-
-
-def line(estimates: Iterator[OffsetEstimate] | list[OffsetEstimate]) -> ClockLine:
-    return ClockLine(node_rank=1, host="n1", points=tuple(map(point, estimates)), wall_offset_ns=0)
-
-
-@given(CLOCKS, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=2, max_size=6), MOMENTS)
-def test_a_line_through_points_before_and_after_takes_up_the_drift(
-    other: OtherClock, delays: list[tuple[int, int]], begin: int
-) -> None:
-    points = [
-        estimate([exchange(other, begin + number * 60 * SECOND, there, 0, back)])
-        for number, (there, back) in enumerate(delays)
-    ]
-    found = line(points)
-    first, last = points[0], points[-1]
-    spread = (first.bound_ns + last.bound_ns) / (last.local_ns - first.local_ns)
-    true = other.offset(1) - other.offset(0)
-    assert found.drift is not None
-    assert abs(found.drift - float(true)) <= spread * 1.001 + 1e-12
-    for moment in range(first.local_ns, last.local_ns, 7 * SECOND):
-        assert abs(found.offset_at(moment) - other.offset(moment)) <= (found.bound_ns or 0) + 1
 
 
 @given(
@@ -209,17 +163,6 @@ def test_points_made_in_a_busy_network_are_left_out() -> None:
     assert worth_keeping([]) == ()
 
 
-@given(st.integers(0, 200))
-def test_every_second_point_keeps_the_ends(number: int) -> None:
-    seen = [OffsetEstimate(local_ns=n, offset_ns=0, bound_ns=1, num_exchanges=1) for n in range(number)]
-    kept = every_second(seen)
-    assert len(kept) == (0 if number == 0 else number // 2 + 1)
-    assert kept == sorted(kept, key=lambda one: one.local_ns)
-    assert len({one.local_ns for one in kept}) == len(kept)
-    if seen:
-        assert (kept[0], kept[-1]) == (seen[0], seen[-1])
-
-
 Serve = Callable[..., ClockServer]
 
 
@@ -247,32 +190,6 @@ def test_a_skewed_clock_is_recovered_within_the_bound(serve: Serve, skew_ns: int
     assert abs(found.offset_ns - skew_ns) <= found.bound_ns
 
 
-def test_a_fast_clock_is_recovered_at_both_ends_and_between(serve: Serve) -> None:
-    """50 millionths fast: node 0 gains a microsecond in 20 ms. Its time runs ahead so far that it shows at once."""
-    origin, ppm = time.monotonic_ns(), 50
-    # As if the two bursts were an hour apart: the clocks jump, both by the same.
-    passed = [0]
-
-    def own() -> int:
-        return time.monotonic_ns() - origin + passed[0]
-
-    def other() -> int:
-        now = own()
-        return now + 7 * SECOND + now * ppm // 1_000_000
-
-    server = serve(other)
-    points = []
-    for _ in range(2):
-        points.append(estimate(compare(server.address, server.port, "t", 50, timeout_s=60, clock=own)))
-        passed[0] += 3600 * SECOND
-    found = line(points)
-    assert found.drift is not None
-    assert found.drift == pytest.approx(50e-6, abs=sum(one.bound_ns for one in points) / (3600 * SECOND))
-    for moment in (points[0].local_ns, 1800 * SECOND, points[1].local_ns):
-        true = 7 * SECOND + moment * ppm // 1_000_000
-        assert abs(found.offset_at(moment) - true) <= (found.bound_ns or 0) + 1
-
-
 def test_a_wrong_token_is_refused(serve: Serve) -> None:
     server = serve()
     with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
@@ -296,40 +213,14 @@ def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes)
     assert server.problem == ""
 
 
-def test_many_silent_connections_do_not_keep_others_out(serve: Serve) -> None:
-    server = serve()
-    silent = [socket.create_connection((server.address, server.port)) for _ in range(clocks.MAX_WAITING + 10)]
-    try:
-        assert len(compare(server.address, server.port, "t", 20, timeout_s=60)) == 20
-        silent[0].settimeout(60)
-        assert silent[0].recv(1) == b""
-    finally:
-        for one in silent:
-            one.close()
-
-
-def test_a_silent_connection_is_closed_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "GREETING_S", 0.05)
+@pytest.mark.parametrize("said", [b"", greeting("t")])
+def test_a_silent_connection_is_closed_in_time(serve: Serve, said: bytes) -> None:
     server = serve()
     with socket.create_connection((server.address, server.port)) as silent:
+        silent.sendall(said)
+        assert len(compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
         silent.settimeout(60)
         assert silent.recv(1) == b""
-
-
-def test_who_greets_and_asks_nothing_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "BURST_S", 1.0)
-    server = serve()
-    with socket.create_connection((server.address, server.port)) as idle:
-        idle.sendall(greeting("t"))
-        assert 1 <= len(compare(server.address, server.port, "t", 5, timeout_s=60)) <= 5
-        idle.settimeout(60)
-        assert idle.recv(1) == b""
-
-
-def test_who_asks_slowly_is_let_go_in_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "BURST_S", 0.0)
-    server = serve()
-    assert len(compare(server.address, server.port, "t", 500, timeout_s=60)) == 1
 
 
 def test_no_connection_is_answered_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -22,10 +20,8 @@ from hypothesis import strategies as st
 
 from dlbench.machine.sources import Field
 from dlbench.node.ranks import RankPlace
-from dlbench.node.watching import agent
 from dlbench.node.watching.agent import (
     COMMAND,
-    STAGE_BYTES,
     SamplerProcess,
     order_for,
     sample_bytes,
@@ -38,7 +34,6 @@ from dlbench.records.rows.samples import SampleReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
-from tests.support import nvml_library
 from tests.support.rank_places import rank_place
 from tests.support.run_factory import plans
 
@@ -131,18 +126,6 @@ def test_the_window_is_spread_evenly(nodes: int, each: int, wanted: int) -> None
         assert sum(rank < share for rank in found) == part
 
 
-def test_the_window_sees_all_places_of_a_node() -> None:
-    plan = plan_of(nodes=128, ranks=1024)
-    assert {rank % 8 for rank in window_ranks(plan)} == set(range(8))
-
-
-def test_the_default_leaves_room_for_stages_everywhere() -> None:
-    plan = plan_of(nodes=128, ranks=1024)
-    assert span_bytes(plan, 0) > 150_000
-    assert [span_bytes(plan, rank) for rank in range(1024) if rank not in window_ranks(plan)] == [STAGE_BYTES] * 960
-    assert sample_bytes(plan) > 50_000
-
-
 def test_without_a_window_or_without_watching() -> None:
     assert window_ranks(plan_of(ranks=4, window_steps=0)) == ()
     unwatched = plan_of().model_copy(update={"watch": None})
@@ -162,14 +145,6 @@ def test_it_takes_the_cores_that_no_rank_uses() -> None:
     assert order_for(unpinned, folder, place_of(unpinned), [4, 0, 5, 1]).cores == (4, 0, 5, 1)
     with pytest.raises(ValueError, match="no sampler"):
         order_for(plan_of(sampler=False), folder, place_of(plan), [0])
-
-
-def test_an_order_survives_its_line(tmp_path: Path) -> None:
-    order = order_of(tmp_path, cores=(3, 4), interface="ib0")
-    assert SamplerOrder.from_line(order.to_line()) == order
-    for wrong in (b"", b"[]", b"{}", b'{"cores": 1}', b'{"cores": [], "else": 1}'):
-        with pytest.raises(ValueError, match="not a sampler's order"):
-            SamplerOrder.from_line(wrong)
 
 
 # Sampling
@@ -308,62 +283,6 @@ def test_the_file_stays_within_its_share_and_reaches_far(
         assert max(gaps, default=SECOND) // SECOND <= 2 * period, "it tells a period at which it read"
 
 
-class NodeSource(MadeSource):
-    """A node with 8 GPUs and many cores: as many fields as a real one, and values that shrink as little."""
-
-    def __init__(self, clock: MadeClock) -> None:
-        super().__init__(clock)
-        gauges = ("power_w", "sm_clock_hz", "utilization", "memory_utilization")
-        doubles = ("energy_j", "memory_used_bytes", "clock_reasons")
-        slow = ("temperature_c", "memory_clock_hz", "pcie_received_bytes_per_s", "nvlink_received_bytes")
-        self.fields = tuple(  # type: ignore[assignment]  # more of them than the class above
-            Field(name=f"gpu.{gpu}.{name}", kind="<f8" if name in doubles else "<f4", is_slow=name in slow)
-            for gpu in range(8)
-            for name in (*gauges, *doubles, *slow)
-        ) + tuple(Field(name=f"host.{number}", kind="<f8") for number in range(30))
-        self.keep_up_s = 60.0
-        self._random = random.Random(1)
-        self.looked: list[int] = [clock.now]
-
-    def read(self, *, slow: bool) -> list[float]:
-        self.looked.append(self._clock.now)
-        values = {name: self._random.random() * 1e6 for name in ("<f4", "<f8")}
-        return [
-            math.nan if field.is_slow and not slow else values[field.kind] * self._random.random()
-            for field in self.fields
-        ]
-
-    def keep_up(self) -> None:
-        self.looked.append(self._clock.now)
-
-    def describe(self) -> dict[str, str]:
-        return {f"gpu.{gpu}.{number}": "x" * 30 for gpu in range(8) for number in range(10)}
-
-
-@pytest.mark.parametrize("hours", [1, 10])
-@pytest.mark.parametrize("nodes", [1, 128])
-def test_samples_reach_to_the_end_of_long_runs(tmp_path: Path, nodes: int, hours: int) -> None:
-    """128 nodes share what one has alone: a node's file is then 52 kB."""
-    clock = MadeClock()
-    source = NodeSource(clock)
-    share = sample_bytes(plan_of(nodes=nodes, ranks=8 * nodes))
-    order = order_of(tmp_path, period_s=1.0, max_bytes=share)
-    begin, end = clock.now, clock.now + hours * 3600 * SECOND
-    with closing(Sampling(order, source, clock)) as sampling:
-        while sampling.due_ns <= end:
-            follow(sampling, clock, 1)
-        sampling.flush()
-        account = sampling.account()
-    rows, _ = rows_of(Path(order.samples))
-    times = [int(row["time_ns"]) - begin for row in rows]
-    assert times[-1] > 0.8 * hours * 3600 * SECOND
-    assert Path(order.samples).stat().st_size <= share
-    assert account["dropped_samples"] == 0
-    assert len(rows) > (40 if nodes == 128 else 1000)
-    assert account["period_s"] * SECOND <= times[-1]
-    assert max(later - earlier for earlier, later in pairwise(source.looked)) <= 60 * SECOND
-
-
 def test_a_source_is_looked_at_between_samples_that_are_far_apart(tmp_path: Path) -> None:
     clock = MadeClock()
     source = MadeSource(clock)
@@ -496,15 +415,6 @@ def test_it_is_light(tmp_path: Path) -> None:
     assert NodeWatch.model_validate_json(done.stdout).num_samples >= 3
 
 
-@pytest.mark.parametrize("told", [b"nonsense\n", b'{"run_id": 1}\n'])
-def test_a_wrong_order_is_refused_in_one_line(told: bytes) -> None:
-    done = subprocess.run(COMMAND, input=told, capture_output=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert done.stdout == b""
-    assert done.stderr.count(b"\n") == 1
-    assert done.stderr.startswith(b"dlbench: error: sampler: not a sampler's order")
-
-
 RANK = """
 import os, sys, time
 from dataclasses import replace
@@ -522,53 +432,8 @@ print(sampler.pid, forked, flush=True)
 """
 
 
-@pytest.mark.parametrize("forks", [False, True])
-@pytest.mark.parametrize("end", ["time.sleep(3600)", "os._exit(1)"])
-def test_it_never_outlives_its_rank(tmp_path: Path, forks: bool, end: str) -> None:
-    """Not when the rank is killed, nor when a process that the rank forked lives on and holds the pipe."""
-    order = order_of(tmp_path)
-    rank = subprocess.Popen(
-        [sys.executable, "-c", RANK.format(forks=forks, end=end), order.to_line().decode()], stdout=subprocess.PIPE
-    )
-    forked = -1
-    try:
-        assert rank.stdout is not None
-        if end.startswith("time"):
-            wait_until(Path(order.samples).exists)
-        pid, forked = map(int, rank.stdout.readline().split())
-        rank.kill()
-        wait_until(lambda: is_gone(pid))
-    finally:
-        rank.kill()
-        rank.communicate()
-        if forked > 0:
-            os.kill(forked, signal.SIGKILL)
-    assert forks == (forked > 0)
-
-
 PAUSES_S = (0.3, 2.0, 10.0)
 """How long a sampler is given for its first samples: no block of them is full then, and more where it had no core."""
-
-
-def test_a_terminated_sampler_writes_what_it_holds(tmp_path: Path, started: Start) -> None:
-    for pause_s in PAUSES_S:
-        order = order_of(tmp_path, samples=str(tmp_path / f"{pause_s}.samples"))
-        sampler = started(order)
-        wait_until(Path(order.samples).exists)
-        sampler.measuring(True)
-        time.sleep(pause_s)
-        assert sampler.pid is not None
-        os.kill(sampler.pid, signal.SIGTERM)
-        wait_until(lambda ended=sampler: ended.pid is None)  # type: ignore[misc]
-        rows, reader = rows_of(Path(order.samples))
-        if rows:
-            break
-    assert rows, "no block was full yet"
-    assert reader.end is None
-    assert sampler.finish() is None
-    assert sampler.problem == (
-        "sampler of n0: ended with exit code 143 before its account; the rank's log has what it said"
-    )
 
 
 def rank_killed_beside(order: SamplerOrder, forks: bool, pause_s: float) -> None:
@@ -603,76 +468,6 @@ def test_a_killed_rank_leaves_the_rows_that_were_held(tmp_path: Path, forks: boo
     assert (reader.end, reader.torn_bytes) == (None, 0)
 
 
-def test_the_end_of_its_input_writes_what_it_holds(tmp_path: Path) -> None:
-    order = order_of(tmp_path, period_s=60.0)
-    done = subprocess.run(
-        COMMAND, input=order.to_line() + b'{"measuring": true}\n', capture_output=True, check=False, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    rows, _ = rows_of(Path(order.samples))
-    assert len(rows) == 2
-
-
-def test_a_call_that_hangs_does_not_keep_it_alive(tmp_path: Path, started: Start) -> None:
-    hung = (
-        "import time\n"
-        "from dlbench.node.watching import sampler, sampling\n"
-        "sampling.GRACE_S = 0.1\n"
-        "def open_sources():\n    open({mark!r}, 'w').close()\n    time.sleep(3600)\n"
-        "sampler.open_sources = open_sources\n"
-        "sampler.main()\n"
-    )
-    mark = tmp_path / "hung"
-    sampler = started(order_of(tmp_path), [sys.executable, "-c", hung.format(mark=str(mark))])
-    wait_until(mark.exists)
-    assert sampler.pid is not None
-    os.kill(sampler.pid, signal.SIGTERM)
-    wait_until(lambda: sampler.pid is None)
-
-
-def test_a_sampler_that_stopped_reading_never_blocks_the_rank(tmp_path: Path, started: Start) -> None:
-    """Its pipe holds 64 KiB, and the rank says more than that."""
-    sampler = started(order_of(tmp_path), [sys.executable, "-c", "import time; time.sleep(3600)"])
-    for _ in range(10_000):
-        sampler.measuring(True)
-    assert sampler.problem == "sampler of n0: does not read its orders, and was given up"
-    assert sampler.finish() is None
-    sampler.stop()
-    assert sampler.pid is None
-
-
-def test_a_sampler_that_cannot_be_killed_is_left_behind(
-    tmp_path: Path, started: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent, "_STOP_S", 0.05)
-    command = [sys.executable, "-c", "import time; time.sleep(3600)"]
-    with monkeypatch.context() as patch:
-        # As in a driver that hangs: the signal waits until the call is over.
-        patch.setattr(subprocess.Popen, "kill", lambda process: None)
-        stopped = started(order_of(tmp_path), command)
-        pid = stopped.pid
-        stopped.stop()
-        assert stopped.problem == (
-            f"sampler of n0: process {pid} could not be ended and was left behind; it may hang in a driver"
-        )
-        closed = started(order_of(tmp_path), [sys.executable, "-c", "import os, time; os.close(0); time.sleep(3600)"])
-        wait_until(lambda: closed.measuring(True) or closed.problem != "")
-        assert "could not be ended" in closed.problem
-    for sampler in (stopped, closed):
-        assert sampler.pid is not None
-        os.kill(sampler.pid, signal.SIGKILL)
-        wait_until(lambda left=sampler: left.pid is None)  # type: ignore[misc]
-
-
-def test_ctrl_c_is_the_ranks_to_answer(tmp_path: Path, started: Start) -> None:
-    order = order_of(tmp_path)
-    sampler = started(order)
-    wait_until(Path(order.samples).exists)
-    assert sampler.pid is not None
-    os.kill(sampler.pid, signal.SIGINT)
-    assert account_of(sampler).num_samples >= 1
-
-
 @pytest.mark.parametrize(
     ("command", "why"),
     [
@@ -697,18 +492,6 @@ def test_a_sampler_that_fails_is_a_problem_and_no_error(
     assert sampler.pid is None
 
 
-def test_what_libraries_print_is_not_its_answer(tmp_path: Path, started: Start) -> None:
-    loud = (
-        "import os, json\n"
-        "from dlbench.node.watching import sampler\n"
-        "real = sampler.open_sources\n"
-        "def open_sources():\n    os.write(1, b'NVML says hello\\n')\n    return real()\n"
-        "sampler.open_sources = open_sources\n"
-        "sampler.main()\n"
-    )
-    assert account_of(started(order_of(tmp_path), [sys.executable, "-c", loud])).num_samples >= 1
-
-
 def test_a_source_that_breaks_ends_sampling_and_nothing_else(tmp_path: Path, started: Start) -> None:
     broken = (
         "from dlbench.node.watching import sampler\n"
@@ -721,20 +504,6 @@ def test_a_source_that_breaks_ends_sampling_and_nothing_else(tmp_path: Path, sta
     watch = account_of(started(order_of(tmp_path), [sys.executable, "-c", never]))
     assert failures_of(watch) == ("sampling ended: RuntimeError: driver/library version mismatch",)
     assert (watch.num_samples, watch.sources) == (0, ())
-
-    later = broken.format(
-        how="source = real()\n    kinds = iter([source.read(slow=True)] * 2)\n"
-        "    source.read = lambda slow: next(kinds)\n    return source"
-    )
-    order = order_of(tmp_path, samples=str(tmp_path / "later.samples"), period_s=60.0)
-    sampler = started(order, [sys.executable, "-c", later])
-    sampler.measuring(True)
-    sampler.measuring(False)
-    watch = account_of(sampler)
-    assert failures_of(watch) == ("sampling ended: StopIteration:",)
-    assert watch.num_samples == 2, "what was read before is kept"
-    rows, _ = rows_of(Path(order.samples))
-    assert len(rows) == 2
 
 
 def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started: Start) -> None:
@@ -758,61 +527,3 @@ def test_a_disk_that_is_full_ends_sampling_with_a_reason(tmp_path: Path, started
     watch = account_of(taken)
     (failure,) = failures_of(watch)
     assert "File exists" in failure
-
-
-def test_samplers_of_two_nodes_compare_their_clocks(tmp_path: Path, started: Start) -> None:
-    """Node 0's goes on answering after its own account: the others may finish later."""
-    common = {"num_nodes": 2, "interface": "lo"}
-    first = started(order_of(tmp_path, **common))
-    path = tmp_path / "clock.json"
-    wait_until(path.exists)
-    told = json.loads(path.read_text())
-    assert (told["format"], told["version"], told["token"], told["address"]) == ("dlbench.clock", 1, "t", "127.0.0.1")
-    watch = account_of(first)
-    assert (watch.clock.node_rank, watch.clock.points, watch.clock.problem) == (0, (), "")
-
-    samples = str(tmp_path / "node-0001.samples")
-    second = started(order_of(tmp_path, node_rank=1, host="n1", samples=samples, **common))
-    wait_until(Path(samples).exists)
-    clock = account_of(second).clock
-    assert (clock.node_rank, clock.host) == (1, "n1")
-    assert 1 <= len(clock.points) <= 2
-    for point in clock.points:
-        assert abs(point.offset_ns) <= point.bound_ns
-
-    late = started(order_of(tmp_path, node_rank=1, samples=str(tmp_path / "late"), token="another start", **common))
-    wait_until((tmp_path / "late").exists)
-    clock = account_of(late).clock
-    assert (clock.points, clock.problem) == ((), "node 0 did not say in clock.json where it answers about its clock")
-    assert not clock.is_known
-
-
-def test_a_node_0_without_the_interface_samples_all_the_same(tmp_path: Path, started: Start) -> None:
-    watch = account_of(started(order_of(tmp_path, num_nodes=2, interface="nosuch0")))
-    assert watch.num_samples >= 2
-    assert failures_of(watch) == (
-        "no node can compare its clock with this one: launch.interface nosuch0: this node has no such interface with "
-        "an IPv4 address",
-    )
-
-
-def test_a_device_that_falls_off_the_bus_leaves_the_rest(
-    tmp_path: Path, started: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = nvml_library.build(tmp_path)
-    for name, value in nvml_library.variables(folder, gpus=2, lost="0=40").items():
-        monkeypatch.setenv(name, value)
-    order = order_of(tmp_path)
-    sampler = started(order)
-    path = Path(order.samples)
-    wait_until(lambda: path.exists() and b"\n" in path.read_bytes())  # its header is whole
-    wait_until(lambda: bool(rows_of(path)[1].failures))
-    watch = account_of(sampler)
-    rows, reader = rows_of(path)
-    assert any(text.startswith("gpu.0.") for text in watch.failures)
-    assert not any(text.startswith("gpu.1.") for text in watch.failures)
-    lost = {note["failed"] for note in reader.failures}
-    assert lost
-    assert all(name.startswith("gpu.0.") for name in lost)
-    assert all(row["gpu.1.power_w"] == row["gpu.1.power_w"] for row in rows)
-    assert rows[-1]["gpu.0.power_w"] != rows[-1]["gpu.0.power_w"]

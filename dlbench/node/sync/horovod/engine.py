@@ -54,7 +54,7 @@ from dlbench.node.sync.horovod.report import (
     wire_of,
 )
 from dlbench.node.sync.horovod.timeline import TimelineSummary, TimelineWindow
-from dlbench.node.sync.run_store import open_endpoint
+from dlbench.node.sync.run_store import open_endpoint, serve_horovod
 from dlbench.node.sync.timing import BackwardWatch, ring_bytes
 from dlbench.node.sync.wire import CheckedFp16, OverflowCount, magnitudes
 from dlbench.records.exchange import ExchangeResult
@@ -103,7 +103,6 @@ class HorovodEngine(Engine):
         self._is_watched = is_watched and place.size > 1
         self._why_unseen = NOT_WATCHED
         self._hvd: Any = None
-        self._endpoint: rendezvous.Endpoint | None = None
         self._watch = BackwardWatch(device)
         self._window: TimelineWindow | None = None
         self._summary: TimelineSummary | None = None
@@ -164,8 +163,6 @@ class HorovodEngine(Engine):
         if self._is_watched and self._place.rank == 0:
             self._window = TimelineWindow(self._watch)
         hvd.init()
-        if self._endpoint is not None and self._place.rank == 0:
-            rendezvous.conceal(self._address_file, self._place, self._endpoint)
         if self._window is not None:
             self._window.initialised()
         if hvd.size() != self._place.size or hvd.rank() != self._place.rank:
@@ -195,11 +192,10 @@ class HorovodEngine(Engine):
         os.environ |= variables
 
     def _meet(self) -> None:
-        """Gloo's rendezvous: rank 0 serves the keys, in place of Horovod's own server, and gives where."""
+        """Gloo's rendezvous: rank 0 serves the keys and says where."""
         place = self._place
-        self._endpoint = endpoint = open_endpoint(
-            self._address_file, place, self._interface, self._stall_timeout_s * rendezvous.PATIENCE
-        )
+        patience_s = self._stall_timeout_s * rendezvous.PATIENCE
+        endpoint = open_endpoint(self._address_file, place, self._interface, patience_s, serve_horovod)
         os.environ |= {
             "HOROVOD_RANK": str(place.rank),
             "HOROVOD_SIZE": str(place.size),
@@ -208,10 +204,8 @@ class HorovodEngine(Engine):
             "HOROVOD_CROSS_RANK": str(place.node_rank),
             "HOROVOD_CROSS_SIZE": str(place.num_nodes),
             "HOROVOD_HOSTNAME": f"node-{place.node_rank}",
-            # Horovod joins address, colon, port, slash and key to a URL. With a path in the address, the secret is the
-            # path's first part, as `KeyServer` wants it, and Horovod's own port a harmless part of the key.
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": f"{endpoint.address}:{endpoint.port}/{endpoint.secret}/horovod",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": "0",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": endpoint.address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(endpoint.port),
             # Horovod's own 30 s pass while nodes import at different speeds.
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(round(self._stall_timeout_s + rendezvous.GRACE_S)),
             "HOROVOD_GLOO_IFACE": rendezvous.gloo_interface(place.num_nodes == 1, self._interface, endpoint),

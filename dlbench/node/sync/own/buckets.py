@@ -13,22 +13,21 @@ the same order. torch releases the interpreter's lock while autograd or a librar
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 
 import torch
 
 from dlbench.errors import RunError
+from dlbench.node.background import BackgroundWorker
 from dlbench.node.failures import passed_on
 
 ALIGNMENT = 16  # Elements; a buffer begins on a cache line of its own.
 
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """The messages: this many of each, in this order. Raises `ValueError`: the counts do not make the whole, or one is
-    not positive.
-    """
+    """The messages: this many of each, in this order."""
     if sum(counts) != len(order) or any(count < 1 for count in counts):
         raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
     places = iter(order)
@@ -153,67 +152,40 @@ class ExchangeThread:
         """Starts the thread. `enter`: called first on the thread. `exchange`: exchanges the message of this number;
         called on the thread. `describe`: names a message in an error.
         """
-        self._enter = enter
         self._exchange = exchange
         self._describe = describe
-        self._changed = threading.Condition()
         self._handed: set[int] = set()
         self._next = 0
-        self._count = 0
-        self._failure: tuple[int, Exception] | None = None
-        self._stopping = False
-        # A daemon: a rank that fails elsewhere must not wait for a message that will never be answered.
-        self._thread = threading.Thread(target=self._run, name="dlbench exchange", daemon=True)
-        self._thread.start()
+        self._is_stopped = False
+        self._worker = BackgroundWorker("dlbench exchange")
+        self._worker.put(enter)
 
-    def begin(self, count: int) -> None:
-        """A step of this many messages begins; the last one's are all through."""
-        with self._changed:
-            self._handed.clear()
-            self._next, self._count = 0, count
+    def begin(self) -> None:
+        """A step begins; the last one's messages are all through."""
+        self._handed.clear()
+        self._next = 0
 
     def hand_over(self, number: int) -> None:
-        with self._changed:
-            self._handed.add(number)
-            if number == self._next:
-                self._changed.notify_all()
+        self._handed.add(number)
+        while self._next in self._handed:
+            self._worker.put(partial(self._send, self._next))
+            self._next += 1
 
     def wait(self) -> None:
-        """Returns when every message of the step is exchanged. Raises `RunError`: the exchange of a message failed;
-        names it.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._next == self._count)
-            failure = self._failure
-        if failure is not None:
-            number, error = failure
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise passed_on(f"the exchange of {self._describe(number)} failed: {reason}", error) from error
+        """Returns when every message of the step is exchanged."""
+        self._worker.wait()
+        self._worker.require_well()
 
     def stop(self) -> None:
         """Ends the thread once it is through with the message it is at."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        self._thread.join()
+        self._is_stopped = True
+        self._worker.close()
 
-    def _run(self) -> None:
-        self._enter()
-        while (number := self._await_next()) is not None:
-            try:
-                self._exchange(number)
-            except Exception as error:
-                # Whatever it is, it belongs to the step that waits for it.
-                with self._changed:
-                    self._failure = (number, error)
-                    self._changed.notify_all()
-                return
-            with self._changed:
-                self._next += 1
-                if self._next == self._count:
-                    self._changed.notify_all()
-
-    def _await_next(self) -> int | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or (self._next < self._count and self._next in self._handed))
-            return None if self._stopping else self._next
+    def _send(self, number: int) -> None:
+        if self._is_stopped:
+            return
+        try:
+            self._exchange(number)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise passed_on(f"the exchange of {self._describe(number)} failed: {reason}", error) from error

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dlbench.errors import RunError, UserError
+from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
 from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
@@ -45,11 +45,7 @@ class OwnExchange(EngineOverLibrary):
     """A library serves all but gradients; these are exchanged step by step, by hooks and a thread."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
-        """One rank's, over a library that is not started yet. Raises `UserError`: the plan asks for shared memory
-        between GPUs, or names a file of costs that is none.
-        """
-        if plan.sync.inside == "shared-memory" and device.type != "cpu":
-            raise UserError("sync.inside shared-memory: gradients lie on GPUs; use sync.inside backend")
+        """One rank's, over a library that is not started yet. Raises `UserError`: `sync.network` is no such file."""
         if plan.sync.network is not None:
             read_network(Path(plan.sync.network))  # before the ranks meet
         super().__init__(library)
@@ -145,7 +141,7 @@ class OwnExchange(EngineOverLibrary):
             end=[None] * count,
             ways=[""] * count,
         )
-        self._thread.begin(count)
+        self._thread.begin()
 
     @property
     def _is_deciding(self) -> bool:
@@ -205,9 +201,7 @@ class OwnExchange(EngineOverLibrary):
         return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
 
     def finish_exchange(self) -> None:
-        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros, on all ranks.
-        Raises `RunError`: a message failed on this rank.
-        """
+        """Waits for the communication thread. Gradients that the loss does not depend on count as zeros."""
         now = self._now
         assert now is not None
         with torch.no_grad():
@@ -290,7 +284,6 @@ class OwnExchange(EngineOverLibrary):
             ("sync.exchange", sync.exchange, self._exchange_used, self._ways_text),
             ("sync.fusion", sync.fusion_in_force, self._fusion_as_counted(), how),
             ("sync.wire", sync.wire, self._wire_used, f"what was handed to {route.carrier}; {self._ways_text}"),
-            ("sync.inside", sync.inside, route.inside, f"carried by {route.carrier}"),
             ("sync.group_size", sync.group_size, route.group_size, group),
         )
 
@@ -394,5 +387,4 @@ class OwnExchange(EngineOverLibrary):
     def stop(self) -> None:
         if self._is_prepared:
             self._thread.stop()
-            self._route.close()
         super().stop()

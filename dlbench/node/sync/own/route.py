@@ -30,7 +30,6 @@ from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
-from dlbench.node.sync.shared_memory import SharedMemoryGroup
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
@@ -43,8 +42,6 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import GROUPED, Wire
 
 CALIBRATION_S = 2.0  # For all lines of a run together; it is spent once, before training.
-SHARED_MEMORY_WAIT_S = 60.0
-SLOT_BYTES = 16 * 2**20  # Of shared memory for what lies elsewhere: casts to 16 bits. Longer vectors go in chunks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +52,11 @@ class Route:
     method: Method
     wire: WireFormat
     carrier: str  # Who moves the bytes, in words.
-    inside: str  # Who moves them in a group, as in `sync.inside`.
     group_size: int
     multiple: int  # Of which the elements of a message must be a multiple.
     line: LineCost | None  # What a message of gradients costs; None where nothing asks for it.
     costs: tuple[LineCost, ...]  # All lines given or measured.
     arena: torch.Tensor  # Room for the buffers of messages, fp32, one-dimensional.
-    shared: SharedMemoryGroup | None
 
     def exchange(self, number: int, vector: torch.Tensor) -> str:
         """The message of this number becomes the sum over ranks; returns how it went: sparse, or as the method says."""
@@ -71,10 +66,6 @@ class Route:
     def threshold_bytes(self) -> int | None:
         """From which size hybrid is flat, bytes; None for other exchanges."""
         return self.method.threshold_bytes if isinstance(self.method, Hybrid) else None
-
-    def close(self) -> None:
-        if self.shared is not None:
-            self.shared.close()
 
 
 def _exchange(wire: WireFormat, method: Method, world: Group, number: int, vector: torch.Tensor) -> str:
@@ -108,21 +99,15 @@ class RouteBuilder:
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
-        """The route; all ranks call it together. Raises `UserError`: `sync.network` does not say what is needed of it;
-        `RunError`: ranks that should share memory do not find each other.
-        """
+        """Returns the route; all ranks call it together. Raises `UserError`: `sync.network` lacks what is needed."""
         sync = self.plan.sync
-        shared = self._shared_memory() if sync.inside == "shared-memory" else None
         carrier = self.communicators.carrier
-        groups: RankGroups | None = None
-        if self._is_grouped:
-            groups = make_groups(self.communicators, self._who, shared)
-            world = groups.world
-            carrier = carrier if shared is None else f"{carrier}, {shared.carrier} intra-group"
-        else:
-            world = shared or make_world(self.communicators, self._who)
-            carrier = world.carrier
-        self._arena = self._room(shared)
+        groups = make_groups(self.communicators, self._who) if self._is_grouped else None
+        world = make_world(self.communicators, self._who) if groups is None else groups.world
+        elements = max(
+            arena_elements(self.tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
+        )
+        self._arena = torch.zeros(elements, dtype=torch.float32, device=self.device)
         method = self._method(world, groups, carrier)
         wire = self.plan.sync.wire
         return Route(
@@ -130,35 +115,12 @@ class RouteBuilder:
             method=method,
             wire=self._wire(wire),
             carrier=carrier,
-            inside="backend" if shared is None else "shared-memory",
             group_size=self.plan.group_size,
             multiple=self._multiple,
             line=self._line(method, wire, world, carrier) if sync.fusion == "own:mgwfbp" else None,
             costs=tuple(self._costs),
             arena=self._arena,
-            shared=shared,
         )
-
-    def _shared_memory(self) -> SharedMemoryGroup:
-        """Memory of this rank's group, or of all ranks where the exchange has no groups (they are on one node then)."""
-        rank = self.place.rank
-        ranks = next(r for r in self._who.inside if rank in r) if self._is_grouped else self._who.world
-        return SharedMemoryGroup(
-            ranks,
-            ranks.index(rank),
-            name=f"{self.plan.run_id}-{self.place.token}-{ranks[0]}",
-            capacity_bytes=min(self._gradient_bytes + ELEMENT_BYTES * len(ranks), SLOT_BYTES),
-            timeout_s=min(SHARED_MEMORY_WAIT_S, self.plan.measure.stall_timeout_s),
-        )
-
-    def _room(self, shared: SharedMemoryGroup | None) -> torch.Tensor:
-        """Where messages lie: in shared memory already, where there is some, so that they need not be copied there."""
-        elements = max(
-            arena_elements(self.tensor_elements, self._multiple), sizes_up_to(self._gradient_bytes, self._multiple)[-1]
-        )
-        if shared is not None:
-            return shared.allocate(elements)
-        return torch.zeros(elements, dtype=torch.float32, device=self.device)
 
     def _wire(self, name: Wire) -> WireFormat:
         return build_wire(name, density=self.plan.sync.topk_density, world_size=self.place.size)
@@ -169,7 +131,7 @@ class RouteBuilder:
             return flat
         sync = self.plan.sync
         if sync.exchange == "leader":
-            return Leader(groups, reduce_is_sum=self.communicators.reduce_is_sum and sync.inside == "backend")
+            return Leader(groups, reduce_is_sum=self.communicators.reduce_is_sum)
         hierarchical = Hierarchical(groups, partial(level_chunks, self.plan.engine.name, carrier, self._layout))
         if sync.exchange == "hierarchical":
             return hierarchical
@@ -409,10 +371,6 @@ def calibrate(
     that start at once: short messages are timed several back to back, each in a place of the arena of its own. On a GPU
     the stream is held back until all are queued; where so many are too many for that, fewer are taken. Larger sizes are
     left out once rank 0 has used the budget; two sizes are always timed.
-
-    `name`: of the line. `exchange`: called with the position of a size and a vector of it. `counts`: elements of the
-    vectors, ascending; two or more. `world`: all ranks. `clock`: of the device. `arena`: where vectors lie, as those of
-    training do; it is overwritten. `budget_s`: time to spend, seconds. `gather`: `Engine.gather`.
     """
     began = time.monotonic()
     timed: list[list[float]] = []
@@ -477,13 +435,7 @@ _ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader
 def given_line(
     path: str, name: str, method: str, layout: Layout, *, largest_bytes: int, chunks: Callable[[int], int | None]
 ) -> LineCost:
-    """The line of an exchange: of its name and rank count if the file has it, else through predictions.
-
-    `path`: the file. `name`: of the line, e.g. gloo hierarchical. `method`: flat, hierarchical or leader. `layout`:
-    ranks and groups. `largest_bytes`: predictions go up to this size. `chunks`: of a message of so many bytes.
-    Raises `UserError`: the file cannot be read, or lacks a level that the prediction needs; `IncompleteDataError`: it
-    is damaged.
-    """
+    """The line of an exchange: of its name and rank count if the file has it, else through predictions."""
     network = read_network(Path(path))
     for line in network.collectives:
         if line.name == name and line.ranks == layout.ranks:

@@ -1,15 +1,8 @@
-"""What a box needs of the machine below it: programs, processes, free ports and networks, folders, throttled storage.
+"""What a box needs of the machine below it: programs, processes, free ports and networks, folders.
 
 Processes are known by pid and start time. What a box made is written into its folder before it is made, so that a later
-process can end exactly that: `box.json` holds a format number, the plan and every process; after the end it is called
-`box.stopped.json`, the mark of a folder that a new box may clear.
-
-Folders and files that root may believe: nobody but root and the caller can have written or replaced them, as OpenSSH
-checks the folders above a key (`safe_path` in its misc.c): owner and mode of each folder up to the root. A folder with
-the sticky bit (/tmp) may be written by all, because nobody can replace in it what is not theirs.
-
-Throttled storage is ext4 on a loop device, which blkio (cgroup v1) throttles for the processes of one cgroup together.
-What the page cache has is not throttled, nor is writing back from it: cold reads and direct writes are.
+process can end exactly that: `box.json` holds the plan and every process; after the end it is called
+`box.stopped.json`, the mark of a folder that a new box may clear. Only what this user or root wrote there is believed.
 """
 
 from __future__ import annotations
@@ -17,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -32,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box.config import CONTROLLER, BoxPlan, Equipment
-from dlbench.opening import open_file
+from tests.slurm_box.config import BoxPlan, Equipment
 
 # Daemons live in sbin, which is not on every user's PATH.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
@@ -269,7 +260,7 @@ def free_subnet(within: IPv4Network, prefix: int) -> IPv4Network:
     raise RunError(f"every network in {within} is in use on this machine")
 
 
-def requirements(more: Mapping[str, str] | None = None) -> list[str]:
+def requirements(more: Mapping[str, str]) -> list[str]:
     """What this machine lacks for a box, a sentence with its remedy for each thing; empty if nothing is missing.
 
     `more`: programs that it needs beyond the usual ones, with the package of each.
@@ -277,11 +268,9 @@ def requirements(more: Mapping[str, str] | None = None) -> list[str]:
     lacks = []
     if os.geteuid() != 0:
         lacks.append("not root: a box makes network namespaces, run as root (in a container: --privileged)")
-    for name, package in (_PACKAGE_OF | dict(more or {})).items():
+    for name, package in (_PACKAGE_OF | dict(more)).items():
         if shutil.which(name, path=SEARCH_PATH) is None:
             lacks.append(f"no program {name}: install {package} (Debian, Ubuntu: apt install {package})")
-    if not Path("/proc/sys/kernel/random/boot_id").exists():
-        lacks.append("no Linux /proc: a box runs on Linux only")
     return lacks
 
 
@@ -303,170 +292,24 @@ def network_lacks(token: str) -> list[str]:
     return []
 
 
-MAX_STATE_BYTES = 2**20
-
-
-def check_folder(folder: Path) -> None:
-    """Refuses a folder, there or yet to be made, that somebody else could write or replace.
-
-    `folder`: absolute.
-    Raises `UserError`: names the folder, or the one above it, that is not to be trusted, and why.
-    """
-    if folder.is_symlink():
-        raise UserError(f"a box cannot be kept in {folder}: it is a symbolic link; name the folder itself")
-    try:
-        # As written too, because a link on the way decides where it leads.
-        for path in (folder, Path(os.path.realpath(folder))):
-            for part in reversed((path, *path.parents)):
-                _check_part(folder, part, is_last=part == path)
-    except OSError as error:
-        raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
-
-
-def check_entries(folder: Path) -> None:
-    """Refuses a folder that holds a link, or anything that somebody else owns or may write.
-
-    Raises `UserError`: names it. `OSError`: the folder cannot be read.
-    """
-    for entry in sorted(folder.iterdir()):
-        found = entry.lstat()
-        if stat.S_ISLNK(found.st_mode):
-            raise UserError(f"a box cannot be kept in {folder}: {entry} is a symbolic link, which no box makes")
-        _refuse(folder, entry, found.st_uid, found.st_mode)
-
-
-def make_folder(folder: Path) -> None:
-    """Makes a folder and those above it that are missing, writable by the caller alone whatever the umask."""
-    for part in reversed((folder, *folder.parents)):
-        if not part.exists():
-            part.mkdir(mode=0o755, exist_ok=True)
+def check_owner(folder: Path) -> None:
+    """Refuses a folder that is a link, or that, like its `box.json`, others own or may write. Raises `UserError`."""
+    for path in (folder, _running(folder)):
+        if not path.exists() and not path.is_symlink():
+            continue
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise UserError(
+                f"a box in {folder} cannot be trusted: {path} is a link, or others own or may write it and could "
+                "change what the box does as root; name a new folder"
+            )
 
 
 def write_new(path: Path, content: str, mode: int = 0o644) -> None:
-    """Writes a file anew: never into one that is there, never through a link.
-
-    Raises `OSError`: the file system refuses.
-    """
+    """Writes a file anew."""
     path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, mode), "w", encoding="utf-8") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
         file.write(content)
-
-
-def _check_part(folder: Path, part: Path, *, is_last: bool) -> None:
-    try:
-        found = part.lstat()
-    except FileNotFoundError:
-        return  # it will be made, by this process
-    # A link's mode says nothing, and in a folder with the sticky bit nobody replaces what is not theirs.
-    is_open_to_all = stat.S_ISLNK(found.st_mode) or (found.st_mode & stat.S_ISVTX and not is_last)
-    _refuse(folder, part, found.st_uid, found.st_mode & ~0o022 if is_open_to_all else found.st_mode)
-
-
-def _refuse(folder: Path, path: Path, owner: int, mode: int) -> None:
-    if owner not in (0, os.geteuid()):
-        raise UserError(
-            f"a box in {folder} cannot be trusted: {path} belongs to user {owner}, who could change what the box does "
-            "as root; name a folder that root alone can write, such as a new one in /tmp"
-        )
-    if mode & 0o022 and not stat.S_ISSOCK(mode):
-        raise UserError(
-            f"a box in {folder} cannot be trusted: others may write {path} (mode {stat.S_IMODE(mode):04o}) and so "
-            "change what the box does as root; take that away (chmod go-w), or name a new folder"
-        )
-
-
-MKFS = ["mkfs.ext4", "-q", "-F", "-m0", "-O", "^has_journal"]
-
-
-def why_no_storage() -> str | None:
-    """Why this machine cannot have throttled storage, in a line; None where it can."""
-    if os.geteuid():
-        return "a throttled file system needs root"
-    if not Path("/dev/loop-control").exists():
-        return "a throttled file system needs loop devices: no /dev/loop-control"
-    if not (CONTROLLER / "blkio.throttle.read_bps_device").exists():
-        return f"a throttled file system needs the blkio controller of cgroup v1: nothing of it in {CONTROLLER}"
-    return None
-
-
-def loop_device(backing: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None) -> str:
-    """A new loop device on a file, whose path may name one of `pass_fds`.
-
-    Raises `RunError`: there is none to be had.
-    """
-    for attempt in range(5):
-        try:
-            command = ["losetup", "--find", "--show", backing]
-            return call(command, environment=environment, pass_fds=pass_fds).strip()
-        except RunError:
-            if attempt == 4:  # else another process took the free one that was found
-                raise
-    raise AssertionError
-
-
-def mount_device(device: str, path: Path, environment: Mapping[str, str] | None = None) -> None:
-    """Mounts a device without noting when files were read."""
-    call(["mount", "-o", "noatime,nodev,nosuid", device, str(path)], environment=environment)
-
-
-def provide_storage(
-    image: Path, path: Path, cgroup: Path, bytes_per_s: int, size_bytes: int, environment: Mapping[str, str]
-) -> None:
-    """Mounts a new file system of a sparse file on `path`, for all users, throttled for a new cgroup.
-
-    `environment` marks the programs that do it.
-
-    Raises `EnvironmentLacksError`: this machine cannot have one. `RunError`: a step failed; `withdraw` takes back what
-    was done.
-    """
-    if (reason := why_no_storage()) is not None:
-        raise EnvironmentLacksError(reason)
-    cgroup.mkdir()
-    image.touch(0o600, exist_ok=False)
-    os.truncate(image, size_bytes)
-    # On the file, not on its device: the image knows its size, and the writes need no loop.
-    call([*MKFS, str(image)], environment=environment)
-    path.mkdir()
-    device = loop_device(str(image), environment=environment)
-    number = Path("/sys/block", Path(device).name, "dev").read_text().strip()
-    for verb in ("read", "write"):
-        (cgroup / f"blkio.throttle.{verb}_bps_device").write_text(f"{number} {bytes_per_s}")
-    mount_device(device, path, environment)
-    path.chmod(0o1777)
-
-
-def withdraw_storage(image: Path, path: Path, cgroup: Path) -> list[str]:
-    """Takes away all that `provide` made, however far it came; what could not be is returned as sentences."""
-    failures = []
-    if os.path.ismount(path):
-        try:
-            call(["umount", str(path)])
-        except RunError:
-            # Somebody of this machine has a file open in it: it goes with the last of them.
-            call(["umount", "--lazy", str(path)])
-    if image.exists():
-        listed = call(["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)])
-        for device in listed.split():
-            with suppress(RunError):  # gone with the mount
-                call(["losetup", "--detach", device])
-        image.unlink()
-    if path.exists():
-        path.rmdir()
-    deadline = time.monotonic() + 2
-    while cgroup.exists():
-        try:
-            cgroup.rmdir()
-        except OSError as error:  # the kernel counts processes as there that have just ended
-            if time.monotonic() > deadline:
-                failures.append(f"the cgroup {cgroup} cannot be removed: {error.strerror}")
-                break
-            time.sleep(0.02)
-    return failures
-
-
-_FORMAT = "dlbench-box"
-_VERSION = 1
 
 
 def _running(folder: Path) -> Path:
@@ -483,8 +326,6 @@ def save_state(plan: BoxPlan, processes: Iterable[Process], first: bool = False)
     Raises `UserError`: another box is being started in this folder.
     """
     state: dict[str, Any] = {
-        "format": _FORMAT,
-        "version": _VERSION,
         "boot_id": boot_id(),
         "plan": {**asdict(plan), "folder": str(plan.folder), "subnet": str(plan.subnet)},
         "processes": [asdict(process) for process in processes],
@@ -506,29 +347,12 @@ def save_state(plan: BoxPlan, processes: Iterable[Process], first: bool = False)
 def load_state(folder: Path) -> tuple[BoxPlan, list[Process]]:
     """The plan and the processes of the box in a folder.
 
-    Raises `UserError`: there is none, its state is none that this version can read, or somebody else could have written
-    it: then it is no evidence of what this box started.
+    Raises `UserError`: there is none, or somebody else could have written its state.
     """
     path = _running(folder.absolute())
-    check_folder(path.parent)
+    check_owner(path.parent)
     try:
-        # Only what root or the caller can have written is believed.
-        if path.is_symlink():
-            raise UserError(f"{path} is a symbolic link; a box writes a file there")
-        with open_file(path, follow=False) as file:
-            found = os.fstat(file.fileno())
-            _refuse(path.parent, path, found.st_uid, found.st_mode)
-            content = file.read(MAX_STATE_BYTES + 1)
-        if len(content) > MAX_STATE_BYTES:
-            raise UserError(f"{path} is over {MAX_STATE_BYTES} bytes long; a box's state is not")
-        state = json.loads(content.decode("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"no box runs in {folder}: `dlbench box start {folder}` starts one") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as the state of a box: {error}") from None
-    if not isinstance(state, dict) or state.get("format") != _FORMAT or state.get("version") != _VERSION:
-        raise UserError(f"{path} is no state of a box in version {_VERSION}")
-    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
         # The file's own folder, not the one it names: what is ended must be what is looked at.
         plan = {**state["plan"], "folder": path.parent, "subnet": IPv4Network(state["plan"]["subnet"])}
         # JSON has lists only, and a plan that is compared with another has none.
@@ -537,10 +361,12 @@ def load_state(folder: Path) -> tuple[BoxPlan, list[Process]]:
         }
         plan["equipment"] = Equipment(**has)
         processes = [Process(**process) for process in state["processes"]]
-        # After a reboot the same numbers mean other processes.
-        return BoxPlan(**plan), processes if state["boot_id"] == boot_id() else []
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"no box runs in {folder}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no state of a box: {error!r}") from None
+    # After a reboot the same numbers mean other processes.
+    return BoxPlan(**plan), processes if state["boot_id"] == boot_id() else []
 
 
 def is_present(folder: Path) -> bool:
@@ -558,31 +384,16 @@ def is_stopped(folder: Path) -> bool:
     return _stopped(folder).exists() and not is_present(folder)
 
 
-def _is_strange(entry: Path) -> bool:
-    """Whether it is anything but a state that a killed process had not yet given its name."""
-    return not re.fullmatch(r"\.box\.json\.\d+", entry.name)
-
-
 def clear_state(folder: Path) -> None:
-    """Make the folder, or remove what a stopped box left in it.
-
-    Raises `UserError`: it cannot be made, it holds files that are no box's, or others can write in it.
-    """
-    check_folder(folder)
-    try:
-        make_folder(folder)
-        check_entries(folder)
-        is_strange = any(map(_is_strange, folder.iterdir())) and not is_stopped(folder)
-    except OSError as error:
-        raise UserError(f"a box cannot be kept in {folder}: {error.strerror}") from None
-    if is_strange:
+    """Make the folder, or empty it where a box was stopped. Raises `UserError`: it holds files that are no box's."""
+    check_owner(folder)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    # Names that a killed process had not yet given to its state are a box's, too.
+    strange = [entry for entry in folder.iterdir() if not entry.name.startswith(".box.json.")]
+    if strange and not is_stopped(folder):
         raise UserError(f"{folder} holds files that are no box's: name a new or an empty folder")
-    for pattern in ("db", "dev", "log", "munge", "state", "spool.n*", "sys.n*", "tmp.n*"):
-        for old in folder.glob(pattern):
-            shutil.rmtree(old)
     for entry in folder.iterdir():
-        if not _is_strange(entry):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
             entry.unlink()
-    # Job numbers begin anew, so that an old line would be taken for a new job's; the others a new box may not have.
-    for name in ("jobcomp.txt", "gres.conf", "topology.conf", "slurmdbd.conf"):
-        (folder / name).unlink(missing_ok=True)

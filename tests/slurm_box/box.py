@@ -19,26 +19,18 @@ from pathlib import Path
 from typing import final
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
-from dlbench.jobs.box import config, host
-from dlbench.jobs.box.config import BoxPlan, Equipment
-from dlbench.jobs.box.host import Process
+from tests.slurm_box import config, host
+from tests.slurm_box.config import BoxPlan, Equipment
+from tests.slurm_box.host import Process
 
 _PLAIN = Equipment()
 _STARTER = "box start"  # The role of the process that starts a box, while it does.
-_PFS_BYTES = 8 * 2**30  # Room of a throttled file system; its image is as large on disk as what is written to it.
 _BOOKS = {"slurmdbd": "slurmdbd", "sacctmgr": "slurm-client", "mariadbd": "mariadb-server-core"}
 
 
 def check_requirements(has: Equipment = _PLAIN) -> list[str]:
     """What this machine lacks for a box, one line with its remedy for each thing; empty if a box can run."""
-    return _lacks(has) or host.network_lacks(host.free_token())
-
-
-def _lacks(has: Equipment) -> list[str]:
-    lacks = host.requirements(_BOOKS if has.accounting else None)
-    if has.pfs and (reason := host.why_no_storage()):
-        lacks.append(reason)
-    return lacks
+    return host.requirements(_BOOKS if has.accounting else {}) or host.network_lacks(host.free_token())
 
 
 @final
@@ -59,21 +51,21 @@ class Box:
         an earlier box in the folder are forgotten. If anything goes wrong on the way, all that was
         started is ended again.
 
-        Raises `UserError`: a size or a folder that cannot be, a folder that others could write, or a box that already
-        runs there. `EnvironmentLacksError`: the machine lacks something; the message says what and the remedy.
+        Raises `UserError`: a folder that cannot be, that others could write, or where a box already runs.
+        `EnvironmentLacksError`: the machine lacks something; the message says what and the remedy.
         `RunError`: the cluster did not come up within `timeout_s` seconds; the message names the log.
         """
         deadline = time.monotonic() + timeout_s
-        config.check_size(nodes, cpus_per_node)
-        config.check_equipment(has, nodes, cpus_per_node)
+        if not 1 <= nodes <= config.MAX_NODES:
+            raise UserError(f"a box has 1 to {config.MAX_NODES} nodes, not {nodes}")
         folder = config.absolute_folder(folder)
-        host.check_folder(folder)
-        _refuse_lacks(_lacks(has))
+        host.check_owner(folder)
+        _refuse_lacks(host.requirements(_BOOKS if has.accounting else {}))
         if host.is_present(folder):
             earlier = cls.attach(folder)
             # What an interrupted start left is no box.
             if earlier.is_up and any(process.is_alive() for process in earlier.processes):
-                raise UserError(f"a box already runs in {folder}: `dlbench box stop {folder}` ends it")
+                raise UserError(f"a box already runs in {folder}: `python -m tests.slurm_box stop {folder}` ends it")
             earlier.stop()
         host.clear_state(folder)
         box = cls(
@@ -87,7 +79,6 @@ class Box:
                 controller_port=host.free_port(),
                 login_name=socket.gethostname().partition(".")[0],
                 database_port=host.free_port() if has.accounting else 0,
-                binds_tasks=has.sockets > 0 and cpus_per_node <= len(os.sched_getaffinity(0)),
                 equipment=has,
             )
         )
@@ -108,7 +99,7 @@ class Box:
     def attach(cls, folder: Path) -> Box:
         """The box that was started in `folder`, by whichever process.
 
-        Raises `UserError`: there is none, or its state file is none that this version can read.
+        Raises `UserError`: there is none.
         """
         plan, processes = host.load_state(folder)
         return cls(plan, processes)
@@ -157,8 +148,7 @@ class Box:
 
         Traffic with the login node is limited too; traffic inside a node and the file system are not.
 
-        Raises `UserError`: a rate is none, or the box has no leaf switches. `RunError`: the kernel has no token bucket
-        filter.
+        Raises `RunError`: a rate is none, or the kernel has no token bucket filter.
         """
         for command in config.shape(self.plan, rate, uplink):
             try:
@@ -196,8 +186,6 @@ class Box:
             host.end(host.processes_with(self.plan.mark), grace_s=0)
         host.reap(self.processes)
         failures = host.remove_links(self.plan.kernel_prefix)
-        if self.plan.equipment.pfs:
-            failures += host.withdraw_storage(*self.plan.storage)
         failures += [f"{left.role} (pid {left.pid}) does not end" for left in self._left()]
         if failures:
             raise RunError(f"the box in {self.plan.folder} is not wholly gone: {'; '.join(failures)}")
@@ -215,10 +203,8 @@ class Box:
     def _bring_up(self, deadline: float) -> None:
         plan = self.plan
         for part in plan.folders():
-            host.make_folder(part)
+            part.mkdir(mode=0o755, exist_ok=True)
         self._write_configuration()
-        if plan.equipment.pfs:
-            host.provide_storage(*plan.storage, config.parse_rate(plan.equipment.pfs), _PFS_BYTES, plan.mark)
         for command in config.network_up(plan):
             host.call(command, environment=plan.mark)
         self._spawn("munged", config.munged_argv(plan))
@@ -268,16 +254,22 @@ class Box:
         words = host.call(["slurmd", "-V"]).split()[-1].split(".")
         version = (int(words[0]), int(words[1]))
         host.write_new(plan.hosts, config.render_hosts(plan))
-        host.write_new(plan.folder / "cgroup.conf", config.render_cgroup_conf(version))
+        host.write_new(plan.folder / "cgroup.conf", config.render("cgroup.conf.j2", version=version))
         if plan.equipment.gres:
-            host.make_folder(plan.devices)
-            for device in config.device_files(plan):
-                os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+            plan.devices.mkdir(mode=0o755)
+            for gres, numbers in config.device_files(plan):
+                for number in numbers:
+                    device = plan.devices / f"{gres.name}{number}"
+                    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
             host.write_new(plan.folder / "gres.conf", config.render_gres_conf(plan))
         if plan.equipment.switches:
-            host.write_new(plan.folder / "topology.conf", config.render_topology_conf(plan))
+            host.write_new(
+                plan.folder / "topology.conf",
+                config.render("topology.conf.j2", leaves=plan.equipment.leaves(self.node_names)),
+            )
         if plan.equipment.accounting:
-            host.write_new(plan.folder / "slurmdbd.conf", config.render_slurmdbd_conf(plan), mode=0o600)
+            text = config.render("slurmdbd.conf.j2", plan=plan, controller_host=config.CONTROLLER_HOST)
+            host.write_new(plan.folder / "slurmdbd.conf", text, mode=0o600)
         host.write_new(plan.conf, config.render_slurm_conf(plan))
 
     def _spawn(self, role: str, argv: list[str]) -> None:

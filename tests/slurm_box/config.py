@@ -2,8 +2,7 @@
 
 A box is a whole Slurm cluster on one machine. Its nodes are network namespaces joined by one bridge, or by one for each
 leaf switch; the machine itself is the login node. What it has beyond nodes with processors (devices, features,
-partitions, switches, memory, cores) is off unless asked for, and asked for in Slurm's own words, so that a site's lines
-can be taken as they are.
+partitions, switches, memory) is off unless asked for, in Slurm's own words.
 
 slurmdbd keeps its books in MySQL or MariaDB only. The server here has a socket in the box's folder and no network; only
 root reaches the socket, so that rights need no checks. Its files are in memory that only its own mounts show: on a
@@ -14,31 +13,31 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
+import jinja2
+
 from dlbench.errors import UserError
-from dlbench.jobs.scripts.job import render
 
-CONTROLLER = Path("/sys/fs/cgroup/blkio")
-_RATE = re.compile(r"([1-9]\d{0,5})(k|M|G)B/s")
-_FACTOR = {"k": 10**3, "M": 10**6, "G": 10**9}
-
-
-def parse_rate(text: str) -> int:
-    """Bytes per second of a rate such as ``10MB/s``. Raises `UserError`: it is none."""
-    match = _RATE.fullmatch(text)
-    if match is None:
-        raise UserError(f"{text!r} is no rate of a file system: write a number and kB/s, MB/s or GB/s, e.g. 10MB/s")
-    return int(match[1]) * _FACTOR[match[2]]
-
-
-_WORD = r"[A-Za-z0-9._:,/+\-\[\]()*|&%]+"
-_LINE = re.compile(rf"[A-Za-z0-9._-]+( [A-Za-z]+\+?=-?{_WORD})*")
-_GRES = re.compile(r"([a-z][a-z0-9_]*)(?::([A-Za-z0-9._-]+))?:([1-9]\d{0,3})")
-_OF_NODE = re.compile(rf"(?:(n[1-8])=)?({_WORD})")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,39}")
+MAX_NODES = 8
+CONTROLLER_HOST = "boxctl"
+NODE_INTERFACE = "eth0"  # The name of the one interface, besides `lo`, that every node has.
+SLURMD_PORT = 6818  # Every node has a network of its own, so all can use Slurm's usual port.
+SUBNETS = IPv4Network("198.18.0.0/15")  # Set aside for benchmarks of network equipment (RFC 2544): no site routes it.
+SUBNET_PREFIX = 28
+MAX_FOLDER_CHARS = 60  # A socket's path has at most 107 bytes, and slurmstepd's are up to 45 below the folder.
+_DATABASE_MIB = 512  # The most that it may take; the books of a hundred jobs are 20 MiB, most of it empty tables.
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
+    undefined=jinja2.StrictUndefined,
+    autoescape=False,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +54,12 @@ class Equipment:
     """What a box is asked to have.
 
     Attributes:
-        gres: counted devices without files, such as ``gpu:a100:4``; of all nodes, or of one: ``n1=gpu:a100:4,nic:2``.
-        features: what --constraint asks for, such as ``a100,nvlink``; of all nodes, or of one: ``n2=h100``.
+        gres: counted devices of every node, such as ``gpu:a100:4``; nobody opens their files.
+        features: what --constraint asks for, such as ``a100,nvlink``.
         partitions: a name and words of slurm.conf each, such as ``debug Nodes=n1 MaxTime=30``; the first is the
             default one. Without any there is one, `box`.
         switches: leaf switches below one root (topology/tree), each a bridge of its own with an uplink; the nodes are
             dealt to them in order. 0: no topology.
-        sockets: of a node; then cores are what is given to jobs, and tasks are bound to them where the machine has
-            that many. 0: processors are given.
-        threads_per_core: with `sockets`.
         memory_mb: MiB of a node that jobs ask for with --mem; 0: memory is not counted.
         preempt: whose jobs yield to others and are requeued: those of a `qos`, of a `partition`, or of `none`.
         accounting: whether slurmdbd keeps books: sacct, accounts, QOS and their limits, which are then enforced.
@@ -71,41 +67,35 @@ class Equipment:
         qos: with accounting, a name and words of sacctmgr each, such as ``high Priority=100 Preempt=normal``; every
             user may use each, and `normal` is always there.
         users: of this machine, who may use the box besides root.
-        private_jobs: whether users see only their own jobs.
-        pfs: rate of a throttled file system, such as ``10MB/s``, that all nodes share in the box's folder.
     """
 
     gres: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
     switches: int = 0
-    sockets: int = 0
-    threads_per_core: int = 1
     memory_mb: int = 0
-    private_jobs: bool = False
     preempt: str = "none"
     accounting: bool = False
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
-    pfs: str = ""
 
-    def gres_of(self, node: str) -> tuple[Gres, ...]:
-        """The devices of a node, in the order in which they were given."""
-        return tuple(_gres(word) for word in ",".join(_of_node(self.gres, node)).split(",") if word)
+    @property
+    def devices(self) -> tuple[Gres, ...]:
+        """The devices of each node, in the order in which they were given."""
+        words = ",".join(self.gres).split(",")
+        return tuple(_gres(word) for word in words if word)
 
     @property
     def gres_names(self) -> tuple[str, ...]:
-        """Every name of a device on any node, each once."""
-        nodes = [f"n{index}" for index in range(1, 9)]
-        return tuple(dict.fromkeys(gres.name for node in nodes for gres in self.gres_of(node)))
+        """Every name of a device, each once."""
+        return tuple(dict.fromkeys(gres.name for gres in self.devices))
 
     @property
     def tracked_gres(self) -> tuple[str, ...]:
         """What accounting counts: each device by its name, and by its kind where it has one."""
-        found = [gres for index in range(1, 9) for gres in self.gres_of(f"n{index}")]
-        names = [f"gres/{gres.name}" for gres in found]
-        kinds = [f"gres/{gres.name}:{gres.kind}" for gres in found if gres.kind]
+        names = [f"gres/{gres.name}" for gres in self.devices]
+        kinds = [f"gres/{gres.name}:{gres.kind}" for gres in self.devices if gres.kind]
         return tuple(dict.fromkeys(names + kinds))
 
     @property
@@ -125,11 +115,6 @@ class Equipment:
             )
         return lines
 
-    @property
-    def select_parameters(self) -> str:
-        """Slurm's SelectTypeParameters."""
-        return ("CR_Core" if self.sockets else "CR_CPU") + ("_Memory" if self.memory_mb else "")
-
     def leaves(self, nodes: tuple[str, ...]) -> list[tuple[str, ...]]:
         """The nodes of each leaf switch: neighbours together, as even as it goes."""
         share, rest = divmod(len(nodes), self.switches)
@@ -141,67 +126,9 @@ class Equipment:
         return leaves
 
 
-def check_equipment(equipment: Equipment, nodes: int, cpus_per_node: int) -> None:
-    """Refuses what no box can have. Raises `UserError`: names the option's value."""
-    for text in equipment.gres:
-        if not _OF_NODE.fullmatch(text):
-            raise UserError(f"{text!r} is no gres: write gpu:4, gpu:a100:4, or n1=gpu:a100:4 for one node")
-    for text in equipment.features:
-        if not _OF_NODE.fullmatch(text):
-            raise UserError(f"{text!r} are no features: write a100,nvlink, or n1=a100,nvlink for one node")
-    for index in range(1, nodes + 1):
-        equipment.gres_of(f"n{index}")
-    for line in equipment.partitions:
-        if not _LINE.fullmatch(line):
-            raise UserError(f"{line!r} is no partition: write a name and words of slurm.conf, as 'debug MaxTime=30'")
-    if equipment.pfs:
-        parse_rate(equipment.pfs)
-    _check_books(equipment)
-    if not 0 <= equipment.switches <= nodes:
-        raise UserError(f"a box of {nodes} nodes has 0 to {nodes} leaf switches, not {equipment.switches}")
-    units = equipment.sockets * equipment.threads_per_core
-    if equipment.sockets < 0 or equipment.threads_per_core < 1 or (units and cpus_per_node % units):
-        raise UserError(
-            f"{cpus_per_node} processors are not {equipment.sockets} sockets of whole cores with "
-            f"{equipment.threads_per_core} threads"
-        )
-
-
-def _check_books(equipment: Equipment) -> None:
-    if equipment.preempt not in ("none", "qos", "partition"):
-        raise UserError(f"jobs yield by qos, partition or none, not {equipment.preempt!r}")
-    if not equipment.accounting:
-        if equipment.accounts or equipment.qos or equipment.users or equipment.preempt == "qos":
-            raise UserError("accounts, QOS and users are kept in books: a box has them with accounting")
-        return
-    for line in equipment.qos:
-        if not _LINE.fullmatch(line):
-            raise UserError(f"{line!r} is no QOS: write a name and words of sacctmgr, as 'high Preempt=normal'")
-    for name in (*equipment.accounts, *equipment.users):
-        if not _NAME.fullmatch(name):
-            raise UserError(f"{name!r} is no name of an account or a user")
-
-
-def _of_node(texts: tuple[str, ...], node: str) -> list[str]:
-    """What was said of all nodes and of this one."""
-    found = [_OF_NODE.fullmatch(text) for text in texts]
-    return [match[2] for match in found if match and match[1] in (None, node)]
-
-
 def _gres(word: str) -> Gres:
-    match = _GRES.fullmatch(word)
-    if match is None:
-        raise UserError(f"{word!r} is no gres: write NAME:COUNT or NAME:TYPE:COUNT, e.g. gpu:a100:4")
-    return Gres(name=match[1], kind=match[2] or "", count=int(match[3]))
-
-
-MAX_NODES = 8
-CONTROLLER_HOST = "boxctl"
-NODE_INTERFACE = "eth0"  # The name of the one interface, besides `lo`, that every node has.
-SLURMD_PORT = 6818  # Every node has a network of its own, so all can use Slurm's usual port.
-SUBNETS = IPv4Network("198.18.0.0/15")  # Set aside for benchmarks of network equipment (RFC 2544): no site routes it.
-SUBNET_PREFIX = 28
-MAX_FOLDER_CHARS = 60  # A socket's path has at most 107 bytes, and slurmstepd's are up to 45 below the folder.
+    name, *kind, count = word.split(":")
+    return Gres(name=name, kind="".join(kind), count=int(count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +146,11 @@ class BoxNode:
 class BoxPlan:
     """One box, fully decided.
 
-    `token` is part of every name in the kernel, so that boxes coexist; `memory_mb` is what each
-    node claims to have, in MiB; `login_name` is the machine's own host name; `database_port`
-    is slurmdbd's; `binds_tasks`: task/affinity, which needs
-    the processors that a node claims to have.
+    Attributes:
+        token: part of every name in the kernel, so that boxes coexist.
+        memory_mb: MiB that each node claims to have.
+        login_name: the machine's own host name.
+        database_port: slurmdbd's; 0: there is none.
     """
 
     folder: Path
@@ -234,7 +162,6 @@ class BoxPlan:
     controller_port: int
     login_name: str
     database_port: int = 0
-    binds_tasks: bool = False
     equipment: Equipment = field(default_factory=Equipment)
 
     @property
@@ -262,11 +189,6 @@ class BoxPlan:
     def kernel_prefix(self) -> str:
         """How the names of everything begin that the box has in the kernel."""
         return f"dlb{self.token}"
-
-    @property
-    def storage(self) -> tuple[Path, Path, Path]:
-        """Of the throttled file system: image, mount point, and the cgroup of the processes that it is slow for."""
-        return self.folder / "pfs.img", self.folder / "pfs", CONTROLLER / self.kernel_prefix
 
     @property
     def devices(self) -> Path:
@@ -321,38 +243,27 @@ class BoxPlan:
         return ["munged", *books, "slurmctld", *(f"slurmd.{node.name}" for node in self.nodes)]
 
 
-def check_size(nodes: int, cpus_per_node: int) -> None:
-    """Refuse a number of nodes or processors that no box can have. Raises `UserError`: one of them is out of range."""
-    if not 1 <= nodes <= MAX_NODES:
-        raise UserError(f"a box has 1 to {MAX_NODES} nodes, not {nodes}")
-    if not 1 <= cpus_per_node <= 512:
-        raise UserError(f"a node of a box has 1 to 512 processors, not {cpus_per_node}")
-
-
 def absolute_folder(folder: Path) -> Path:
-    """The folder as an absolute path, if Slurm can be given it.
-
-    Raises `UserError`: a character that slurm.conf cannot hold, or a path too long for Slurm's sockets.
-    """
+    """The folder as an absolute path. Raises `UserError`: slurm.conf cannot hold it, or it is too long for sockets."""
     absolute = folder.absolute()
     # Slurm's configuration has no quoting: a space ends a value, # begins a comment, % begins a pattern.
-    if not re.fullmatch(r"[A-Za-z0-9._/@+-]+", str(absolute)):
+    if not re.fullmatch(rf"[A-Za-z0-9._/@+-]{{1,{MAX_FOLDER_CHARS}}}", str(absolute)):
         raise UserError(
-            f"a box cannot live in {str(absolute)!r}: slurm.conf cannot quote, so the path may hold only "
-            "letters, digits and . _ / @ + - (no spaces)"
-        )
-    if len(str(absolute)) > MAX_FOLDER_CHARS:
-        raise UserError(
-            f"a box cannot live in {absolute}: the path has {len(str(absolute))} characters, and Slurm's "
-            f"sockets in it leave room for {MAX_FOLDER_CHARS}; use a shorter one such as /tmp/box"
+            f"a box cannot live in {str(absolute)!r}: slurm.conf holds only letters, digits and . _ / @ + -, and its "
+            f"sockets leave room for {MAX_FOLDER_CHARS} characters; use a path such as /tmp/box"
         )
     return absolute
+
+
+def render(template: str, **values: object) -> str:
+    """The text of one of the templates."""
+    return _TEMPLATES.get_template(template).render(**values)
 
 
 def render_slurm_conf(plan: BoxPlan) -> str:
     """The text of slurm.conf."""
     return render(
-        "box/slurm.conf.j2",
+        "slurm.conf.j2",
         plan=plan,
         has=plan.equipment,
         nodes=[_node_line(plan, node) for node in plan.nodes],
@@ -365,50 +276,32 @@ def render_slurm_conf(plan: BoxPlan) -> str:
 def _node_line(plan: BoxPlan, node: BoxNode) -> str:
     has = plan.equipment
     words = [f"NodeName={node.name}", f"NodeAddr={node.address}", f"CPUs={plan.cpus_per_node}"]
-    if has.sockets:
-        cores = plan.cpus_per_node // has.sockets // has.threads_per_core
-        words += [f"Sockets={has.sockets}", f"CoresPerSocket={cores}", f"ThreadsPerCore={has.threads_per_core}"]
     words.append(f"RealMemory={plan.memory_mb}")
-    if devices := has.gres_of(node.name):
-        words.append("Gres=" + ",".join(":".join(filter(None, (g.name, g.kind, str(g.count)))) for g in devices))
-    if features := _of_node(has.features, node.name):
-        words.append(f"Feature={','.join(features)}")
+    if has.gres:
+        words.append(f"Gres={','.join(has.gres)}")
+    if has.features:
+        words.append(f"Feature={','.join(has.features)}")
     return " ".join([*words, "State=UNKNOWN"])
+
+
+def device_files(plan: BoxPlan) -> list[tuple[Gres, range]]:
+    """Each kind of device with the numbers of its files; the nodes share them, because nobody opens them."""
+    files = []
+    count: Counter[str] = Counter()
+    for gres in plan.equipment.devices:
+        first = count[gres.name]
+        count[gres.name] += gres.count
+        files.append((gres, range(first, first + gres.count)))
+    return files
 
 
 def render_gres_conf(plan: BoxPlan) -> str:
     """The text of gres.conf."""
     lines = []
-    for node in plan.nodes:
-        begin: dict[str, int] = {}
-        for gres in plan.equipment.gres_of(node.name):
-            first = begin.get(gres.name, 0)
-            begin[gres.name] = first + gres.count
-            kind = f" Type={gres.kind}" if gres.kind else ""
-            files = plan.devices / f"{gres.name}[{first}-{first + gres.count - 1}]"
-            lines.append(f"NodeName={node.name} Name={gres.name}{kind} File={files}")
-    return render("box/gres.conf.j2", lines=lines)
-
-
-def device_files(plan: BoxPlan) -> list[Path]:
-    """Every file that gres.conf names; the nodes share them, because nobody opens them."""
-    most: dict[str, int] = {}
-    for node in plan.nodes:
-        here: dict[str, int] = {}
-        for gres in plan.equipment.gres_of(node.name):
-            here[gres.name] = here.get(gres.name, 0) + gres.count
-        most |= {name: max(count, most.get(name, 0)) for name, count in here.items()}
-    return [plan.devices / f"{name}{index}" for name, count in most.items() for index in range(count)]
-
-
-def render_topology_conf(plan: BoxPlan) -> str:
-    """The text of topology.conf, if the box has switches."""
-    return render("box/topology.conf.j2", leaves=plan.equipment.leaves(tuple(node.name for node in plan.nodes)))
-
-
-def render_cgroup_conf(version: tuple[int, int]) -> str:
-    """The text of cgroup.conf for a Slurm version such as (22, 5)."""
-    return render("box/cgroup.conf.j2", version=version)
+    for gres, numbers in device_files(plan):
+        kind = f" Type={gres.kind}" if gres.kind else ""
+        lines.append(f"Name={gres.name}{kind} File={plan.devices / gres.name}[{numbers[0]}-{numbers[-1]}]")
+    return render("gres.conf.j2", lines=lines)
 
 
 def render_hosts(plan: BoxPlan) -> str:
@@ -455,24 +348,17 @@ def network_up(plan: BoxPlan) -> list[list[str]]:
 
 def shape(plan: BoxPlan, rate: str | None, uplink: str | None = None) -> list[list[str]]:
     """The commands that limit every node's link, and every leaf switch's uplink, to a rate such as ``200mbit`` in both
-    directions, or free it (None).
-
-    Raises `UserError`: a rate is none that `tc` understands, or there are no uplinks.
-    """
-    if uplink is not None and not plan.leaf_links:
-        raise UserError("a box has uplinks with leaf switches: start it with --switches 2 or more")
+    directions, or free it (None)."""
     links = [(["tc"], node.veth, rate) for node in plan.nodes]
     links += [(["tc", "-n", node.namespace], NODE_INTERFACE, rate) for node in plan.nodes]
     links += [(["tc"], end, uplink) for _, *ends in plan.leaf_links for end in ends]
-    for one in (rate, uplink):
-        if one is not None and not re.fullmatch(r"[1-9]\d{0,5}(\.\d{1,3})?[kmg]bit", one):
-            raise UserError(f"{one!r} is no rate of a link: write a number and kbit, mbit or gbit, e.g. 200mbit")
-    return [
-        [*tc, "qdisc", "del", "dev", interface, "root"]
-        if one is None
-        else [*tc, *f"qdisc replace dev {interface} root tbf rate {one} burst 64kb latency 50ms".split()]
-        for tc, interface, one in links
-    ]
+    commands = []
+    for tc, interface, limit in links:
+        words = f"qdisc del dev {interface} root"
+        if limit is not None:
+            words = f"qdisc replace dev {interface} root tbf rate {limit} burst 64kb latency 50ms"
+        commands.append([*tc, *words.split()])
+    return commands
 
 
 def in_own_mounts(plan: BoxPlan, name: str, command: list[str], mounts: tuple[str, ...] = ()) -> list[str]:
@@ -526,14 +412,8 @@ def slurmd_argv(plan: BoxPlan, node: BoxNode) -> list[str]:
         f"mount --bind {sysfs}/devices/virtual/net /sys/devices/virtual/net",
         f"umount {sysfs}",
     )
-    if plan.equipment.pfs:
-        # All that a node starts shares the throttle with all that the others start.
-        mounts += (f"echo 0 > {shlex.quote(str(plan.storage[2] / 'cgroup.procs'))}",)
     command = ["slurmd", "-D", "-f", str(plan.conf)]
     return ["nsenter", f"--net=/run/netns/{node.namespace}", *in_own_mounts(plan, node.name, command, mounts)]
-
-
-_MOST_MIB = 512  # Of the database; the books of a hundred jobs are 20 MiB, most of it empty tables.
 
 
 def database_folder(plan: BoxPlan) -> Path:
@@ -567,7 +447,7 @@ def mariadbd_argv(plan: BoxPlan) -> list[str]:
     ]
     steps = [
         f"mkdir {shlex.quote(str(data))}",
-        f"mount -t tmpfs -o mode=0700,size={_MOST_MIB}m tmpfs {shlex.quote(str(data))}",
+        f"mount -t tmpfs -o mode=0700,size={_DATABASE_MIB}m tmpfs {shlex.quote(str(data))}",
         f"mkdir {shlex.quote(str(data / 'mysql'))}",
         # slurmdbd has procedures of its own, which are kept in a table of the system.
         "for share in /usr/share/mysql /usr/share/mariadb; do [ -f $share/mysql_system_tables.sql ] && break; done",
@@ -581,11 +461,6 @@ def slurmdbd_argv(plan: BoxPlan) -> list[str]:
     """The command line of slurmdbd; its configuration is found next to slurm.conf."""
     command = ["env", f"SLURM_CONF={plan.conf}", f"MYSQL_UNIX_PORT={database_socket(plan)}", "slurmdbd", "-D"]
     return in_own_mounts(plan, CONTROLLER_HOST, command)
-
-
-def render_slurmdbd_conf(plan: BoxPlan) -> str:
-    """The text of slurmdbd.conf, which only its owner may read, or slurmdbd refuses it."""
-    return render("box/slurmdbd.conf.j2", plan=plan, controller_host=CONTROLLER_HOST)
 
 
 def first_entries(plan: BoxPlan) -> list[list[str]]:

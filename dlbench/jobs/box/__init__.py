@@ -1,1 +1,0 @@
-"""A Slurm cluster on one machine, for tests and for trying batch scripts."""

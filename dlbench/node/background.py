@@ -1,0 +1,58 @@
+"""Work that a rank does in a thread beside training, whose failure the training thread raises."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+
+class BackgroundWorker:
+    """Runs functions in a thread, one after another, and keeps the exception of the first that fails.
+
+    After that no further one is run. The thread is a daemon, unless the process must not end before the work is done: a
+    rank that fails elsewhere does not wait for it.
+    """
+
+    def __init__(self, name: str, *, changed: threading.Condition | None = None, daemon: bool = True) -> None:
+        """Starts the thread. `changed`: notified after each function; several workers may share one."""
+        self.error: BaseException | None = None
+        self.changed = changed or threading.Condition()
+        self._num_waiting = 0
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=daemon)
+        self._thread.start()
+
+    def put(self, work: Callable[[], object]) -> None:
+        with self.changed:
+            self._num_waiting += 1
+        self._queue.put(work)
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits, so long at most, until all has been run or something has failed; returns whether that is so."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self._num_waiting == 0 or self.error is not None, seconds)
+
+    def require_well(self) -> None:
+        """Raises what a function raised."""
+        if self.error is not None:
+            raise self.error
+
+    def close(self, seconds: float | None = None) -> None:
+        """Ends the thread once it has run what was put, and waits for that so long at most; twice does no harm."""
+        self._queue.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            error = None
+            try:
+                if self.error is None:
+                    work()
+            except BaseException as raised:  # whatever it is, it belongs to the caller
+                error = raised
+            del work  # it may hold memory
+            with self.changed:
+                self.error = self.error or error
+                self._num_waiting -= 1
+                self.changed.notify_all()
