@@ -70,18 +70,3 @@ def test_all_commands_say_the_same_of_ranks_that_were_not_measured(machine: Path
     for ranks in (32, 64):
         step = told[ranks]["step"]["quantiles"]
         assert step[2] < 0.047 + planted_exchange(ranks)[1] < step[6]
-        # Messages cost what `comm predict` says of them; at the anchor they took what the network says.
-        sizes = ",".join(str(size) for size, _ in reversed(MESSAGES))
-        asked = ("--ranks", ranks, "--group-size", 2, "--sizes", sizes, "--algorithms", "ring", "--format", "json")
-        series = said("comm", "predict", costs[1], *asked)["predictions"][0]["series"][0]
-        assert sum(seconds for _, seconds in told[ranks]["exchange_by_level"]) == pytest.approx(
-            sum(series["seconds"]), rel=0.01
-        )
-
-
-def test_without_a_network_the_report_says_what_the_points_say(machine: Path) -> None:
-    (group,) = said("report", machine, "--format", "json")["groups"]
-    with_costs = said("project", machine, "--to", "32,64", "--format", "json")["groups"][0]["projection"]["targets"]
-    for one, other in zip(group["forecast"]["projection"]["targets"], with_costs, strict=True):
-        assert one["step"] == other["second"]
-        assert "continues the measured step times alone" in one["flags"][0]["text"]
