@@ -108,7 +108,7 @@ def rank(folder: Path) -> None:
     comm, place = plan.comm, detect(plan)
     control = Control(place, comm.timeout_s, plan.stall_timeout_s)
     control.start(RunFolder(folder), None)
-    mpi = start_mpi(place, "mpirun", many_threads=False)
+    mpi = start_mpi(place, "mpirun")
     group = control.new_group("gloo", "bench")
     cpu = torch.device("cpu")
     measurement = Measurement(comm, place, cpu, control, Deadline(place.rank, comm.timeout_s), lambda where: None)

@@ -37,7 +37,7 @@ from dlbench.cli.report import (
     report_options,
     require_modules,
 )
-from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest
+from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
     from dlbench.comm.fits import Fit
@@ -45,14 +45,24 @@ if TYPE_CHECKING:
     from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
 
+TABLES = ("points", "pairs", "costs", "fits", "runs")
 SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
+
+
+def _table_name(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
+    if name == "ratios":
+        raise UserError("--table ratios has been removed: the times of both sides are in --table points")
+    if name is not None:
+        _require_known("--table", name, TABLES)
+    return name
 
 
 @click.command()
 @report_options
 @click.option(
     "--table",
-    type=click.Choice(["points", "pairs", "costs", "fits", "runs"]),
+    metavar=f"[{'|'.join(TABLES)}]",
+    callback=_table_name,
     help="Which table CSV holds: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(
@@ -147,7 +157,7 @@ def _show_fit(found: Fit, output: Path | None, left_out: tuple[str, ...] = ()) -
 @click.option("--type", "dtype", metavar="NAME", help="Which of several types of data, e.g. float.")
 @click.option("--op", metavar="NAME", help="Which of several operations, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
-    """Make fitted costs of the output of nccl-tests (text, or JSON of -J) and OSU's micro-benchmarks (text) in FILES.
+    """Make fitted costs of the text that nccl-tests and OSU's micro-benchmarks print, in FILES.
 
     A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
     algorithm that explains the times best. Outputs of equal layouts, and cycles, are repeats: three or more give
@@ -187,60 +197,46 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 
 
 @click.command("table")
-@click.argument("sources", metavar="[RUNS|NETWORK]", nargs=-1, type=FILE)
-@click.option("--ranks", metavar="8,64", help="Rank counts (default: 8, or those of RUNS).")
+@click.argument("network", type=FILE, required=False)
+@click.option("--ranks", metavar="8,64", default="8", show_default=True, help="Rank counts.")
 @click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
-@click.option("--size", metavar="BYTES", callback=size_in_bytes, help="A rank's buffer (default: 64MiB, or largest).")
+@value_option("--size", "BYTES", "A rank's buffer.", "64MiB", callback=size_in_bytes)
 @click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
 @SHARDS
-def table_(sources: tuple[Path, ...], size: int | None, collective: str, **layout: Any) -> None:
-    """Print what each algorithm costs: steps, volume, predicted, over the ideal, measured.
+def table_(
+    network: Path | None, ranks: str, group_size: int | None, size: int, collective: str, shards: int | None
+) -> None:
+    """Print what each algorithm costs: steps, volume, predicted by file NETWORK of fitted costs, over the ideal.
 
-    Predicted by file NETWORK of fitted costs; from folders RUNS beside what was measured there, as it was measured;
-    without either steps and volume alone.
+    Without NETWORK steps and volume alone. The report of runs has the same table with what was measured.
 
     \b
     Examples:
       dlbench comm table --ranks 8 --shards 2
       dlbench comm table box.network.json --ranks 8,64 --group-size 4 --size 100MB
-      dlbench comm table runs
     """
     require_modules("comm table", "numpy", "scipy")
     from dlbench.comm.costs import cost
     from dlbench.comm.document import costs_document
     from dlbench.comm.predictions import Wanted, layout_asked, permitted
-    from dlbench.comm.report import COLLECTIVE_TITLES, assemble
+    from dlbench.comm.report import COLLECTIVE_TITLES
     from dlbench.records.comm import read_network
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.specs.requests import parse_counts
-    from dlbench.units import format_bytes
 
     _require_known("--collective", collective, ALGORITHMS)
-    _require_counts(layout, "group_size", "shards")
-    if sources and not sources[0].is_file():
-        every = assemble(read_comm_runs(sources)).groups
-        if given := [name for name, value in layout.items() if value is not None]:
-            raise UserError(f"--{given[0].replace('_', '-')}: has no effect: {named(sources)} say what they ran with")
-        found = [one for one in every if one.collective == collective]
-        tables = {one.label: one.costs for one in found if any(size in (None, row.num_bytes) for row in one.costs)}
-        if not tables:
-            held = sorted({f"{one.collective} of {format_bytes(c.num_bytes)}" for one in every for c in one.costs[-1:]})
-            raise IncompleteDataError(
-                f"{named(sources)}: no algorithm of {collective} has figures"
-                + (f" at --size {format_bytes(size)}" if size else "")
-                + f"; largest measured: {', '.join(held) or 'none'}"
-            )
-    else:
-        network, size = read_network(sources[0]) if sources else None, size or 64 * 2**20
-        wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=layout["group_size"])
-        layouts = [layout_asked(count, wanted) for count in parse_counts(layout["ranks"] or "8", "--ranks")]
-        tables = {
-            f"{one.ranks} ranks" + f" in {one.num_groups} groups of {one.group_size}" * (one.num_groups > 1): tuple(
-                cost(wanted.collective, name, one, size, "fp32", network, layout["shards"])
-                for name in permitted(wanted, one)
-            )
-            for one in layouts
-        }
+    _require_counts({"group_size": group_size, "shards": shards}, "group_size", "shards")
+    if network is not None and network.is_dir():
+        raise UserError(f"{network}: folders of runs have their costs in `dlbench comm report RUNS --full`")
+    fitted = None if network is None else read_network(network)
+    wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
+    tables = {}
+    for count in parse_counts(ranks, "--ranks"):
+        layout = layout_asked(count, wanted)
+        groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
+        tables[f"{count} ranks{groups}"] = [
+            cost(wanted.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(wanted, layout)
+        ]
     emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
 
 
@@ -328,7 +324,7 @@ def measure_options(function: F) -> F:
         value_option(
             "--backends",
             "auto|A,B|none",
-            "Libraries timed as references: gloo, mpi, nccl, horovod; auto: those at hand.",
+            "Libraries timed as references: gloo, mpi, nccl; auto: those at hand.",
             "auto",
         ),
         value_option(
@@ -385,7 +381,7 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
         repeats=options["repeats"],
         overrides=parse_set(options["overrides"]),
     )
-    installed = [name for name in ("horovod", "mpi4py") if importlib.util.find_spec(name) is not None]
+    installed = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is not None]
     return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)
 
 

@@ -235,9 +235,7 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans here, one after the other; returns the code of the first that failed. `following`: the next
-    command.
-    """
+    """Runs all plans here, one by one; returns the code of the first that failed. `following`: the next command."""
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
     from dlbench.jobs.scripts import launch

@@ -452,8 +452,8 @@ def fit_document(fit: Fit, left_out: Sequence[str] = ()) -> Document:
     return Document(title=TITLE, sections=(section,), data=fit)
 
 
-def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: int | None) -> Document:
-    """The cost of each algorithm, by layout, at one size; None: the largest."""
+def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: int) -> Document:
+    """The cost of each algorithm, by layout, at one size."""
     return Document(
         title=title,
         sections=tuple(
@@ -461,7 +461,7 @@ def costs_document(title: str, tables: Mapping[str, Sequence[Cost]], num_bytes: 
                 id=f"costs-{number}",
                 title=where,
                 level="answer",
-                sheets=(sheet_of(rows, num_bytes or max(one.num_bytes for one in rows)),),
+                sheets=(sheet_of(rows, num_bytes),),
                 brief=(COST_WORDS,) if number == len(tables) else (),
             )
             for number, (where, rows) in enumerate(tables.items(), 1)

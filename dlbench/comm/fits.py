@@ -260,7 +260,7 @@ def fit_of(
     keys: Mapping[int, PointKey] = MappingProxyType({}),
 ) -> Fit:
     """The costs that points show. `by_run`: of each point its seconds by run. `keys`: of points that a report shows, by
-    id of the observation. Raises `UserError`: as `fit_network`.
+    id of the observation.
     """
     sharing, predictions = choose_sharing(observations)
     network = fit_network(

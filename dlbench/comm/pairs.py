@@ -150,7 +150,3 @@ def _words(group: CollectiveGroup, ends: Sequence[PairFigure]) -> Iterator[str]:
             of = f"a {way} of {format_bytes(one.at.num_bytes)} takes {times_cell(factor)} as long for {one.pair}"
             last = f" ({times_cell(one.factor_p99)} at the 99th percentile)" if one.factor_p99 else ""
             yield f"Beside {many} {of}{last}, hit most; {sure}, by {runs_text(factor.n)}."
-    idle = sorted(set(range(group.layout.ranks)).difference(*comm.pairs, *comm.congestors))
-    if idle and comm.congestors:
-        more = f" and {len(idle) - 8} more" * (len(idle) > 8)
-        yield f"In no pair, and sending nothing: rank {', '.join(map(str, idle[:8]))}{more}."

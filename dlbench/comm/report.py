@@ -553,20 +553,16 @@ def predicted_fusion_text(found: Predictions, one: Prediction) -> str:
 METHODS: tuple[tuple[str, str], ...] = (
     (
         "Which points count",
-        "Only points whose result was right on every rank, of runs whose record is valid. A run with a wrong result "
-        "anywhere yields no figure. All others are listed with the reason. Warm-up iterations are not recorded.",
+        "Only points whose result was right on every rank, of runs whose record is valid. All others are listed with "
+        "the reason. Warm-up iterations are not recorded.",
     ),
     (
         "Time",
-        "An iteration is one operation, or several back to back where one is shorter than 2 ms (fewer where sums of "
-        "sums would leave the type's range); its time is divided by them. Ranks meet at the carrier's own barrier "
-        "first. On one host the time runs from the last rank's start to the last end, otherwise it is the slowest "
-        "rank's. On CPUs broadcast, reduce, scatter and gather have a barrier before each operation, outside of the "
-        "timer. The start skew is how far apart ranks began an iteration. On GPUs ranks meet by a tiny all-reduce in "
-        "the stream, and the time is the slowest rank's between events before and after the operations; a single call "
-        "is one alone, by the host's clock, until the device is idle. A run's time is the median over its timed "
-        "iterations. MPI's all-reduce is timed in place, and out of place: into a second buffer, as osu_allreduce "
-        "does; other libraries' in place.",
+        "An iteration is one operation, or several back to back where one is shorter than 2 ms; its time is divided by "
+        "them. Ranks meet at the carrier's own barrier first. On one host the time runs from the last rank's start to "
+        "the last end, otherwise it is the slowest rank's. On GPUs ranks meet by a tiny all-reduce in the stream, and "
+        "the time is the slowest rank's between events. A run's time is the median over its iterations. MPI's "
+        "all-reduce is timed in place, and out of place as osu_allreduce does; other libraries' in place.",
     ),
     (
         "Medians and intervals",
@@ -576,34 +572,29 @@ METHODS: tuple[tuple[str, str], ...] = (
     ),
     (
         "algbw and busbw",
-        "By the formulas of nccl-tests, from the time above (there it is the mean over ranks of 20 queued operations): "
-        "algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, (p - 1) / p for reduce-scatter, "
-        "all-gather, scatter, gather and all-to-all, and 1 for broadcast and reduce, with p ranks. Bytes are those of "
-        "each rank's whole buffer: for all-gather the gathered result, for reduce-scatter the input. GB/s is 1e9 bytes "
-        "per second.",
+        "By the formulas of nccl-tests: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, "
+        "(p - 1) / p for reduce-scatter, all-gather, scatter, gather and all-to-all, and 1 for broadcast and reduce, "
+        "with p ranks. Bytes are those of each rank's whole buffer: for all-gather the gathered result, for "
+        "reduce-scatter the input. GB/s is 1e9 bytes per second.",
     ),
     (
         "Counters",
         "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the formulas "
-        "exactly; a difference is a warning. Bytes are the largest of any rank. Libraries do not report theirs.",
+        "exactly; a difference is a warning. Libraries do not report theirs.",
     ),
     (
         "Fitted costs",
         "A message costs alpha + bytes x beta, by level (within a group, between groups, between leaf switches) and by "
-        "size; a byte reduced costs gamma. One fit for each system, carrier and type of element, over all "
-        "collectives, layouts, algorithms and sizes, with relative errors and robust against outliers. A message "
-        "starts up by the innermost level that holds both ranks; its bytes load every link on its way. Where groups "
-        "hold several ranks, whether these share links to other groups (one or more) or have a link each, and whether "
-        "their bytes inside the group add up (shared memory or processors), is what predicts held-out points better; "
-        "so are the uplinks of a leaf switch. Intervals: the fit redone for resampled runs (stretched to Student's "
-        "t), with its breaks.",
+        "size; a byte reduced costs gamma. One fit for each system, carrier and type of element, with relative errors "
+        "and robust against outliers. Which ranks share links is what predicts held-out points better. Intervals: the "
+        "fit redone for resampled runs (stretched to Student's t).",
     ),
     (
         "Predictions",
-        "The prediction next to a measurement is made by a fit that did not see the point; how it was held out is "
-        "said with the fit. The error at the largest rank count is of a fit to the smaller ones alone, which chooses "
-        "everything anew. Libraries choose their algorithms themselves and are not predicted. Algorithms that the fit "
-        f"misses (median error above {POOR_MEDIAN:.0%}, or worst above {POOR_WORST:.0%}) are not recommended.",
+        "The prediction next to a measurement is made by a fit that did not see the point. The error at the largest "
+        "rank count is of a fit to the smaller ones alone. Libraries choose their algorithms themselves and are not "
+        f"predicted. Algorithms that the fit misses (median error above {POOR_MEDIAN:.0%}, or worst above "
+        f"{POOR_WORST:.0%}) are not recommended.",
     ),
     (
         "Recommended",

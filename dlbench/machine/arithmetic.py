@@ -51,9 +51,7 @@ def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
 
 
 def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
-    """Returns why this machine's CPU would emulate a precision; empty where it would not, where ranks use a GPU, or if
-    unknown.
-    """
+    """Returns why this CPU would emulate a precision; empty where it would not, ranks use a GPU, or if unknown."""
     if precision == "tf32" and not has_gpu(root):
         return TF32_NEEDS
     if precision not in INSTRUCTIONS or has_gpu(root):
@@ -65,8 +63,8 @@ def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
 def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> bool:
     """Whether ranks started here would find a GPU: a driver made its device files, and no variable hides all.
 
-    CUDA reads that list up to the first entry that is neither a number nor a UUID, so that ``""``, ``-1`` and Slurm's
-    ``NoDevFiles`` hide every GPU (CUDA Programming Guide, environment variables).
+    CUDA reads that list up to the first entry that is neither number nor UUID: ``""``, ``-1`` and ``NoDevFiles`` hide
+    all.
     """
 
     def names_one(variable: str) -> bool:

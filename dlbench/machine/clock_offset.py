@@ -46,9 +46,7 @@ class Exchange:
 
     @property
     def bound_ns(self) -> int:
-        """Returns the largest possible error of `offset_ns`: half the round trip, drift meanwhile, and 1 for whole
-        numbers.
-        """
+        """Returns the largest error of `offset_ns`: half the round trip, drift meanwhile, and 1 for whole numbers."""
         drift = _rounded_up((self.returned_ns - self.sent_ns) * MAX_DRIFT_PPM, 1_000_000)
         return _rounded_up(self.round_trip_ns, 2) + drift + 1
 

@@ -43,13 +43,11 @@ class Nvcc:
 def compiler_lacks(
     *, on_gpu: bool, environment: Mapping[str, str] = os.environ, include: Path | None = None
 ) -> tuple[str, str] | None:
-    """What torch.compile lacks on this machine besides a C++ compiler, and how to get it, in a clause each; else None.
+    """Returns what torch.compile lacks here besides a C++ compiler, and how to get it; None: nothing.
 
-    Its programs for CPUs are C++ with Python's header (torch, _inductor/cpp_builder.py). On GPUs Triton builds a module
-    for its driver before the first kernel, of C with the same header, by CC, else gcc, else clang (triton,
-    runtime/build.py and backends/nvidia/driver.py).
-
-    `include`: where Python.h should be; None: where this Python's build says.
+    Its programs for CPUs need Python's header (torch, _inductor/cpp_builder.py); on GPUs Triton builds a C module with
+    it by CC, else gcc, else clang (triton, runtime/build.py and backends/nvidia/driver.py). `include`: where Python.h
+    should be.
     """
     if on_gpu:
         named = environment.get("CC")

@@ -60,10 +60,9 @@ INTERNAL = re.compile(
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
 ) -> dict[str, str]:
-    """What shapes a run's speed, by name; a thing that is not known is left out.
+    """Returns what shapes a run's speed, by name; what is not known is left out, what cannot be asked is in `problems`.
 
-    `problems`: gets a line for each thing that could not be asked. `withheld`: names of variables that are not to be
-    written down, besides those that look like secrets.
+    `withheld`: names of variables that are not to be written down, besides those that look like secrets.
     """
     facts: dict[str, str] = {}
     for name, call in _facts(variables, withheld):

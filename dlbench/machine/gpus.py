@@ -69,10 +69,10 @@ _LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
 
 
 def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:
-    """Kind of each adapter of a fast network that is there and, where it says so, has an active link; by its name.
+    """Returns the kind of each adapter of a fast network that has an active link, as far as it says so, by its name.
 
-    EFA and Omni-Path are in the class of InfiniBand too; Slingshot's Cassini has one of its own. Adapters made by
-    software (rxe, siw) belong to no device (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
+    EFA and Omni-Path are in the class of InfiniBand too, Slingshot's Cassini has its own. Adapters made by software
+    (rxe, siw) belong to no device (Linux, Documentation/ABI/stable/sysfs-class-infiniband).
     """
     found = {}
     for adapter in sorted((root / "sys/class/infiniband").glob("*")):
@@ -171,9 +171,7 @@ def nvml_words(error: Exception) -> str:
 
 
 def gpus_of_node(environment: Mapping[str, str], root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """Returns the GPUs that CUDA will show, in its order, by two variables of the environment; none where that is not
-    known.
-    """
+    """Returns the GPUs that CUDA will show, in its order, by two variables; none where that is not known."""
     boards: list[tuple[Gpu, list[Gpu]]] = []
     with nvml_session() as nvml:
         if nvml is not None:
@@ -217,10 +215,7 @@ def visible(listed: str | None, gpus: Sequence[Gpu], slices: Sequence[Gpu]) -> t
 
 
 def named(entry: str, gpus: Sequence[Gpu]) -> Gpu | None:
-    """The only GPU whose UUID begins so; None where there is none, or more than one.
-
-    `MIG-GPU-<UUID>/<instance>/<instance>`, the form of drivers before 470, is taken as it is.
-    """
+    """Returns the only GPU whose UUID begins so (`MIG-GPU-<UUID>/...` before driver 470); None where it is not one."""
     if entry.upper()[:4] not in ("GPU-", "MIG-"):
         return None
     found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(entry.lower())]
@@ -236,9 +231,7 @@ _WAIT_S = 5.0  # How long NVML may take to answer.
 
 
 def gpu_trouble(uuid: str) -> str:
-    """Returns what NVML says against a GPU; empty where it answers for it. On a thread: a driver may wait for a lost
-    GPU.
-    """
+    """Returns what NVML says against a GPU, empty for nothing; on a thread: a driver may wait for a lost GPU."""
 
     def trouble(nvml: ModuleType) -> str:
         try:

@@ -57,9 +57,7 @@ def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that this process may still put into memory, page cache counted as free; None where nobody
-    says.
-    """
+    """Returns the bytes that this process may still put into memory, page cache included; None: nobody says."""
     rooms = [_kilobytes(root / "proc/meminfo", "MemAvailable")]
     with suppress(ReadingFailedError):
         group = own_group(root, "memory")
@@ -98,9 +96,8 @@ class MemoryKills:
         self._full = self._times_full()
 
     def since(self) -> str:
-        """What the counters prove since then, e.g. ``the cgroup's limit is 2 GiB (memory.max)``; empty: nothing.
-
-        The limit is named of the tightest group that was full since; where none was, the machine itself was.
+        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest group that was full; empty:
+        nothing.
         """
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:

@@ -203,9 +203,7 @@ class _Device:
         return links
 
     def by_field_values(self) -> Reading:
-        """Reads memory temperature and NVLink, which NVML tells by field values alone; what failed is not asked for
-        again.
-        """
+        """Reads memory temperature and NVLink, which NVML tells so alone; what failed is not asked for again."""
         names = ("memory_temperature_c", "nvlink_replays", "nvlink_received_bytes", "nvlink_sent_bytes")
         wanted = [[("NVML_FI_DEV_MEMORY_TEMP", 0)], [("NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", 0)], [], []]
         factors = (1, 1, 1024, 1024)

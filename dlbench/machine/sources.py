@@ -29,10 +29,7 @@ class Field:
 
 
 class ReadingFailedError(Exception):
-    """A field cannot be read, now and later.
-
-    `ends`: all fields whose names begin so end with it, such as `gpu.1.` when that GPU is lost.
-    """
+    """A field cannot be read, now and later; with it end all whose names begin with `ends`, e.g. `gpu.1.`."""
 
     def __init__(self, reason: str, ends: str = "") -> None:
         super().__init__(reason)

@@ -115,10 +115,7 @@ _ASKED = 1 << 16  # files of a data set, and names of one of its folders, at mos
 
 
 def call_rates(files: Sequence[Path], seconds: float, seed: int) -> dict[str, float]:
-    """Per second of one process: files of a set opened (and closed), others looked up by stat(2), and names listed.
-
-    `seconds`: of each of the three, at most. Nothing is asked twice, where there are two files.
-    """
+    """Returns files opened, others looked up and names listed per second of one process; each for `seconds`."""
     drawn = [str(files[n]) for n in random.Random(seed).sample(range(len(files)), min(len(files), _ASKED))]
     half = len(drawn) // 2
 

@@ -186,7 +186,7 @@ def _collect_garbage() -> None:
 def _exchange(
     plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
 ) -> ExitCode:
-    from dlbench.node.comm.run import CommRun
+    from dlbench.node.comm.run import measure
     from dlbench.node.devices import NcclLog, device_for
     from dlbench.node.training.progress import Watchdog
 
@@ -204,16 +204,9 @@ def _exchange(
         watchdog.beat(f"the start of point {number} ({text})")
         progress.on_point(number, of, text)
 
-    run = CommRun(
-        *(plan, folder, place, binding, device),
-        on_point=on_point,
-        beat=watchdog.beat,
-        started=STARTED,
-        on_stuck=give_up,
-        nccl=nccl,
-    )
+    about = plan, folder, place, binding, device
     try:
-        record = run.run()
+        record = measure(*about, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up, nccl=nccl)
     finally:
         if nccl is not None:
             nccl.close(failed=sys.exc_info()[0] is not None)

@@ -87,11 +87,9 @@ def schedule(
 ) -> Schedule:
     """The steps of one rank; () for one rank alone.
 
-    `algorithm`: one of `ALGORITHMS[collective]`. `rank`: whose steps, from 0. `group_size`: ranks of a group, for
-    hierarchical and leader; rank r is in group r // group_size. `shards`: servers of parameter-server, on the first
-    ranks; none: every rank is one. `chunks`: for hierarchical, double-binary-tree and chain; none: `pipeline_chunks`.
-    Raises `UserError`: no such algorithm; groups that do not divide the ranks; more servers than ranks; `ValueError`:
-    no such rank, a negative number of elements, or no chunk.
+    `group_size`: ranks of a group, for hierarchical and leader; rank r is in group r // group_size. `shards`: servers
+    of parameter-server, on the first ranks; none: every rank is one. `chunks`: for hierarchical, double-binary-tree and
+    chain; none: `pipeline_chunks`. Raises `UserError`: there is no such schedule.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:

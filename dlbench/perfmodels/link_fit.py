@@ -71,13 +71,11 @@ def fit_network(
 
     A level without a message in them is None. A level whose messages never decided a step has alpha and beta 0 with an
     interval up to those of the level next to it: the points only show that it is no slower. Intervals are the middle 95
-    % of fits to resampled runs, each begun from the costs of the fit, with its breaks. `median_error` is the median
-    over `held_out`, None where no point could be held out; `largest_held_out` is left to `hold_out_largest`.
+    % of fits to resampled runs, each begun from the costs of the fit, with its breaks.
 
-    `fitted`: when, UTC, ISO 8601. `sharing`: links that ranks share; see `choose_sharing`. `resampled`: seconds of
-    every point in each resample of the runs, shape (resamples, points); None: single runs, which say nothing of their
-    scatter, so that there are no intervals. `runs`: behind each point, at least. Raises `UserError`: too few points or
-    sizes, a point that is no measurement; otherwise as `schedules.schedule`.
+    `fitted`: when, UTC, ISO 8601. `resampled`: seconds of every point in each resample of the runs, shape (resamples,
+    points); None: single runs. `runs`: behind each point, at least. Raises `UserError`: too few points or sizes, or a
+    point that is no measurement.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
@@ -188,8 +186,6 @@ def held_out(observations: Sequence[Observation], sharing: Sharing = ONE_LINK) -
     rank counts - of other sizes alone where all points have one rank count - and the points of the combination are
     predicted. Only which costs there are (breaks, gamma) is taken from the fit to all points. A point is left out
     where the other points do not determine a cost it needs, e.g. that of messages across groups.
-
-    Raises `UserError`: as `fit_network`.
     """
     table = LoadTable(observations, sharing)
     return _held_out(table, observations, _fit(table, observations))
@@ -201,8 +197,6 @@ def choose_sharing(observations: Sequence[Observation]) -> tuple[Sharing, list[t
     Level by level from outside in, as the slower links decide most steps: one link for a block, or a port for each of
     its ranks; of a node's adapters also as many as divide its ranks. Each is kept only if it predicts better, and not
     by what rounding makes of equal ones.
-
-    Raises `UserError`: as `fit_network`.
     """
     best = ONE_LINK
     predictions = held_out(observations, best)

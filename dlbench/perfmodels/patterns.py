@@ -132,8 +132,6 @@ def summarise(
 
     From one element per rank on, parts count as exact fractions of the vector, so that one summary serves all such
     sizes; below, empty parts matter (up to `MOST_SHORT_RANKS`). Summaries are kept.
-
-    Raises `UserError`: as `schedule`.
     """
     chunks = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:

@@ -53,17 +53,12 @@ def training_samples(samples_per_epoch: int, epochs: float) -> float:
 
 
 def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples per second of `ranks` ranks. `per_rank`: samples per second of one rank at the same batch per rank.
-    `efficiency`: weak-scaling efficiency, 1 for perfect scaling; above 1 it is superlinear. Raises `ValueError`: a
-    number is not positive or not finite.
-    """
+    """Samples per second of `ranks` ranks by that of one rank at the same batch and the weak-scaling efficiency."""
     return positive("per_rank", per_rank) * positive("ranks", ranks) * positive("efficiency", efficiency)
 
 
 def time_to_train(samples: float, throughput: float) -> float:
-    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks. Raises
-    `ValueError`: a number is not positive or not finite.
-    """
+    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks."""
     return positive("samples", samples) / positive("throughput", throughput)
 
 
@@ -73,8 +68,7 @@ def consistency(
     """Whether a throughput, an amount of training and a time can all be true.
 
     `throughput`: samples per second, all ranks together. `seconds`: the stated time to train. `tolerance`: share by
-    which the two times may differ; 0.05 for figures of two digits. Raises `ValueError`: a number is not positive or not
-    finite, or tolerance is not in [0, 1).
+    which the two times may differ; 0.05 for figures of two digits.
     """
     if not 0 <= tolerance < 1:
         raise ValueError(f"tolerance {tolerance} is not in [0, 1)")

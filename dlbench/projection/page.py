@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any, Literal
 
-from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import alt
 from dlbench.projection.cost import Cost
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.ledger import Row, Score, line, score
-from dlbench.projection.projected import PARTS, HeldOut, Projection, Refused, Target, counted, figure
+from dlbench.projection.projected import HeldOut, Projection, Refused, Target, counted, figure
 from dlbench.projection.strategies.table import Row as StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
-from dlbench.report.charts.style import FORECAST, MEASURED, PART_COLOURS, WIDE
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
+from dlbench.report.charts.style import FORECAST, MEASURED, WIDE
 from dlbench.report.document import BaseReport, Card, Document, Mark, Section, methods_section, remark
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of, named_table
@@ -35,16 +33,14 @@ from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_esti
 from dlbench.stats.pairing import KnownKey, RunKey
 from dlbench.units import format_number
 
-PART_LOOKS = {
-    "compute": ("forward and backward", PART_COLOURS["backward"]),
-    "optimizer": ("optimizer", PART_COLOURS["optimizer"]),
-    "input": ("input", PART_COLOURS["input"]),
-    "host": ("host and the rest", PART_COLOURS["other"]),
-    "straggler": ("waiting for stragglers", PART_COLOURS["imbalance"]),
-    "exchange": ("exchange on the wire", PART_COLOURS["exchange"]),
+PART_TITLES = {
+    "compute": "forward and backward",
+    "optimizer": "optimizer",
+    "input": "input",
+    "host": "host and the rest",
+    "straggler": "waiting for stragglers",
+    "exchange": "exchange on the wire",
 }
-"""Parts of a projected step: title and colour."""
-_AS_CAUSES = ("optimizer", "input", "straggler", "exchange")  # Parts that the account knows by the same names.
 _WORK = ("compute", "optimizer")  # What no step of this batch can do without; all else is lost.
 
 
@@ -71,7 +67,6 @@ class ProjectedGroup:
     system: str
     sample_unit: str
     measured: tuple[MeasuredPoint, ...]
-    anchor_parts: Mapping[str, float]  # Seconds by `PARTS` of the largest measured point; empty: not known.
     notes: tuple[str, ...]
     projection: Projection
     ledger: tuple[Row, ...]  # Of its system.
@@ -122,7 +117,6 @@ def projected_group(
         system=given.system,
         sample_unit=given.sample_unit,
         measured=measured_points(given),
-        anchor_parts=_anchor_parts(given.anchor),
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
@@ -214,7 +208,7 @@ class PartRow:
     """A part of one target's step."""
 
     ranks: int = field(metadata=column("Ranks", text=lambda ranks: f"{ranks:,}"))
-    part: str = field(metadata=column("Part of the step", text=lambda name: PART_LOOKS[name][0]))
+    part: str = field(metadata=column("Part of the step", text=lambda name: PART_TITLES[name]))
     seconds: Estimate = field(metadata=column("Median, 80 %"))
     seconds_95: Estimate = field(metadata=column("95 %", text=interval_text))
     share: float = field(metadata=column("Of the step", unit="fraction"))
@@ -279,40 +273,6 @@ def projection_chart(
         ],
         size=(WIDE, 260),
     )
-
-
-def parts_chart(subject: Subject, anchor: Mapping[str, float], parts: Sequence[PartRow]) -> Chart:
-    """What the anchor's step (empty: not known) and each projected one consist of, a bar each."""
-    found = [("anchor, measured", name, seconds, number_text(seconds, "s")) for name, seconds in anchor.items()]
-    for one in parts:
-        place = f"{ranks_text(one.ranks)}, projected"
-        found.append((place, one.part, one.seconds.value, figure_text(one.seconds)))
-    rows: Rows = [
-        {"place": place, "part": PART_LOOKS[name][0], "order": PARTS.index(name), "value": value, "shown": shown}
-        for place, name, value, shown in found
-    ]
-    tooltip = {"place": "at", "part": "part", "shown": "median, 80 %"}
-    return finish(
-        stacked(rows, Axis("seconds per step", unit="s"), Series("part", dict(PART_LOOKS.values())), tooltip),
-        subject,
-        name="parts",
-        title="Parts of the step",
-        alt="; ".join(f"{row['place']}, {row['part']}: {row['shown']}" for row in rows) + ".",
-        table=[("At", "Part", "Median, 80 %"), *((row["place"], row["part"], row["shown"]) for row in rows)],
-        size=(WIDE - 120, 260),
-    )
-
-
-def _anchor_parts(anchor: PointFigures) -> dict[str, float]:
-    """The parts of the measured step as projections have them, means over runs; empty where they are not known."""
-    if not all(run.parts for run in anchor.runs):
-        return {}
-
-    def mean(*names: str) -> float:
-        return fmean(sum(run.parts.get(name, 0.0) for name in names) for run in anchor.runs)
-
-    host = [name for name in CAUSES if name not in ("compute", *_AS_CAUSES)]
-    return {"compute": mean("forward", "backward"), "host": mean(*host), **{name: mean(name) for name in _AS_CAUSES}}
 
 
 METHODS = (
@@ -441,10 +401,7 @@ def _of_group(group: ProjectedGroup) -> Iterator[Section]:
             level="answer",
             headline=_headline(targets[-1], _quantity(targets)[0]),
             words=(held_out_line(projection.held_out), line(group.ledger), *flag_lines(projection)),
-            charts=lambda: [
-                projection_chart(subject, group.measured, targets),
-                *([parts_chart(subject, group.anchor_parts, parts)] if parts else []),
-            ],
+            charts=lambda: [projection_chart(subject, group.measured, targets)],
             sheets=(
                 Sheet(
                     name="targets",

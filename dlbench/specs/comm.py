@@ -45,7 +45,8 @@ PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of 
 
 RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
 
-BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
+BACKENDS = ("gloo", "mpi", "nccl", "horovod")
+"""Libraries whose own collectives are timed next to them, as references; horovod in runs of earlier versions alone."""
 
 LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
@@ -110,9 +111,7 @@ class CommSeries(Spec):
 
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
-    """Why ranks of this layout do not form groups for a grouped algorithm; None if they do. `group_size`: ranks of a
-    group; none: those of a node.
-    """
+    """Returns why ranks do not form groups (of `group_size`, or a node) for a grouped algorithm; None if they do."""
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
         return None
@@ -358,8 +357,8 @@ class NetworkModel(Spec):
         return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Least and largest of measured over fitted (1) at the fitted rank counts next to this one. Of all algorithms
-        where this one was not measured; 1 is always between them.
+        """Returns least and largest of measured over fitted at the fitted rank counts next to this one; of all
+        algorithms, if none.
         """
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals

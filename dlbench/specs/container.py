@@ -114,9 +114,7 @@ class ContainerSpec(Spec):
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
-    """Adds the digest of the image's file, kept in the user's cache, and what nodes know it by; not of a folder or
-    name.
-    """
+    """Adds the digest of the image's file, kept in the user's cache, and what nodes know it by."""
     if not container.is_used or not container.is_path:
         return container
     path = Path(container.image or "")

@@ -59,9 +59,7 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """Returns all runs of a request in their order; `lacking`: why this machine cannot do a step of a ladder, else
-    empty.
-    """
+    """Returns all runs of a request in order; `lacking`: why this machine cannot do a step of a ladder, or empty."""
     option_of(request)
     refuse_other_options(request)
     # The same with sizes in bytes, whatever unit they were given in.
@@ -307,7 +305,7 @@ class CommRuns:
 def expand_comm(
     request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
 ) -> CommRuns:
-    """Returns all runs of a request in order; `installed`: those of `horovod` and `mpi4py` that this Python has."""
+    """Returns all runs of a request in order; `installed`: holds `mpi4py` if this Python has it."""
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     settings: dict[str, tuple[AxisValue, str]] = {}
@@ -384,6 +382,8 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
+        if "horovod" in backends:
+            raise UserError("--backends horovod has been removed: `dlbench run --engine horovod` times its exchange")
     if not algorithms and not backends:
         raise UserError("--algorithms none --backends none: nothing is left to measure; name one or more of either")
     return {
@@ -402,11 +402,10 @@ def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str
     chosen, notes = [], []
     if transport == "torch":
         chosen.append("nccl" if system.node.gpus else "gloo")
-    for name, library, is_wanted in (("mpi", "mpi4py", system.launch.by_mpi), ("horovod", "horovod", True)):
-        if is_wanted and library in installed:
-            chosen.append(name)
-        elif is_wanted:
-            notes.append(f"back-end {name} left out: {library} is not known to be installed where the ranks run")
+    if system.launch.by_mpi and "mpi4py" in installed:
+        chosen.append("mpi")
+    elif system.launch.by_mpi:
+        notes.append("back-end mpi left out: mpi4py is not known to be installed where the ranks run")
     return tuple(chosen), [f"back-ends as references: {', '.join(chosen) or 'none'}", *notes]
 
 

@@ -14,9 +14,7 @@ _MOST_NAMES = 1 << 16  # More than a cluster has: a slip of the pen must not fil
 
 
 def compressed(hosts: Iterable[str]) -> str:
-    """Returns hosts as one short text, each once; only numbers at the end are folded, as every version of Slurm reads
-    them.
-    """
+    """Returns hosts as one short text; only numbers at the end are folded, as every version of Slurm reads them."""
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
     for host in hosts:

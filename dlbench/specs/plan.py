@@ -48,9 +48,7 @@ MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked 
 
 
 def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
-    """Returns a job's name, e.g. ``resnet50-4nodes-32ranks-fusion64MiB-r2``; a digest tells runs apart where values do
-    not fit.
-    """
+    """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; a digest where values do not fit."""
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = [_axis_word(key, value) for key, value in axes.items()]
     swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)

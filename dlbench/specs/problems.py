@@ -37,9 +37,7 @@ class Key:
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yields the keys of a specification in the order of its fields; of a union those of the branch that `values`
-    choose.
-    """
+    """Yields the keys of a specification in the order of its fields; of a union those that `values` choose."""
     for name, field in model.model_fields.items():
         value = values.get(name)
         below = value if isinstance(value, Mapping) else {}

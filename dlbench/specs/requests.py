@@ -236,9 +236,7 @@ MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
-    """Returns ascending bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm, whole elements) or
-    `A,B,C`.
-    """
+    """Returns bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm) or `A,B,C`, ascending."""
     shown = f"--sizes {text[:80]!r}"
     parts = text.split(":")
     if len(parts) == 1:

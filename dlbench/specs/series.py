@@ -169,10 +169,7 @@ def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
 
 
 def acting_part(plan: RunPlan) -> dict[str, Any]:
-    """What of a plan its ranks read, and what the command or script is made of that starts them.
-
-    The rest names the system, describes it to reports, or asks Slurm for nodes, which sides have in common.
-    """
+    """Returns what of a plan its ranks read, and what starts them; sides have the rest in common."""
     content = plan.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "layout"})
     system = content["system"]
     for key in ("name", "title", "node"):
@@ -227,12 +224,7 @@ def option_of(request: Request) -> str:
 
 
 def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """All runs of a request in the order in which they should run, each next to its variants.
-
-    Every second repeat has the variants in the opposite order: a drift of the machine falls on all of them alike.
-
-    `request`: says which variants.
-    """
+    """Returns all runs in their order, each next to its variants, in every second repeat in the opposite order."""
     option = option_of(request)
     if option:
         _refuse(request, option, plans)

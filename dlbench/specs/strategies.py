@@ -33,9 +33,7 @@ def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: 
 
 
 def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """What ranks do not each hold or do alone, in words that fit every rank count of a series, e.g. `parameters sharded
-    over all ranks`; empty for replicas that exchange gradients in each step.
-    """
+    """Returns e.g. `parameters sharded over all ranks`; empty for replicas that exchange gradients in each step."""
     if engine.name == "fsdp":
         fsdp = engine.fsdp
         kept = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"

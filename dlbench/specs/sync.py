@@ -155,9 +155,7 @@ class SyncSpec(Spec):
 
 
 def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> str | None:
-    """Why these settings cannot act on this layout, in one sentence with what would be right; None if they can. One
-    rank is no problem: it is the baseline of a series, and exchanges nothing whatever is asked.
-    """
+    """Returns why these settings cannot act on this layout, and what would be right; None if they can."""
     if ranks == 1:
         return None
     if sync.exchange == "none":

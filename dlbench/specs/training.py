@@ -277,10 +277,9 @@ class TrainSpec(Spec):
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
-        """The recipe in force at a global batch: what a row of learning_rate_table replaces is replaced.
+        """Returns the recipe in force at a global batch; steps of a row at another batch are of as many samples.
 
-        The learning rate is left to `OptimizerSpec.peak`. Steps of a row at another batch are scaled, so that they are
-        of as many samples.
+        The learning rate is left to `OptimizerSpec.peak`.
         """
         place = self.optimizer.place(global_batch)
         if place is None:
@@ -448,9 +447,7 @@ TABLE = "train.optimizer.learning_rate_table"
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
-    """Returns why training to the target is not offered, and what to do; `starts_from`: a checkpoint, None: random
-    weights.
-    """
+    """Returns why training to the target is not offered, and what to do; `starts_from`: None: random weights."""
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
             f"this recipe reaches {quality.target:g} from trained weights only: give checkpoint.initialize_from a "

@@ -94,9 +94,7 @@ class Model(Spec):
         return ()
 
     def training_flops(self, data: DataSpec) -> int:
-        """Returns FLOPs of training on a sample; nobody computes the input's gradient: a first convolution has 2
-        passes, not 3.
-        """
+        """Returns FLOPs of training on a sample; the gradient of the sample itself is not computed."""
         first, rest = self.forward_macs(data)
         return FLOPS_PER_MAC * (TRAINING_PASSES * rest + (TRAINING_PASSES - 1) * first)
 
@@ -556,10 +554,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData | NoData, Field(discrimi
 
 
 def _of_this_site() -> Iterator[type[Model]]:
-    """Networks of the folders in DLBENCH_PATH: a module next to the workload file of the same name holds its `Model`.
-
-    One that cannot be loaded goes to `BROKEN`: only who asks for that workload needs to know.
-    """
+    """Yields networks of DLBENCH_PATH: a module next to the workload file of its name. What fails goes to `BROKEN`."""
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)
     package.__path__ = [str(folder) for folder in folders]

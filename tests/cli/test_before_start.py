@@ -84,23 +84,6 @@ def test_a_system_with_gpus_takes_preset_gpu_and_says_why(
     assert preset_taken(Request(workload="resnet50", overrides={"system.node.gpus": 1})) == "gpu"
 
 
-def test_dry_runs_name_the_precision_of_every_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    def told(command: str, *options: str) -> str:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([command, "resnet50", "--out", str(tmp_path), *options, "--dry-run"])
-        assert ended.value.code == 0
-        return capsys.readouterr().out
-
-    cluster = ("--system", "example-gpu", "--nodes", "1,2")
-    assert "\n# Precision: bf16 autocast.\n" in told("submit", *cluster)
-    assert "\n# Precision: strict fp32 (TF32 off).\n" in told("submit", *cluster, "--preset", "full")
-    swept = ("--preset", "full", "--sweep", "train.precision=fp32,bf16,tf32")
-    assert "\n# Precision: strict fp32 (TF32 off); bf16 autocast; fp32 with TF32.\n" in told("submit", *cluster, *swept)
-    assert "# resnet50 (ci), horovod, 1 rank     1  strict fp32 (TF32 off)               8  -\n" in told(
-        "run", "--preset", "ci"
-    )
-
-
 @pytest.mark.parametrize(
     ("command", "option", "use"),
     [

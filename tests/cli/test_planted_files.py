@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,10 +22,11 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli as entry
 from dlbench.cli.streams import ending_of
 from dlbench.errors import DlbenchError
+from dlbench.records import status as record_status
+from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import STAGE
-from tests.support.paths import DATA
-from tests.support.run_factory import Story, constant, exchange_result, plans, write_run
+from tests.support.run_factory import Story, constant, edit_json, exchange_result, plans, write_run
 from tests.support.watch_factory import write_samples, write_spans
 
 SUBMITTED = ("--system", "box", "--nodes", "1", "--out", "FULL/runs")
@@ -85,34 +90,37 @@ def first(runs: Path) -> RunFolder:
     return RunFolder(sorted(runs.iterdir())[0])
 
 
-FILES: dict[str, Callable[[RunFolder], Path]] = {
-    "plan": lambda folder: folder.plan,
-    "record": lambda folder: folder.record,
-    "failure": lambda folder: folder.failure,
-    "status": lambda folder: folder.status(1),
-    "steps": lambda folder: folder.steps(1),
-    "spans": lambda folder: folder.spans(1),
-    "samples": lambda folder: folder.samples(0),
-    "submission": lambda folder: folder.submission,
-}
 # Read by `status`; by `report` all but the last.
-OF_STATUS = ("plan", "record", "failure", "status", "submission")
-
-
-@pytest.mark.parametrize("instead", ["a named pipe", "a device"])
-@pytest.mark.parametrize("name", FILES)
-def test_nobody_waits_for_what_is_no_file(runs: Path, name: str, instead: str) -> None:
-    path = FILES[name](first(runs))
-    path.unlink(missing_ok=True)
-    if instead == "a device":
-        path.symlink_to("/dev/zero")
-    else:
-        os.mkfifo(path)
-    done = call("status", runs) if name in OF_STATUS else call("report", runs)
+@pytest.mark.parametrize("number", [3_000_000_000, 10**400], ids=["3e9", "1e400"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status", "RUNS"),
+        ("report", "RUNS"),
+        ("diagnose", "RUNS"),
+        ("cost", "RUNS"),
+        ("trace", "RUN", "-o", "trace.json"),
+        ("compare", "RUNS", "OTHERS"),
+        ("check", "--baseline", "OTHERS", "--candidate", "RUNS"),
+        ("baseline", "RUNS", "-o", "base.json"),
+        ("history", "import", "RUNS", "--store", "store"),
+        ("export", "mllog", "RUN"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_no_run_has_is_damage(
+    others: Path, runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], number: int
+) -> None:
+    """Nothing is sized by it: a list of three thousand million ranks would take 24 GB."""
+    monkeypatch.chdir(tmp_path)
+    for one in runs.iterdir():
+        plan = RunFolder(one).plan
+        plan.write_text(plan.read_text().replace('"ranks": 2', f'"ranks": {number}'))
+    one = first(runs)
+    names = {"RUNS": str(runs), "RUN": str(one.path), "OTHERS": str(others)}
+    done = call(*(names.get(word, word) for word in words))
     assert code(done) == 4, told(done)
-    assert f"{path}: " in told(done)
-    assert f"is {'a link' if instead == 'a device' else instead}, not a regular file" in told(done)
-    assert "Traceback" not in told(done)
+    assert re.search(rf"{re.escape(str(one.plan))}: damaged: .*(1,000,000|401 digits)", told(done)), told(done)
 
 
 def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -122,6 +130,25 @@ def integers(content: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
         pairs = content.items() if isinstance(content, dict) else enumerate(content)
         for key, value in pairs:
             yield from integers(value, (*place, key))
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 40))])
+def test_any_whole_number_of_a_run_is_read_or_is_damage(runs: Path, tmp_path: Path, seed: int) -> None:
+    """Never a defect, and never more than the machine has."""
+    rng = random.Random(seed)
+    one = first(runs)
+    for path in (one.plan, one.record):
+        before = path.read_text()
+        content = json.loads(before)
+        *outer, last = rng.choice([*integers(content)])
+        reduce(lambda value, key: value[key], outer, content)[last] = rng.choice(
+            (-1, 0, 999_999, 3_000_000_000, 2**53 - 1, 2**62, 2**63, 10**400)
+        )
+        path.write_text(json.dumps(content))
+        for words in (("report", runs), ("trace", one.path, "-o", tmp_path / "trace.json"), ("diagnose", runs)):
+            done = call(*words)
+            assert ending_of(done.exception or SystemExit(0)).code in (0, 2, 4), told(done)
+        path.write_text(before)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +174,6 @@ def full_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         *(("report", "RUNS", "-o", f"FULL/report{suffix}") for suffix in (".txt", ".md", ".csv", ".json")),
         ("diagnose", "RUNS", "-o", "FULL/x.json"),
         ("baseline", "RUNS", "--allow-few", "-o", "FULL/base.json"),
-        ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--json", "FULL/check.json"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--junit", "FULL/check.xml"),
         ("check", "--baseline", "OTHERS", "--candidate", "RUNS", "--summary", "FULL/filler"),
         ("trace", "RUN", "-o", "FULL/trace.json"),
@@ -168,35 +194,48 @@ def test_a_full_disk_is_the_machine_s_lack(made: Path, others: Path, full_disk: 
     assert [path.name for path in full_disk.rglob("*") if path.is_file()] == ["filler"]
 
 
+def test_a_status_that_may_not_be_read_spoils_no_record(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, limit: int) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(record_status, "read_json", refuse)
+    assert "2 runs, 2 valid" in call("status", runs).output
+    one = first(runs)
+    one.record.unlink()
+    done = call("status", runs)
+    assert code(done) == 4
+    assert f"{one.status(0)}: cannot be read: Permission denied\n" in done.output
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        ("check", "--candidate", "RUNS", "--baseline"),
-        ("comm", "predict", "--ranks", "2"),
-        ("data", "verify"),
-        ("run", "cosmoflow", "--dry-run", "--system"),
-    ],
-    ids=" ".join,
+    ("put", "what"),
+    [(os.mkfifo, "a named pipe"), (Path.touch, "a file"), (lambda path: path.symlink_to("../../runs"), "a link")],
+    ids=["pipe", "file", "link"],
 )
-def test_a_pipe_that_a_person_names_is_not_waited_for(runs: Path, tmp_path: Path, command: tuple[str, ...]) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    done = call(*(str(runs) if word == "RUNS" else word for word in command), path)
-    assert code(done) in (2, 4), told(done)
-    assert str(path) in told(done)
+def test_what_stands_in_place_of_a_month_is_named(
+    runs: Path, tmp_path: Path, put: Callable[[Path], None], what: str
+) -> None:
+    one = first(runs)
+    edit_json(one.plan, created="2027-02-03T12:00:00Z")
+    (tmp_path / "store").mkdir()
+    assert code(call("history", "import", tmp_path / "runs" / one.path.name, "--store", tmp_path / "store")) == 0
+    month = tmp_path / "store" / "runs" / "2027-02"
+    shutil.rmtree(month)
+    put(month)
+    done = call("history", "import", runs, "--store", tmp_path / "store")
+    assert code(done) == 4, told(done)
+    assert f"{month}: is {what}, not a folder of this history; take it away" in done.output
+    assert "1 imported, 1 damaged" in done.output
 
 
-def test_a_data_set_with_a_pipe_is_verified(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "manifest.json").unlink()
-    os.mkfifo(tmp_path / "set" / "manifest.json")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "manifest.json: not a manifest of dlbench: is a named pipe" in told(done)
-    shutil.rmtree(tmp_path / "set")
-    shutil.copytree(DATA / "formats" / "dataset" / "v1", tmp_path / "set")
-    (tmp_path / "set" / "train" / "a.txt").unlink()
-    os.mkfifo(tmp_path / "set" / "train" / "a.txt")
-    done = call("data", "verify", tmp_path / "set")
-    assert code(done) in (2, 4)
-    assert "a.txt: " in told(done)
+def test_a_unit_is_text_and_no_pattern(tmp_path: Path) -> None:
+    for side in ("a", "b"):
+        plan = plans(points=(1,), repeats=1, series=side)[0]
+        folder = write_run(tmp_path / side, plan, STEP)
+        content = plan.model_dump(mode="json")
+        content["workload"]["sample_unit"] = "img {x} {0.__class__}"
+        write_json(folder.plan, content)
+    done = call("compare", tmp_path / "a", tmp_path / "b", "--full")
+    assert "KeyError" not in told(done)
+    assert done.exception is None or isinstance(done.exception, SystemExit | DlbenchError), done.exception
+    assert "img {x} {0.__class__} per rank" in " ".join(told(done).split())

@@ -117,11 +117,6 @@ def test_factors_are_of_the_same_run(tmp_path: Path) -> None:
     assert "hit most; 1 of 1 victims for certain, by 5 runs." in " ".join(text.split())
 
 
-def test_a_rank_that_sends_nothing_is_said(tmp_path: Path) -> None:
-    write_pairs(tmp_path, points=(5,), group_size=5, congestors="auto")
-    assert only(tmp_path).words[-1] == "In no pair, and sending nothing: rank 4."
-
-
 def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:
     factory.write_comm_series(tmp_path, algorithms="ring,direct", backends="none", sizes="1KiB:1MiB")
     write_pairs(tmp_path, series="c2")

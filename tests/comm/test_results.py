@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import math
 import random
-import shutil
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +27,7 @@ from dlbench.perfmodels.schedules import Layout, pipeline_chunks
 from dlbench.records.comm import scan_comm
 from dlbench.report.formats import terminal
 from dlbench.report.wording import optional
-from dlbench.specs.comm import FittedRange, LargestHeldOut, Level, LineCost, NetworkModel, Piece, SizeBias
+from dlbench.specs.comm import Level, LineCost, NetworkModel, Piece
 from dlbench.stats.estimates import Estimate
 from tests.support import collectives_factory as factory
 
@@ -129,20 +126,6 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
 # What yields no figure, and why
 
 
-def test_an_invalid_run_yields_no_figure_and_names_the_wrong_point(tmp_path: Path) -> None:
-    first, second = factory.comm_plans(algorithms="ring", backends="none", sizes="4KiB,8KiB", repeats=2)
-    error = {"correct": False, "max_error": 0.25}
-    wrong = factory.Story(state="invalid", change=lambda point: error if point["num_bytes"] == 8192 else {})
-    factory.write_comm_run(tmp_path, first, wrong)
-    factory.write_comm_run(tmp_path, second)
-    table = table_of(tmp_path)
-    (group,) = table.groups
-    assert [run.plan.run_id for run in group.runs] == [second.run_id]
-    (without,) = table.without
-    assert without.state == "invalid"
-    assert "ring over torch-gloo of 8 KiB: wrong result, largest relative error 0.25" in without.why
-
-
 def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Path) -> None:
     (plan,) = factory.comm_plans(algorithms="ring", backends="gloo", sizes="4KiB,8KiB", repeats=1)
 
@@ -161,21 +144,7 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     }
 
 
-def test_a_copied_run_is_no_repeat(tmp_path: Path) -> None:
-    plans = factory.write_comm_series(tmp_path, algorithms="ring", backends="none", sizes="4KiB", repeats=2)
-    shutil.copytree(tmp_path / plans[0].run_id, tmp_path / "a-copy")
-    table = table_of(tmp_path)
-    assert [len(group.runs) for group in table.groups] == [2]
-    assert len(table.damaged) == 1
-    assert "a copy is no repeat" in table.damaged[0]
-
-
 # Doubts
-
-
-def test_a_healthy_series_gives_no_warning(tmp_path: Path) -> None:
-    factory.write_comm_series(tmp_path, collective="all-to-all", sizes="4KiB,64KiB", group_size=4)
-    assert group_doubts(only(tmp_path)) == []
 
 
 def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one_chunk(tmp_path: Path) -> None:
@@ -318,11 +287,6 @@ def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
     ]
 
 
-def test_a_tie_between_two_sizes_of_one_winner_belongs_to_it() -> None:
-    group = group_with({"ring": [1.0, 2.0, 4.0], "direct": [2.0, 1.99, 6.0]})
-    assert [(one.low, one.high, one.title) for one in choice.ranges_of(choice.best(group))] == [(1024, 4096, "ring")]
-
-
 def test_few_runs_have_no_winner_and_scatter_hides_one(tmp_path: Path) -> None:
     """Four runs are too few for any; of five that scatter by more than the lead no algorithm is recommended."""
     asked: dict[str, Any] = {"algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB,64MiB"}
@@ -392,18 +356,6 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
 
 
-def test_points_are_predicted_by_fits_that_did_not_see_them(fitted: tuple[Fit, bool]) -> None:
-    fit, _ = fitted
-    assert len(fit.predicted) == fit.network.num_points
-    scopes = {one.scope: one for one in fit.errors}
-    assert list(scopes)[:2] == ["all", "1 MB and more"]
-    assert scopes["all"].num_points == 42
-    assert scopes["1 MB and more"].num_points == 3 * 2 * 2
-    assert scopes["all"].median < 0.02
-    assert scopes["all"].worst < 0.1
-    assert "other sizes and other rank counts" in fit_caption(fit.network)
-
-
 def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
     fit, _ = fitted
     lines = {(line.name, line.ranks): line for line in fit.network.collectives}
@@ -416,33 +368,6 @@ def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
         assert lines["mpi flat", ranks].per_byte_s == pytest.approx(2e-9, rel=0.05)
     # 2 (p - 1) steps, each across.
     assert lines["gloo ring", 8].startup_s == pytest.approx(14 * ACROSS[0], rel=0.05)
-
-
-def test_a_single_rank_count_is_said_to_be_one(tmp_path: Path) -> None:
-    request: dict[str, Any] = {**BOX, "points": (2,), "algorithms": "ring,recursive-doubling", "backends": "none"}
-    factory.write_comm_series(tmp_path, **request)
-    (fit,) = fit_all(table_of(tmp_path)).fits
-    assert "all at 4 ranks, the only rank count" in fit_caption(fit.network)
-    (group,) = table_of(tmp_path).groups
-    errors = [
-        abs(fit.predicted[group.id, series.title, one.num_bytes] / one.time.value - 1)
-        for series in group.series
-        for one in series.rows
-    ]
-    assert statistics.median(errors) == pytest.approx(fit.errors[0].median)
-
-
-def test_pretended_groups_are_left_out_beside_real_ones(tmp_path: Path) -> None:
-    request: dict[str, Any] = {**BOX, "algorithms": "ring,recursive-doubling", "backends": "none", "sizes": "1KiB:1MiB"}
-    factory.write_comm_series(tmp_path, **{**request, "points": (2,)})
-    one_node: dict[str, Any] = {"points": (1,), "ranks_per_node": 4, "group_size": 2}
-    slow = factory.network(across=(1.0, 1e-6))
-    factory.write_comm_series(tmp_path, factory.Story(network=slow), series="c2", **{**request, **one_node})
-    found = fit_all(table_of(tmp_path))
-    (fit,) = found.fits
-    assert fit.network.across.pieces[0].alpha_s == pytest.approx(100e-6, rel=0.1)
-    (left,) = found.unfitted
-    assert "12 points of groups inside one node are left out" in left
 
 
 def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
@@ -469,15 +394,6 @@ def test_leaf_switches_are_a_third_level(tmp_path: Path) -> None:
     found = fit_all(table_of(tmp_path / "odd"))
     assert set(found.fits[0].network.levels) == {"inside", "across"}
     assert "ranks lie below leaf switches in unequal blocks" in found.unfitted[0]
-
-
-def test_only_libraries_give_a_file_of_lines(tmp_path: Path) -> None:
-    factory.write_comm_series(tmp_path, **{**BOX, "algorithms": "none", "backends": "mpi"})
-    fit = the_fit(tmp_path)
-    assert (fit.network.inside, fit.network.across, fit.network.transport) == (None, None, "mpi")
-    assert [(line.name, line.ranks) for line in fit.network.collectives] == [
-        (name, ranks) for ranks in (4, 8) for name in ("mpi flat", "mpi library-out-of-place")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -545,27 +461,6 @@ def test_predictions_are_those_of_the_cost_model() -> None:
     # A line holds for the rank counts it was measured at.
     assert [series.name for series in small.series if series.is_line] == ["mpi flat"]
     assert not any(series.is_line for series in large.series)
-
-
-def test_an_extrapolation_is_told_by_carrier_and_in_every_respect() -> None:
-    """A library's line at 64 ranks says nothing of the algorithms over another carrier, fitted at 2 and 4."""
-    line = LineCost(name="nccl flat", startup_s=1e-3, per_byte_s=1e-9, ranks=64, sizes=(1024, 65536))
-    fitted = FittedRange(ranks=(2, 4), group_sizes=(2,), num_groups=(1, 2), sizes=(1024, 2**20), runs=5)
-    bias = (SizeBias(num_bytes=1, ratio=1.04),)
-    held_out = LargestHeldOut(ranks=4, fitted_ranks=(2,), num_points=1, ratio=1.04, median_error=0.04, by_size=bias)
-    found = {"collectives": (line,), "fitted_over": fitted, "largest_held_out": held_out}
-    network = factory.network().model_copy(update=found)
-    (inside,) = predict_all(network, (4,), Wanted(sizes=(4096, 2**20), group_size=2)).predictions
-    assert inside.extrapolated == ()
-    (beyond,) = predict_all(network, (64,), Wanted(sizes=(1024, 16 * 2**30), group_size=8)).predictions
-    assert beyond.extrapolated == (
-        "64 ranks, fitted at 2, 4",
-        "8 ranks in a group, fitted at 2",
-        "8 groups, fitted at 1, 2",
-        "16 GiB, fitted from 1 KiB to 1 MiB",
-    )
-    (flat,) = (series for series in beyond.series if series.is_line)
-    assert flat.beyond == "16 GiB, fitted from 1 KiB to 64 KiB"
 
 
 def write_runs(
@@ -673,19 +568,3 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     assert "phi: flows that a link carries at once" in " ".join(text.split())
     with pytest.raises(UserError, match="between leaf switches were never measured"):
         predict_all(network, (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=4))
-
-
-def test_lines_alone_predict_no_other_rank_count() -> None:
-    network = planted_with_lines().model_copy(update={"inside": None, "across": None})
-    (found,) = predict_all(network, (8,), Wanted(sizes=SIZES)).predictions
-    assert [series.name for series in found.series] == ["mpi flat"]
-    assert found.fusion_bytes == pytest.approx(9 * 1e-3 / 1e-9)
-    with pytest.raises(UserError, match="holds lines alone, for 4, 8 ranks"):
-        predict_all(network, (16,), Wanted(sizes=SIZES))
-
-
-def test_the_same_runs_give_the_same_numbers(tmp_path: Path) -> None:
-    small = {"points": (2,), "sizes": "1KiB:64KiB", "algorithms": "ring,recursive-doubling"}
-    factory.write_comm_series(tmp_path, **{**BOX, **small})
-    first, second = (fit_all(table_of(tmp_path)) for _ in range(2))
-    assert json.dumps(first.fits[0].network.model_dump()) == json.dumps(second.fits[0].network.model_dump())

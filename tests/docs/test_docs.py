@@ -138,17 +138,6 @@ def test_every_generated_part_stands_in_a_page() -> None:
     assert {name for _, name, _ in regions()} == set(reference.REGIONS)
 
 
-def test_regenerating_changes_regions_only_and_refuses_unknown_ones() -> None:
-    before = "text\n<!-- generated: exit-codes -->\nstale\n<!-- end -->\nmore\n"
-    after = reference.regenerate(before)
-    assert "stale" not in after
-    assert after.startswith("text\n<!-- generated: exit-codes -->\n")
-    assert after.endswith("<!-- end -->\nmore\n")
-    assert reference.regenerate(after) == after
-    with pytest.raises(KeyError):
-        reference.regenerate("<!-- generated: nothing-makes-this -->\n<!-- end -->\n")
-
-
 # --- commands and examples --------------------------------------------------------------------------------------------
 
 

@@ -214,17 +214,6 @@ def test_counters_that_fall_go_on(tree: Write) -> None:
     assert source.drain_failures() == []
 
 
-def test_hostile_names_become_plain_ones(tree: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ['e"th\\', "e_th_", "ü\x1b"]
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: {name: State(True) for name in names})
-    infiniband(tree, port='m"x/ports/1')
-    source = open_host(network(tree, **{name: (number, 0) for number, name in enumerate(names)}))
-    told = read(source)
-    assert all(NAME.fullmatch(name) for name in told)
-    assert [told[f"host.net.{part}.received_bytes"] for part in ("e_th_", "e_th__2", "__")] == [0, 1, 2]
-    assert told["host.infiniband.m_x.1.received_bytes"] == 40
-
-
 def test_infiniband(tree: Write) -> None:
     infiniband(tree, port="mlx5_1/ports/2", state="1: DOWN\n")
     infiniband(tree, port="mlx5_2/ports/1", got="garbage\n")

@@ -62,16 +62,6 @@ def test_counters_equal_the_closed_forms(name: tuple[Collective, str], ranks: in
         assert max(c.bytes_sent for c in counted) == 4 * elements * form.sent
 
 
-def test_bytes_between_groups() -> None:
-    """Two nodes of four: a flat ring sends 1.75 n over each link, hierarchical n."""
-    layout, elements = Layout(ranks=8, group_size=4), 6400
-    across = {
-        name: sum(c.bytes_across for c in counts("allreduce", name, layout, elements, 1)[:4])
-        for name in ("ring", "hierarchical", "leader", "recursive-halving-doubling")
-    }
-    assert across == {"ring": 11200, "hierarchical": 6400, "leader": 6400, "recursive-halving-doubling": 6400}
-
-
 # --- predictions -------------------------------------------------------------------------------------------------
 
 
@@ -130,27 +120,6 @@ def test_nothing_is_faster_than_the_ideal(
         assert seconds >= ideal_seconds(name[0], layout, 4 * 720720, priced) * (1 - 1e-9)
 
 
-def test_the_ideal_is_the_largest_of_its_costs_not_their_sum() -> None:
-    layout, n = Layout(ranks=8, group_size=4), 720720
-    inside, across = level((None, 2e-5, 3e-9)), level((None, 1e-4, 4e-9))
-    found = [
-        ideal_seconds("allreduce", layout, n, network(inside, across, gamma=gamma, shared_link=True))
-        for gamma in (0.0, 1e-7)
-    ]
-    assert found == pytest.approx([n * 4e-9, 7 / 8 * n * 1e-7])  # The link between two nodes; sums.
-    one_start_up = ideal_seconds("allreduce", layout, 8, network(inside, across))
-    assert one_start_up == pytest.approx(1e-4)
-
-
-def test_shared_memory_adds_up_what_a_group_sends() -> None:
-    """Each of four ranks passes its n / 4 on to the next, in 2 x 3 steps."""
-    layout = Layout(ranks=4, group_size=4)
-    apart = network(level((None, 1.0, 1.0)), None)
-    shared = network(level((None, 1.0, 1.0)), None, memory=True)
-    assert predict("allreduce", "ring", 8000, layout, apart) == pytest.approx(6 * (1 + 2000))
-    assert predict("allreduce", "ring", 8000, layout, shared) == pytest.approx(6 * (1 + 4 * 2000))
-
-
 @pytest.mark.parametrize("link", [True, False])
 @pytest.mark.parametrize("memory", [True, False])
 def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
@@ -172,25 +141,6 @@ def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
     sharing, predictions = choose_sharing(observations)
     assert sharing == Sharing(inside=1 if memory else None, across=1 if link else None)
     assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
-
-
-def test_messages_are_priced_by_the_piece_of_their_own_size() -> None:
-    pieces = network(level((1000, 1.0, 0.0), (None, 100.0, 0.0)), None)
-    layout = Layout(ranks=4, group_size=4)
-    assert predict("allreduce", "ring", 4000, layout, pieces) == 6 * 1.0
-    assert predict("allreduce", "ring", 4004, layout, pieces) == 6 * 100.0
-    assert predict("allreduce", "recursive-doubling", 4000, layout, pieces) == 2 * 100.0
-
-
-def test_fewer_elements_than_ranks() -> None:
-    priced = network(level((None, 1.0, 0.0)), None)
-    layout = Layout(ranks=8, group_size=8)
-    assert predict("allreduce", "direct", 4 * 8, layout, priced) == 14.0
-    assert predict("allreduce", "direct", 4 * 3, layout, priced) == 14.0  # the owner of an element takes 7, gives 7
-    assert predict("all-gather", "direct", 4 * 3, layout, priced) == 7.0
-    assert predict("reduce-scatter", "recursive-halving", 4, layout, priced) == 3.0
-    assert predict("allreduce", "ring", 0, layout, priced) == 0.0
-    assert predict("allreduce", "ring", 400, Layout(ranks=1, group_size=1), network(None, None)) == 0.0
 
 
 def test_what_was_never_measured_is_not_predicted() -> None:
@@ -307,14 +257,6 @@ def test_a_planted_break_is_found_and_no_other() -> None:
     limit = found.across.pieces[0].up_to_bytes
     assert 65536 <= limit < 4 * 65536  # where messages lie on both sides
     same_level(found.across, planted.across, 0.15)
-
-
-def test_one_node_gives_one_level() -> None:
-    layouts = (Layout(ranks=2, group_size=4), Layout(ranks=4, group_size=4))
-    names = [name for name in SOME if name[1] not in GROUPED_ALGORITHMS]
-    found = fitted(measured(SHAPED, layouts=layouts, names=names))
-    assert found.across is None
-    same_level(found.inside, SHAPED.inside, 1e-6)
 
 
 def test_a_level_that_never_decides_is_only_bounded() -> None:

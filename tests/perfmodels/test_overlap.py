@@ -47,28 +47,6 @@ def test_the_planner_is_as_good_as_the_best_of_all_partitions(
     assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(best, rel=1e-12)
 
 
-@given(gradients=gradients, per_byte=st.floats(0, 0.5))
-def test_without_a_startup_merging_gains_nothing(gradients: tuple[list[int], list[float]], per_byte: float) -> None:
-    sizes, ready = gradients
-    cost = line(0.0, per_byte)
-    wait_free = end((1,) * len(sizes), sizes, ready, cost)
-    assert end(best_merge(sizes, ready, cost), sizes, ready, cost) == pytest.approx(wait_free, rel=1e-12)
-
-
-@given(
-    sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=20),
-    cost=st.builds(line, st.floats(0.1, 5), st.floats(0, 0.5)),
-)
-def test_what_is_ready_at_once_goes_as_one_message(sizes: list[int], cost: LineCost) -> None:
-    ready = [0.0] * len(sizes)
-    assert best_merge(sizes, ready, cost) == (len(sizes),)
-
-
-def test_gradients_far_apart_are_not_merged() -> None:
-    sizes, ready, cost = [10, 10, 10], [0.0, 100.0, 200.0], line(1.0, 0.1)
-    assert best_merge(sizes, ready, cost) == (1, 1, 1)
-
-
 def test_the_published_rule_is_not_always_the_best() -> None:
     # The rule looks at two neighbours: the second gradient joins the first, half a second late, and the third comes a
     # whole start-up after that and stays alone. Better: the first alone, the others together behind it.
@@ -95,10 +73,6 @@ def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int |
     if threshold:
         assert flat.time(threshold) <= grouped.time(threshold)
         assert flat.time(threshold - 1) > grouped.time(threshold - 1)
-
-
-def test_nothing_to_send() -> None:
-    assert best_merge([], [], line(1.0, 1.0)) == ()
 
 
 def test_what_cannot_be_is_refused() -> None:

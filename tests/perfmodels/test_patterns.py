@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.perfmodels.algorithms import patterns
-from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
+from dlbench.perfmodels.link_fit import Observation, choose_sharing
 from dlbench.perfmodels.patterns import Sharing, StepLoads, loads_of
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
@@ -148,13 +148,6 @@ def test_phi_is_flows_over_links(links: int | None, phi: float) -> None:
     assert found.seconds(priced) == pytest.approx(size / 4 * phi)  # 2 steps of half of a rank's quarter
 
 
-def test_leaf_switches_hold_whole_groups() -> None:
-    with pytest.raises(ValueError, match="6 ranks below a leaf switch are no whole groups of 4"):
-        Layout(ranks=12, group_size=4, leaf_size=6)
-    with pytest.raises(ValueError, match="leaf switches of 2 nodes are given, and the ranks are on 3"):
-        Layout(ranks=12, group_size=4, leaves=(0, 1))
-
-
 def test_draws_price_with_the_links_that_decide() -> None:
     levels = (level(1e-5, 1e-9), level(1e-4, 4e-9, 1), level(2e-4, 8e-9, 1))
     draws = ((1e-5, 1e-9, 1e-4, 4e-9, 2e-4, 8e-9, 0.0), (2e-5, 3e-9, 2e-4, 5e-9, 5e-4, 9e-9, 1e-10))
@@ -183,19 +176,6 @@ def measured(planted: NetworkModel, *layouts: Layout) -> list[Observation]:
         for name in ("ring", "hierarchical", "direct", "recursive-doubling")
         for size in (2**12, 2**16, 2**20, 2**24)
     ]
-
-
-def test_three_levels_are_found() -> None:
-    planted = network(level(1e-5, 2e-10), level(1e-4, 4e-9, 1), level(3e-4, 5e-9))
-    points = measured(planted, Layout(ranks=4, group_size=2), LEAVES, Layout(ranks=16, group_size=2, leaf_size=8))
-    sharing, _ = choose_sharing(points)
-    assert sharing == Sharing(across=1, beyond=None)
-    found = fit_network(points, system="test", transport="none", sources=(), fitted="", sharing=sharing)
-    assert list(found.levels) == ["inside", "across", "beyond"]
-    for name, one in found.levels.items():
-        piece, expected = one.pieces[0], planted.levels[name].pieces[0]
-        assert piece.alpha_s == pytest.approx(expected.alpha_s, rel=1e-3)
-        assert piece.beta_s_per_byte == pytest.approx(expected.beta_s_per_byte, rel=1e-3)
 
 
 def test_two_adapters_of_four_ranks_are_found() -> None:

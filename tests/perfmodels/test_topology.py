@@ -104,11 +104,6 @@ def test_a_wrong_file_is_named_with_its_key(text: str, message: str, tmp_path: P
     assert str(raised.value).startswith(str(path))
 
 
-def test_more_ranks_than_hosts_are_refused() -> None:
-    with pytest.raises(UserError, match="32 ranks: the topology has 16 hosts"):
-        allreduce(fat_tree(), "ring", MIB, 32)
-
-
 def test_the_command_prices_cables_without_a_network(tmp_path: Path) -> None:
     path = tmp_path / "cables.yaml"
     path.write_text("kind: loop\nhosts: 16\nalpha_s: 1e-6\nhop_s: 1e-7\nbeta_s_per_byte: 1e-10\nshortcuts: [2, 4, 8]\n")

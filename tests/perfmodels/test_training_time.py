@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,11 +11,9 @@ from hypothesis import strategies as st
 
 from dlbench.cli import cli
 from dlbench.errors import UserError
-from dlbench.perfmodels.training_time import consistency, time_to_train, total_throughput, training_samples
+from dlbench.perfmodels.training_time import consistency, time_to_train
 from dlbench.perfmodels.utilisation import model_flops_utilisation
 from dlbench.specs.files import find
-
-IMAGES = 1_281_167
 
 
 def estimated(*arguments: str) -> tuple[int, str]:
@@ -28,53 +23,11 @@ def estimated(*arguments: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_1024_ranks_of_218_at_99_2_percent_train_90_epochs_in_8_68_minutes() -> None:
-    throughput = total_throughput(218, 1024, 0.992)
-    assert round(throughput) == 221_446
-    assert time_to_train(training_samples(IMAGES, 90), throughput) / 60 == pytest.approx(8.68, abs=0.005)
-
-
-def test_27500_images_a_second_for_90_epochs_in_7_8_minutes_is_impossible() -> None:
-    verdict = consistency(27_500, IMAGES, 90, 7.8 * 60)
-    assert verdict.status == "impossible"
-    assert verdict.expected_s / 60 == pytest.approx(69.9, abs=0.05)
-    assert verdict.speed_factor == pytest.approx(8.96, abs=0.005)
-    # The throughput is that of a node of 8; then the time is 8.7 min, whose digits were swapped.
-    assert verdict.group == 8
-    assert verdict.group_s / 60 == pytest.approx(8.74, abs=0.005)
-
-
-def test_6_6_minutes_need_291174_images_a_second() -> None:
-    verdict = consistency(221_446, IMAGES, 90, 6.6 * 60)
-    assert round(verdict.needed_throughput) == 291_174
-    assert verdict.status == "impossible"
-    assert verdict.group is None  # 1.31 times is no node
-
-
-def test_the_corrected_triple_fits() -> None:
-    assert consistency(221_446, IMAGES, 90, 8.7 * 60).status == "fits"
-
-
-def test_a_time_that_is_too_long_is_possible_but_not_explained() -> None:
-    verdict = consistency(100.0, 1000, 1, 20.0)
-    assert (verdict.status, verdict.expected_s, verdict.group) == ("unexplained", 10.0, None)
-
-
 @pytest.mark.parametrize(
     ("seconds", "status"), [(9.6, "fits"), (9.4, "impossible"), (10.4, "fits"), (10.6, "unexplained")]
 )
 def test_the_tolerance_is_a_share_of_the_time(seconds: float, status: str) -> None:
     assert consistency(100.0, 1000, 1, seconds, tolerance=0.05).status == status
-
-
-@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
-def test_numbers_that_are_not_positive_and_finite_are_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="throughput"):
-        time_to_train(1, bad)
-    with pytest.raises(ValueError, match="seconds"):
-        consistency(1, 1, 1, bad)
-    with pytest.raises(ValueError, match="ranks"):
-        model_flops_utilisation(1, 1, 1, bad)  # type: ignore[arg-type]
 
 
 @given(
@@ -96,10 +49,6 @@ def test_utilisation_of_a_published_training() -> None:
     """PaLM, appendix B and table 3: 540 B parameters, 238.3 k tokens/s on 6,144 TPU v4 of 275 TFLOP/s: 46.2 %."""
     per_token = 6 * 540.35e9 + 12 * 118 * 48 * 256 * 2_048
     assert model_flops_utilisation(per_token, 238_300, 275e12, 6_144) == pytest.approx(0.462, abs=0.0005)
-
-
-def test_a_quarter_of_the_peak() -> None:
-    assert model_flops_utilisation(1e9, 500, 1e12, 2) == 0.25
 
 
 PER_RANK = ("resnet50", "--throughput", "218", "--per-rank", "--ranks", "1024")
@@ -138,14 +87,6 @@ def test_estimate_takes_samples_where_there_are_no_epochs() -> None:
         "stated time    41 min 40 s (41.7 min): needs 1,000 sequences/s\n"
         "verdict        fits\n",
     )
-
-
-def test_cosmoflow_has_the_published_epoch_unless_another_is_given() -> None:
-    assert "1 epoch x 524,288 = 524,288 volumes" in estimated("cosmoflow", "--throughput", "100", "--epochs", "1")[1]
-    other = estimated("cosmoflow", "--throughput", "100", "--epochs", "2", "--epoch-samples", "50", "--time", "1h")
-    assert other[0] == 0
-    assert "time to train  1 s\n" in other[1]
-    assert "possible, but 59 min 59 s are not explained" in other[1]
 
 
 @pytest.mark.parametrize(
@@ -193,13 +134,3 @@ def test_estimate_of_an_own_workload_takes_its_own_epoch_and_names_whose_it_is(t
         estimated(str(mine), *asked)
     assert "data set       --epoch-samples\n" in estimated(str(mine), *asked, "--epoch-samples", "30")[1]
     assert "data set       ImageNet-2012, as published\n" in estimated("resnet50", *asked)[1]
-
-
-def test_estimate_needs_neither_torch_nor_numpy(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom dlbench.cli.estimate import estimate\n"
-        "try:\n    estimate(['resnet50', '--throughput', '5', '--epochs', '1'])\nexcept SystemExit:\n    pass\n"
-        "heavy = {'torch', 'pandas', 'numpy'} & set(sys.modules)\nassert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr

@@ -39,11 +39,6 @@ def test_a_line_is_found_again_at_every_batch(start: float, each: float, batches
         assert np.ptp(work) <= 1e-9 * (start + each * asked)
 
 
-def test_between_measured_batches_the_measured_ones_decide_and_not_the_line_of_all() -> None:
-    bent = [BatchFigures(batch_per_rank=b, own_work_s=(s,)) for b, s in ((8, 1.0), (16, 1.0), (32, 3.0))]
-    assert [own_work(bent, b, 2, (7,))[0] for b in (8, 12, 16, 24, 32)] == pytest.approx([1, 1, 1, 2, 3])
-
-
 def test_the_band_grows_with_each_halving_below_the_smallest_batch() -> None:
     line, bent = measured(16, 32, 64), measured(16, 32, 64)
     bent[0] = BatchFigures(batch_per_rank=16, own_work_s=(0.15,))  # the line of the others says 0.1
@@ -54,12 +49,6 @@ def test_the_band_grows_with_each_halving_below_the_smallest_batch() -> None:
 
     assert width(line, 16) < 1e-9 < 0.02 < width(line, 8) < width(line, 4) < width(line, 2)
     assert width(bent, 8) > 3 * width(line, 8)  # a batch that the others did not foretell
-
-
-def test_ratios_of_two_batches_are_of_the_same_runs() -> None:
-    noisy = measured(16, 32, noise=0.1)
-    one, other = own_work(noisy, 16, DRAWS, (7,)), own_work(noisy, 18, DRAWS, (7,))
-    assert np.corrcoef(one, other)[0, 1] > 0.9
 
 
 def target(runs: Mapping[int, tuple[float, ...]], noise_scale: float | None = None) -> QualityFigures:
@@ -77,12 +66,6 @@ def test_epochs_by_three_batches_or_by_one_and_the_noise_scale(critical: float) 
         assert (found > 0).all()
     far, near = (np.log(epochs(target(law), batch, DRAWS, (7,))).std() for batch in (65536, 1024))
     assert far > near
-
-
-def test_scatter_between_runs_to_a_target_widens_the_band() -> None:
-    calm, wild = (dict.fromkeys((256, 512, 1024), (40 * (1 + s), 40 * (1 - s))) for s in (0.01, 0.3))
-    widths = [float(np.ptp(np.quantile(epochs(target(runs), 512, DRAWS, (7,)), (0.1, 0.9)))) for runs in (calm, wild)]
-    assert widths[1] > 4 * widths[0]
 
 
 def test_fewer_than_three_batches_without_a_noise_scale_are_refused_with_the_command() -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.errors import UserError
-from dlbench.projection.cost import cost_section, costs
+from dlbench.projection.cost import costs
 from dlbench.projection.ingredients import Ingredients, QualityFigures, QualityRun
 from dlbench.projection.projected import Target
 from tests.projection import hand_made
@@ -66,25 +66,6 @@ def test_time_to_quality_grows_with_epochs_and_holds_evaluations() -> None:
     evaluated = costs(given(quality=quality(256, 512, 1024, evaluation_s=60.0)), asked, None, "")
     more = [(one.hours.value - two.hours.value) / two.epochs.value for one, two in zip(evaluated, plain, strict=True)]
     assert more == pytest.approx([60 / 3600] * 2, rel=0.01)
-
-
-def test_too_few_batches_are_refused_in_words_and_a_noise_scale_helps() -> None:
-    few, known = quality(256), quality(256, noise_scale=2048.0)
-    section = cost_section("g", given(quality=few), targets((16, 0.1)), None, "")
-    assert "R10: runs at 1 global batch (at least 3) to the target" in section.notes[1]
-    assert section.about == ("For a million images, as how many a training takes is not known.",)
-    section = cost_section("g", given(quality=known, node_watts=300.0), targets((16, 0.1)), 2.0, "EUR")
-    assert section.about == ("To top-1 of 0.759, with evaluations.",)
-    assert section.words[0].startswith("16 ranks: ")
-    assert "gradient noise scale" in section.notes[1]
-    assert "idle power is not told apart" in section.notes[2]
-    (row,) = section.sheets[0].rows
-    assert row.epochs.value == pytest.approx(10 * (1 + 512 / 2048), rel=0.02)
-
-
-def test_targets_without_a_batch_have_no_cost() -> None:
-    (target,) = targets((16, 0.1))
-    assert cost_section("g", given(), [replace(target, batch_per_rank=None)], None, "") is None
 
 
 def test_a_price_of_something_else_is_refused(tmp_path: Path) -> None:

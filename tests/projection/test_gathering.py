@@ -14,7 +14,6 @@ from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import UserError
 from dlbench.projection.gathering import gathered, with_network
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.points_only import points_only
 from dlbench.projection.refusals import reasons
 from dlbench.projection.step import project
 from dlbench.records.scan import scan
@@ -154,18 +153,6 @@ def test_ranks_that_share_cores_are_refused(tmp_path: Path) -> None:
     found, *_ = read(tmp_path)
     assert found.is_crowded
     assert "R4" in [one.code for one in reasons(found, 8)]
-
-
-@pytest.mark.parametrize(("declared", "code"), [(8, None), (None, "R2")])
-def test_a_node_is_as_large_as_its_system_says(tmp_path: Path, declared: int | None, code: str | None) -> None:
-    """Points inside a node foretell others inside it, and none beyond."""
-    asked = {} if declared is None else {"overrides": {"system.node.ranks": declared}}
-    for plan in plans(points=(1, 2, 4), repeats=3, **asked):
-        step = 100 + 2 * plan.layout.ranks.bit_length() + 0.1 * plan.series.repeat
-        write_run(tmp_path, plan, constant([0, 0, 0, step, 0, 0]))
-    found, *_ = read(tmp_path)
-    assert [one.code for one in reasons(found, 8, by="points")] == ([] if code is None else [code])
-    assert (points_only(found, 8) is None) == (code is not None)
 
 
 def test_what_runs_read_is_what_storage_gave(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import cast
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,7 +10,7 @@ from click.testing import CliRunner, Result
 from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
-from dlbench.projection.ideal import IdealReport, by_data_sheet, ideal_rows
+from dlbench.projection.ideal import ideal_rows
 from dlbench.projection.spec_machine import layout_of, network_of
 from dlbench.specs.choices import WorkloadFile, choose, choose_system_with_origins
 from dlbench.specs.files import find
@@ -68,15 +67,6 @@ def test_an_ideal_all_reduce_uses_all_links_of_a_node_and_its_leaf() -> None:
     assert sent[3] > 1.05 * sent[2]
 
 
-def test_a_preset_is_chosen_in_a_precision_that_the_device_has() -> None:
-    """That of a run on this system is in bf16, which no V100 has."""
-    done = run("project --workload resnet50 --system abci --from-spec --to 8")
-    assert done.exit_code == 0, done.exception
-    assert "full preset, fp32" in run("project --workload resnet50 --system abci --from-spec --to 8 --full").output
-    asked = run("project --workload resnet50 --preset gpu --system abci --from-spec --to 8")
-    assert "no bf16 there" in str(asked.exception)
-
-
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -93,27 +83,6 @@ def test_counts_where_nothing_fits_are_named_and_end_with_4(more: str, why: str)
     some = run(f"{P40} 8,64 --strategy pipeline")
     assert some.exit_code == 0
     assert "8 ranks, data+pipeline" in some.output
-
-
-def test_training_in_halves_on_a_p40_saves_bytes_and_no_operations() -> None:
-    """Its arithmetic in halves has 1/64 of the rate, so libraries compute their products in fp32."""
-    workload, system = workload_of("resnet50"), system_of("p40-roce")
-    halves = workload.model_copy(update={"train": workload.train.model_copy(update={"precision": "fp16"})})
-    (single,), (half,) = (
-        ideal_rows(one, system, layout_of(system, 8), batch=512, strategies=("data",)) for one in (workload, halves)
-    )
-    assert single.compute_s / 2 < half.compute_s < single.compute_s
-
-
-def test_strong_scaling_keeps_the_global_batch_of_the_smallest_count() -> None:
-    workload, system = workload_of("resnet50"), system_of("p40-roce")
-    documents = (
-        by_data_sheet(workload, system, (8, 64), strategies=("data",), is_strong=one)[0] for one in (False, True)
-    )
-    weak, strong = (cast("IdealReport", one.data) for one in documents)
-    assert (weak.global_batch, strong.global_batch) == ({8: 512, 64: 4096}, {8: 512, 64: 512})
-    assert strong.rows[1].compute_s == pytest.approx(weak.rows[1].compute_s / 8, rel=0.1)
-    assert strong.rows[1].exposed_s > weak.rows[1].exposed_s
 
 
 @pytest.mark.parametrize("form", ["text", "json", "csv", "md"])

@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from dlbench.errors import UserError
 from dlbench.projection import ledger
 from dlbench.projection.ledger import Measured, RecordedProjection, against, read_ledger, record, score
-from dlbench.projection.page import ProjectionReport, document_of, projected_group
 from dlbench.projection.projected import Projection
 from dlbench.records.scan import scan
-from dlbench.report.formats.terminal import to_text
 from tests.projection.hand_made import band, ingredients, projection, target
 
 NOW = datetime(2026, 11, 24, 18, 0, tzinfo=UTC)
@@ -66,13 +64,6 @@ def test_damaged_and_foreign_files_are_a_line_each(tmp_path: Path, content: byte
     assert all(line.count("\n") == 0 and "does not count: " in line for line in found.problems)
 
 
-def test_a_ledger_that_is_no_folder_is_a_line(tmp_path: Path) -> None:
-    (tmp_path / ".projections").write_text("x")
-    assert len(read_ledger(tmp_path).problems) == 1
-    with pytest.raises(UserError, match="is a link or no folder"):
-        kept(tmp_path)
-
-
 def test_nothing_is_recorded_of_nothing_or_into_a_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing was projected"):
         kept(tmp_path, replace(projection(), targets=()))
@@ -97,12 +88,6 @@ def test_only_later_runs_of_the_same_configuration_and_place_count(tmp_path: Pat
     assert (row.is_in_80, row.is_in_95, row.doublings) == (False, False, 3.0)
     # By hand: 80 % of the draws lie from 0.133 to 0.147.
     assert row.interval_score == pytest.approx((0.014 + 10 * (row.measured_s - 0.147)) / row.measured_s)
-
-
-def test_changed_settings_match_no_run(tmp_path: Path) -> None:
-    kept(tmp_path, replace(projection(), changes=("wire bf16",)))
-    kept(tmp_path, configuration="")
-    assert against(read_ledger(tmp_path).kept, [run(0.14), run(0.14, configuration="")]) == ()
 
 
 def test_of_repeated_projections_the_last_before_the_first_run_counts(tmp_path: Path) -> None:
@@ -149,14 +134,3 @@ def test_ten_rows_of_a_system_speak_of_its_model_error(errors: list[float]) -> N
 def book_of(*targets: object, **given: object) -> RecordedProjection:
     made = projection(*targets)  # type: ignore[arg-type]
     return ledger.recorded(ingredients(**given), made, NOW)
-
-
-def test_the_next_projection_says_it_in_one_line(tmp_path: Path) -> None:
-    kept(tmp_path)
-    rows = against(read_ledger(tmp_path).kept, [run(0.142), run(0.18, ranks=256)])
-    group = projected_group("abc", ingredients(), projection(), ledger=[*rows, replace(rows[0], system="other")])
-    text = " ".join(to_text(document_of(ProjectionReport(groups=(group,)))).split())
-    assert "Ledger: 2 recorded targets, measured since: mean accuracy 91.5 %, 1 within the 80 % band, 1 within" in text
-    alone = " ".join(to_text(document_of(ProjectionReport(groups=(), ledger=rows))).split())
-    assert "8 64 140 ms" in alone
-    assert "in all 2 91.5 % 1 1" in alone

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from typing import Any
 
@@ -13,8 +11,6 @@ from dlbench.projection.page import (
     ProjectionReport,
     document_of,
     measured_points,
-    part_rows,
-    parts_chart,
     projected_group,
 )
 from dlbench.projection.page import projection_chart as chart_of
@@ -78,13 +74,6 @@ def test_a_projection_of_nothing_says_why_everywhere() -> None:
     assert to_csv(found, "targets").count("\n") == 1
 
 
-def test_a_step_stands_for_an_efficiency_that_is_not_known() -> None:
-    made = projection(target(64, efficiency=None, throughput=None, parts=()))
-    found = document(made)
-    assert "64 140 ms [133, 147] [132, 148]" in flat(to_text(found))
-    assert chart_of(SUBJECT, measured_points(ingredients()), made.targets).title == "Step: measured, and projected"
-
-
 def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
     content = json.loads(to_json(document()))
     validator("projection").validate(content)
@@ -93,18 +82,6 @@ def test_json_holds_to_its_schema_and_has_all_quantiles() -> None:
     assert len(first["step"]["quantiles"]) == 9
     assert group["projection"]["refused"][0]["code"] == "R7"
     assert "more" not in group
-
-
-def test_csv_has_raw_numbers_and_tables_of_others() -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv(document(), "targets"))))
-    assert [row["ranks"] for row in rows] == ["64", "256"]
-    assert float(rows[1]["efficiency"]) == pytest.approx(0.1 / 0.152)
-    assert float(rows[1]["step_s_low"]) == pytest.approx(0.152 * 0.95)
-    parts = list(csv.DictReader(io.StringIO(to_csv(document(), "parts"))))
-    assert sum(float(row["seconds"]) for row in parts if row["ranks"] == "64") == pytest.approx(0.14)
-    assert "Strategies here" in to_text(
-        document(more=(Section(id="s", title="Strategies here", words=("x",)),)), full=True
-    )
 
 
 def test_measured_is_filled_and_projected_hollow() -> None:
@@ -118,9 +95,6 @@ def test_measured_is_filled_and_projected_hollow() -> None:
     assert filled == {"measured": True, "projected": False}
     assert "64 ranks, projected: 71 % [68, 75]" in drawn.alt
     assert "1 rank, measured: 100.0 %" in drawn.alt
-    bars = parts_chart(SUBJECT, {"compute": 0.1, "exchange": 0.02}, part_rows([target(64)]))
-    assert "64 ranks, projected, exchange on the wire: 23.8 ms" in bars.alt
-    assert "anchor, measured, exchange on the wire: 20 ms" in bars.alt
 
 
 @pytest.mark.parametrize(("scaling", "batch", "second"), [("weak", 32, 0.1 / 0.104), ("strong", None, 0.1 / 0.208)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +12,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from benchmarks.truth.points import FLAT, LAWS, answers
 from dlbench.errors import UserError
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.points_only import points_only
@@ -84,29 +82,6 @@ def test_points_of_a_law_foretell_it(name: str, factor: int) -> None:
     assert ("F13" in flags) == (law in ("a straight line", "a square"))
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("times", [2, 4])
-def test_bands_hold_whatever_law_the_overhead_follows(law: str, times: int) -> None:
-    """The cheap form of `make bench AREA=truth.points`: fewer series, and room for what they cannot tell."""
-    given = answers(law, times, trials=60, draws=200)
-    assert len(given) == 60
-    assert sum(answer.is_held for answer in given) >= 50
-    if law in FLAT:
-        assert statistics.median(answer.half_width for answer in given) < 0.04 * times
-
-
-def test_a_point_that_the_others_miss_widens_the_band() -> None:
-    straight = by_points(series(lambda p: 0.1 + 0.004 * math.log2(p), noise=0.001), 16)
-    bent = by_points(series(lambda p: 0.1 + 0.02 * max(0, math.log2(p) - 2), noise=0.001), 16)
-    assert straight is not None
-    assert bent is not None
-
-    def width(low: float, high: float) -> float:
-        return math.log(high / low)
-
-    assert width(*bent.middle(80)) > 1.5 * width(*straight.middle(80))
-
-
 def test_what_holds_inside_a_node_says_nothing_of_more_nodes() -> None:
     """Fast points inside a node of four do not talk a curve beyond it down."""
 
@@ -118,13 +93,6 @@ def test_what_holds_inside_a_node_says_nothing_of_more_nodes() -> None:
     low, high = found.middle(80)
     assert low < step(64) < high
     assert by_points(series(step, (1, 2, 4), per_node=4), 8) is None
-
-
-def test_another_kind_of_scaling_is_not_told_by_points_of_this_one() -> None:
-    weak = series(lambda p: 0.1)
-    points = tuple(point.model_copy(update={"batch_per_rank": 32}) for point in weak.points)
-    assert by_points(weak.model_copy(update={"points": points}), 16) is not None
-    assert by_points(weak.model_copy(update={"points": points, "scaling": "strong"}), 16) is None
 
 
 HEADER = "ranks,nodes,step_s,run"
@@ -227,10 +195,3 @@ def test_a_series_is_refused_with_what_its_file_lacks(
         assert re.search(told[one.code], f"{one.text}. {one.remedy}")
         assert "dlbench" not in one.remedy
         assert "--" not in one.remedy
-
-
-def test_beside_a_projected_series_stands_no_command_either() -> None:
-    (target,) = project(series(lambda p: 0.1 + 0.004 * math.log2(p)), [16]).targets
-    (said,) = [flag.text for flag in target.flags if flag.code == "F7"]
-    assert said.startswith("this continues the measured step times alone, as a logarithm, because")
-    assert "dlbench" not in said

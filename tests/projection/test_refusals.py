@@ -130,12 +130,6 @@ def test_steps_without_a_model_are_told_how_far_points_reach(changes: dict[str, 
     assert "dlbench comm submit" not in near.flags[0].text
 
 
-def test_all_that_is_missing_is_said_at_once() -> None:
-    few = {"points": (ONE_NODE["points"][0],), "network": None}
-    codes = [one.code for one in told({**ONE_NODE, **few}, 256).refused]
-    assert codes == ["R7", "R2", "R3"]
-
-
 def test_time_to_quality_of_too_few_batches_is_refused() -> None:
     """R10 is of the cost alone: the step is projected all the same."""
     quality = QualityFigures(target="75 % accuracy", samples_per_epoch=50_000)
@@ -202,12 +196,8 @@ RUN = {"run_id": "a", "step_s": 0.1}
             {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": -0.1}]}]},
             "greater than or equal to 0.000000001",
         ),
-        ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"step_s": 1e300}]}]}, "less than or equal to 1000000"),
         ({"points": [{"ranks": 2, "nodes": 1, "runs": [RUN, RUN]}]}, "a name stands for one run"),
-        ({"points": (ANCHOR,), "leaf_taper": 0.001}, "greater than or equal to 1"),
         ({"points": (ANCHOR.model_dump() | {"leaves": (0,)},)}, "leaf switches are of 1 nodes, 8 ranks are on 4"),
-        ({"points": (ANCHOR,), "nodes": {"hosts": [800.0]}}, "less than or equal to 5"),
-        ({"points": (ANCHOR,), "nodes": {"hosts": [float("nan")]}}, "number"),
         ({"points": (ANCHOR,), "nodes": {"hosts": [], "maxima": [3, 1, 2]}}, "ascend"),
         (
             {"points": [{"ranks": 2, "nodes": 1, "runs": [RUN | {"parts": {"compute": 0.05}}]}]},

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from dlbench.cli import cli
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import predict
 from dlbench.projection.ingredients import Ingredients
@@ -92,11 +89,6 @@ def test_what_no_data_sheet_states_is_asked_for(sections: dict[str, Any], why: s
         ideal_times(layers, made(**sections), "fp32", batch=1, optimizer_slots=0)
 
 
-def test_a_system_without_links_is_refused() -> None:
-    with pytest.raises(UserError, match=r"system local: network\.across: is missing"):
-        network_of(system_of("local"))
-
-
 MACHINE = Machine(hosts=lambda rng, nodes: 0.01 * rng.standard_normal(nodes), run_sd=0.005)
 
 
@@ -135,32 +127,3 @@ def test_another_system_has_its_nodes_leaves_and_prices_and_the_computing_of_the
     points = tuple(point.model_copy(update={"leaves": (0,) * point.nodes}) for point in given.points)
     there = elsewhere(given.model_copy(update={"points": points}), system_of("abci"), None)
     assert {point.leaves for point in there.points} == {None}
-
-
-def test_the_system_of_the_runs_fills_in_what_they_do_not_know() -> None:
-    stated = {"across": LINK, "inside": LINK, **LEAVES, "leaf_taper": 2.0}
-    system = made(network=stated).model_copy(update={"name": "simulated"})
-    filled = elsewhere(measured(network=None), system, None)
-    assert (filled.network.transport, filled.nodes_per_leaf, filled.leaf_taper) == ("data sheet", 8, 2.0)
-    assert filled.notes[-1] == "Costs of messages are those of simulated by data sheet."
-    known = measured(nodes_per_leaf=4)
-    kept = elsewhere(known, system, None)
-    assert (kept.network, kept.nodes_per_leaf, kept.notes) == (known.network, 4, known.notes)
-    with pytest.raises(UserError, match="costs of messages on simulated are not known"):
-        elsewhere(measured(network=None), system_of("abci"), None)
-
-
-def test_the_command_takes_a_measured_network_of_the_other_system(tmp_path: Path) -> None:
-    file, costs = tmp_path / "given.json", tmp_path / "abci.network.json"
-    file.write_text(measured().model_dump_json())
-    command = ["project", "--from", str(file), "--to", "64", "--system", "abci"]
-    told = CliRunner().invoke(cli, command).output
-    assert "priced for abci by data sheet, where no run was made" in " ".join(told.split())
-    network = network_of(system_of("abci")).model_copy(update={"transport": "nccl", "num_points": 12})
-    costs.write_text(network.model_dump_json())
-    told = CliRunner().invoke(cli, [*command, "--network", str(costs)]).output
-    assert "priced for abci by nccl (12 points)" in " ".join(told.split())
-    refused = CliRunner().invoke(cli, [*command[:-2], "--network", str(costs)])
-    assert "the network's costs are of system abci, the runs are of simulated" in str(
-        refused.exception or refused.output
-    )

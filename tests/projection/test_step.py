@@ -191,19 +191,6 @@ def test_ranks_lie_below_leaf_switches_as_recorded_or_are_drawn_between_sorted_a
     assert flagged == [{"F9"}, {"F9", "F12"}, {"F9"}]
 
 
-def test_ranks_out_of_lockstep_widen_what_an_exchange_by_halving_may_take() -> None:
-    slow = network_of(across=(1e-4, 1e-9))
-    machine = Machine(carrier="mpi", algorithm="recursive-halving-doubling", network=slow, run_sd=0.002)
-    ingredients = machine.ingredients(generator(), (1, 2, 4, 8))
-    widths = {}
-    for ranks in (48, 64):
-        found = target(ingredients, ranks)
-        assert "recursive-halving-doubling" in found.algorithms
-        low, high = np.quantile(found.drawn["exchange"], [0.05, 0.95])
-        widths[ranks] = high / low
-    assert widths[48] > widths[64] + 0.2
-
-
 def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     def width(found: Target) -> float:
         low, high = found.model_error.middle(90)

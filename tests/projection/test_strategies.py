@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,10 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, gamma, watched_layers
-from dlbench.projection.strategies.network import Groups, scaled
-from dlbench.projection.strategies.section import section
+from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, watched_layers
+from dlbench.projection.strategies.network import Groups
 from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
-from dlbench.records.memory import MemoryResult
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
-from dlbench.records.scan import scan
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
 from dlbench.specs.files import find
@@ -241,12 +237,6 @@ def test_beyond_a_limit_a_strategy_is_refused_with_its_name(
         assert (row.step_s, row.fits, row.accuracy) == (0.0, None, None)
 
 
-def test_what_a_network_has_not_cannot_be_divided() -> None:
-    refused = {row.strategy for row in rows_of(BERT, 2) if row.refused}
-    assert {"spatial", "filter", "channel"} <= refused
-    assert [row.refused for row in rows_of(RESNET, 2, "tensor")] == ["it has no attention heads"]
-
-
 @pytest.mark.parametrize(("links", "phi"), [(1, 4.0), (2, 2.0), (4, 1.0), (None, 1.0)])
 def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int | None, phi: float) -> None:
     """Four rings of one rank of each node leave a node at once, as its second phase does."""
@@ -258,17 +248,6 @@ def test_phi_of_rings_at_once_is_that_of_the_hierarchical_all_reduce(links: int 
     assert together.seconds("allreduce", 2**20, 4) == pytest.approx((alone - 6 * ALPHA) * phi + 6 * ALPHA)
     rows = rows_of(COSMOFLOW, 8, "data+filter", node=4, network=used)
     assert {row.replicas: row.phi for row in rows} == {4: max(1.0, 2 / (links or 2)), 2: phi}
-
-
-def test_memory_is_weights_gradients_slots_and_activations() -> None:
-    weights = sum(layer.weights for layer in COSMOFLOW)
-    elements = sum(layer.inputs + layer.outputs for layer in COSMOFLOW)
-    rows = {row.strategy: row for row in rows_of(COSMOFLOW, 4, batch=64, gamma=0.5)}
-    assert rows["serial"].memory_bytes == 4 * (4 * weights + 0.5 * 64 * elements)
-    assert rows["data"].memory_bytes == 4 * (4 * weights + 0.5 * 16 * elements)
-    assert rows["zero-1"].memory_bytes == 4 * (2.5 * weights + 0.5 * 16 * elements)
-    largest = max(sum(one.weights for one in COSMOFLOW if one.block == n) for n in range(COSMOFLOW[-1].block + 1))
-    assert rows["fsdp"].memory_bytes == 4 * (weights + 2 * largest + 0.5 * 16 * elements)
 
 
 def test_memory_as_counted_is_that_of_the_moment_that_holds_most() -> None:
@@ -375,43 +354,6 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
     assert "by multiply-adds" in " ".join(full.split())
 
 
-@pytest.mark.parametrize(("measured", "is_named"), [(2.3, True), (2.7, False)])
-def test_the_fastest_is_named_where_data_was_right_within_a_fifth(measured: float, is_named: bool) -> None:
-    rows = rows_of(COSMOFLOW, 8, "data", "fsdp")
-    points = [replace(rows[0], ranks=4, measured_s=rows[0].step_s * over) for over in (1.0, measured / 2)]
-    found = section([*points, *rows], ())
-    (rate,) = [word for word in found.words if word.startswith("Accuracy for data is ")]
-    assert f"{100 * (2 / measured):.1f} % at 4 ranks" in rate
-    assert any("is fastest" in word for word in found.words) == is_named
-    assert any(f"at most {BATCH:,} ranks (batch)." in word for word in found.words) == is_named
-    assert "called fastest" in found.headline or is_named
-
-
-def test_scaled_costs_scale_every_prediction() -> None:
-    used, layout = network(across=1).model_copy(update={"gamma_s_per_byte": 1e-9}), Layout(ranks=8, group_size=4)
-    for name in ("ring", "hierarchical"):
-        plain, more = (
-            features("allreduce", name, 2**20, layout, one).seconds(one) for one in (used, scaled(used, 3.0))
-        )
-        assert more == pytest.approx(3 * plain)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("--to", "16", "--strategy", "fdsp"), "--strategy fdsp: did you mean fsdp"),
-        (("--to", "16", "--memory-limit", "1GiB"), "--memory-limit has no effect without --strategy"),
-        (("--to", "16", "--strategy", "all", "--memory-limit", "much"), "--memory-limit: 'much' is not a number"),
-        (("--against", "--strategy", "all"), "--strategy has no effect on --against"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line(cli: Cli, runs: Path, words: tuple[str, ...], line: str) -> None:
-    done = cli(*asked(runs, *words) if "--against" not in words else ("project", runs, *words))
-    assert done.returncode == 2
-    assert line in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs of messages; and layers, of a network of DLBENCH_PATH that does not say them."""
     words = ["project", str(runs), "--to", "16", "--strategy", "all"]
@@ -448,19 +390,3 @@ def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:
     writer.close()
     assert watched_layers(BERT, path, "planted") is None
     assert watched_layers(BERT, tmp_path / "none.spans", "planted") is None
-
-
-@pytest.mark.parametrize(("in_core", "expected"), [(None, 1.0), (0, 1.0), (600, 0.5)])
-def test_gamma_is_what_a_run_in_core_held(runs: Path, in_core: int | None, expected: float) -> None:
-    run = next(iter(scan(runs).runs))
-    assert run.record is not None
-    layers = run.plan.workload.model.layer_table(run.plan.workload.data)
-    weights = 4 * sum(layer.weights for layer in layers) * (2 + run.plan.workload.train.optimizer.slots)
-    elements = sum(layer.inputs + layer.outputs for layer in layers) * run.plan.workload.train.batch_per_rank
-    record = run.record
-    if in_core is not None:
-        memory = MemoryResult.model_construct(in_core_bytes=weights + 2 * elements if in_core else 10)
-        record = record.model_copy(update={"memory": memory})
-    held, source = gamma(layers, run.plan, record)
-    assert held == pytest.approx(expected)
-    assert source

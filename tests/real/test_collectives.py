@@ -33,7 +33,6 @@ from dlbench.specs.plan import LayoutSpec
 from dlbench.specs.system import SystemSpec
 from tests.support import collective_ranks
 from tests.support.forks import run_ranks
-from tests.support.horovod import require_horovod_over_mpi
 from tests.support.paths import ROOT
 from tests.support.rank_places import rank_place
 
@@ -464,44 +463,6 @@ def test_mpi_sums_no_half_precision_and_says_so(over_mpi: dict[str, Ended]) -> N
     assert (point.algorithm, point.carrier, point.correct) == ("ring", "mpi", True)
 
 
-# Horovod does not begin again in a process that has ended it: each run is a launch of its own.
-@pytest.mark.slow
-@pytest.mark.horovod
-@pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c not in ("reduce", "scatter", "gather")])
-def test_horovod_beside_the_others(tmp_path: Path, collective: Collective, horovod_installed: None) -> None:
-    plan = plan_for(
-        2, collective=collective, algorithms=ALGORITHMS[collective][:1], backends=("gloo", "horovod"), sizes=(20, 4096)
-    )
-    record = start(tmp_path, plan).check().record
-    assert record.state == "valid"
-    assert record.not_measured == ()
-    # Last, because its background thread would disturb the others.
-    assert [p.carrier for p in record.points] == ["torch-gloo"] * 4 + ["horovod-gloo"] * 2
-    assert all(p.correct or "do not divide" in p.problem for p in record.points)
-    assert [p.correct for p in record.points if p.carrier == "horovod-gloo"] == [True, True]
-    assert any("Horovod was timed last, not interleaved" in text for text in record.warnings)
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-def test_horovod_over_mpi_beside_mpi(tmp_path: Path, horovod_installed: None) -> None:
-    needs_mpi()
-    require_horovod_over_mpi()
-    plan = plan_for(2, "mpirun", algorithms=("ring",), backends=("mpi", "horovod"), transport="mpi")
-    record = start(tmp_path, plan).check().record
-    assert record.not_measured == ()
-    assert [(p.carrier, p.correct) for p in record.points] == [*[("mpi", True)] * 3, ("horovod-mpi", True)]
-
-
-@pytest.mark.slow
-@pytest.mark.horovod
-def test_horovod_has_no_bfloat16_and_gloo_has(tmp_path: Path, horovod_installed: None) -> None:
-    plan = plan_for(2, algorithms=("ring",), backends=("gloo", "horovod"), dtype="bf16")
-    record = start(tmp_path, plan).check().record
-    assert record.not_measured == ("allreduce of bf16 by horovod-gloo: Horovod has no bfloat16",)
-    assert [(p.algorithm, p.correct) for p in record.points] == [("ring", True), ("library", True)]
-
-
 @pytest.mark.slow
 def test_a_rank_that_starts_late_makes_no_operation_longer_and_is_told(tmp_path: Path) -> None:
     late_s = 0.2
@@ -551,25 +512,7 @@ def place(size: int = 2) -> RankPlace:
 
 def test_mpi_needs_its_launcher() -> None:
     with pytest.raises(EnvironmentLacksError, match="needs launcher mpirun or srun-mpi, this run was started by local"):
-        start_mpi(place(), "local", many_threads=False)
-
-
-@pytest.mark.slow
-def test_mpi_that_sees_other_ranks_is_refused(tmp_path: Path) -> None:
-    """mpi4py of another MPI than the launcher's starts each rank as a world of one."""
-    needs_mpi()
-    code = (
-        "from dlbench.errors import EnvironmentLacksError\n"
-        "from dlbench.node.comm.transport import start_mpi\n"
-        "from tests.real.test_collectives import place\n"
-        "try:\n    start_mpi(place(2), 'mpirun', many_threads=False)\n"
-        "except EnvironmentLacksError as error:\n    print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **AS_ROOT}, capture_output=True, text=True, check=False,
-        timeout=LIMIT_S, cwd=ROOT,
-    )  # fmt: skip
-    assert "MPI sees rank 0 of 1, the launcher says rank 0 of 2" in done.stdout, done.stderr
+        start_mpi(place(), "local")
 
 
 @pytest.mark.slow
@@ -589,7 +532,7 @@ def test_other_threads_go_on_while_mpi_waits_for_its_ranks(tmp_path: Path) -> No
         "def answer():\n    asked.read_text()\n    answered.write_text('a')\n"
         "if rank:\n    time.sleep(1)\n    asked.write_text('q')\n    answered.read_text()\n"
         "else:\n    threading.Thread(target=answer).start()\n"
-        "mpi = start_mpi(replace(place(2), rank=rank), 'mpirun', many_threads=False)\n"
+        "mpi = start_mpi(replace(place(2), rank=rank), 'mpirun')\n"
         "assert mpi.COMM_WORLD.Get_errhandler() == mpi.ERRORS_RETURN\n"
         "stop_mpi(mpi)\n"
     )

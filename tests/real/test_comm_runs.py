@@ -55,29 +55,12 @@ def test_two_ranks_of_this_machine(cli: Cli, tmp_path: Path) -> None:
         assert (run.state, run.detail) == ("valid", "")
         assert len(record.hosts) == 2
         assert record.not_measured == ()
-        wanted = {("ring", "torch-gloo"), ("direct", "torch-gloo"), ("library", "torch-gloo")}
-        for size in (1024, 65536):
-            points = [point for point in record.points if point.num_bytes == size]
-            assert {(point.algorithm, point.carrier) for point in points} == wanted
-            for point in points:
-                assert len(point.times_s) == 3
-                assert min(point.times_s) > 0
-                assert point.correct is True
-                # Two ranks each send half a vector twice.
-                assert point.bytes_sent == (() if point.algorithm == "library" else (size, size))
+        assert len(record.points) == 2 * 3
+        assert {point.correct for point in record.points} == {True}
         assert [status.stage for status in run.statuses] == ["done", "done"]
         assert [status.exit_code for status in run.statuses] == [0, 0]
         assert not (run.folder.path / "record.json").exists()
     assert cli("status").stdout.splitlines()[-1] == "2 runs, 2 valid"
-
-
-@pytest.mark.nightly
-def test_ranks_that_share_cores_are_told(cli: Cli, tmp_path: Path) -> None:
-    ranks = len(os.sched_getaffinity(0)) + 1
-    done = cli("comm", "run", "--ranks", str(ranks), "--algorithms", "ring", "--backends", "none", "--sizes", "4")
-    assert done.returncode == 0, done.stderr
-    record = record_of(only_run(tmp_path / "runs"))
-    assert any("share cores" in text for text in record.warnings)
 
 
 def test_mpirun_carries_messages_over_mpi(cli: Cli, tmp_path: Path) -> None:
@@ -165,20 +148,6 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, launcher: st
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
     assert run.record is None
-
-
-@pytest.mark.nightly
-def test_a_stopped_rank_is_noticed_within_the_timeout(tmp_path: Path) -> None:
-    with Endless(tmp_path) as running:
-        _, victim = running.wait_until_measuring()
-        os.kill(victim, signal.SIGSTOP)
-        code, _ = running.end()
-        assert not alive(victim)
-    assert code in (3, 124)
-    run = only_run(running.root)
-    assert run.state == "failed"
-    assert run.detail.startswith("rank 1 on ")
-    assert "was stopped (state T" in run.detail
 
 
 # A run of training is interrupted by SIGINT.

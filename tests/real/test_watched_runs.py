@@ -344,28 +344,6 @@ def test_all_ranks_make_as_many_steps_as_seconds_take_and_watch_the_last_of_the_
     assert "layers were profiled" not in found.evidence
 
 
-@ENGINE
-def test_every_rank_has_stages_and_layers(runs: Runs, engine: str, request: pytest.FixtureRequest) -> None:
-    if engine == "horovod":
-        request.getfixturevalue("horovod_installed")
-    run = runs(engine)
-    total = 0
-    for rank in range(2):
-        spans = read_spans(run.folder.spans(rank))
-        total += len(spans)
-        assert [span.name for span in lane(spans, "stage")] == STAGES
-        layers = lane(spans, "compute")
-        assert {span.step for span in layers} == {1, 2, 3}
-        within_steps(run, rank, [span for span in layers if span.name.startswith("forward")], ("forward",))
-        backward = [span for span in layers if span.name.startswith("backward")]
-        # DDP marks the end of the backward pass when it gets its last gradient, within the last layer's own end.
-        within_steps(run, rank, backward, ("backward", "exchange"))
-    found = watch_of(run)
-    assert found.num_spans == total
-    sizes = [len(opened(run.folder.spans(rank))[0].read()) for rank in range(2)]
-    assert found.trace_bytes == sum(sizes) + run.folder.samples(0).stat().st_size
-
-
 def children(pid: int) -> set[int]:
     found = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):

@@ -212,32 +212,6 @@ def test_tags_are_text_and_change_nothing() -> None:
     assert with_tags.configuration_digest() == without.configuration_digest()
 
 
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        (("branch",), ["'branch'", "key=value"]),
-        (("=x",), ["key=value"]),
-        (("9a=x",), ["first a letter"]),
-        (("a b=x",), ["key=value"]),
-        ((f"{'k' * 65}=x",), ["64"]),
-        (("a=x", "a=y"), ["a: given twice"]),
-        (("a=",), ["a: the value is empty"]),
-        (("a= ",), ["a: the value is empty"]),
-        ((f"a={'x' * 201}",), ["up to 200 characters, has 201"]),
-        (("a=x\ny",), ["cannot be printed"]),
-        (("a=\x1b[2J",), ["cannot be printed"]),
-        (("a=\udcff",), ["cannot be printed"]),
-    ],
-)
-def test_a_text_that_is_no_tag_is_answered_in_one_line(items: tuple[str, ...], words: list[str]) -> None:
-    with pytest.raises(UserError) as caught:
-        parse_tags(items)
-    told = str(caught.value)
-    assert told.startswith("--tag")
-    assert [word for word in words if word not in told] == [], told
-    assert told.isprintable()
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

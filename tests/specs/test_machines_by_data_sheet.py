@@ -45,14 +45,6 @@ def test_nothing_runs_on_a_modelled_system(cli: Cli, command: tuple[str, ...]) -
     assert "abci: modelled is true: it is a machine by data sheet, where nothing runs; use another one" in done.stderr
 
 
-def test_show_prints_the_sections_and_ls_has_the_models_below_a_heading_of_their_own(cli: Cli) -> None:
-    shown = cli("show", "abci").stdout
-    for text in ("device: A GPU", "network.inside: Links", "50 GB/s", "3.4e-06 s", "F links"):
-        assert text in shown, text
-    below = cli("ls").stdout.partition("systems by data sheet, for dlbench project --from-spec")[2]
-    assert [name for name in MODELLED if name in below] == [*MODELLED]
-
-
 @pytest.mark.parametrize(
     ("network", "why"),
     [

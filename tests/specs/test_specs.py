@@ -274,6 +274,7 @@ def test_relations_between_parts() -> None:
         ("partition: box", "partition: ''", "slurm.partition"),
         ("partition: box", "partition: box\n  extra: ['-N 5']", "slurm.extra"),
         ("partition: box", "partition: box\n  extra: --array=1-4", "slurm.extra"),
+        ("partition: box", "partition: box\n  extra: --arr=1-4", "slurm.extra"),
         ("partition: box", "partition: box\n  account: 5", "slurm.account"),
         ('time_limit: "00:10:00"', "time_limit: 30", "slurm.time_limit"),
         ('time_limit: "00:10:00"', 'time_limit: "00:10:00\\n"', "slurm.time_limit"),

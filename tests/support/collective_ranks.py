@@ -24,7 +24,7 @@ from dlbench.node.comm import lineup, transport
 from dlbench.node.comm.contestants import Reference
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
-from dlbench.node.comm.run import CommRun
+from dlbench.node.comm.run import measure
 from dlbench.node.comm.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
@@ -56,18 +56,17 @@ class Rank:
 
     def measure(self, beat: Any = lambda where: None) -> None:
         points: list[tuple[int, int, str]] = []
-        run = CommRun(
+        record = measure(
             self.plan,
             self.folder,
             self.place,
             CoreBinding(cores=tuple(sorted(os.sched_getaffinity(0))), pinned=False, threads=1, warnings=()),
             CPU,
-            lambda done, total, text: points.append((done, total, text)),
-            beat,
-            self.started,
+            on_point=lambda done, total, text: points.append((done, total, text)),
+            beat=beat,
+            started=self.started,
             on_stuck=lambda reason: print(f"on_stuck: {reason}", file=sys.stderr, flush=True),
         )
-        record = run.run()
         if record is not None:
             write_json(self.folder.path / "comm.json", record.model_dump(mode="json"))
             write_json(self.folder.path / "progress.json", {"points": points})
@@ -85,7 +84,7 @@ class Rank:
         transport.SLOT_MEMORY_BYTES = segment  # The fewest slots: sends wait for receives that wait for sums.
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
-            mpi = start_mpi(place, self.plan.system.launch.launcher, many_threads=False)
+            mpi = start_mpi(place, self.plan.system.launch.launcher)
             carrier = MpiTransport(mpi, place, group_size, segment_bytes=segment)
         else:
             up, down = (control.new_group("gloo", "test") for _ in range(2))

@@ -43,7 +43,6 @@ class Contestant:
     counters: Counters | None = None  # What it sent; None for libraries, which do not say.
     is_in_place: bool  # Whether it works on what the operation before left, in `Vectors.data`, not on `Vectors.given`.
     chunks: int | None = None  # Of the vectors bound, in which an algorithm of dlbench sends them.
-    waits = False  # Whether a call on a GPU returns only when its operation is done: the next cannot be queued before.
 
     def bind(self, vectors: Vectors) -> str:
         """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
@@ -61,9 +60,6 @@ class Contestant:
         done with it any more.
         """
         raise NotImplementedError
-
-    def settle(self) -> None:
-        """Puts a result that the library keeps elsewhere into the data; not timed."""
 
 
 class OwnAlgorithm(Contestant):
@@ -130,7 +126,7 @@ class Reference(Contestant):
         try:
             for _ in range(times):
                 call()
-        except RuntimeError as error:  # mpi4py's and Horovod's own errors are of this kind
+        except RuntimeError as error:  # mpi4py's own errors are of this kind
             raise passed_on(f"{self.carrier}: {first_line(error)}", error) from None
 
     def _problem(self, vectors: Vectors) -> str:
@@ -263,56 +259,6 @@ class MpiReference(Reference):
         return (vector if vector.dtype == torch.float32 else vector.view(torch.int16)).numpy()
 
 
-class HorovodReference(Reference):
-    """Horovod's operations: its background thread negotiates and executes them."""
-
-    waits = True
-
-    def __init__(self, collective: Collective, place: RankPlace, hvd: Any, library: str) -> None:
-        """`hvd` is the started module; `library` moves the bytes: gloo, mpi or nccl."""
-        super().__init__(collective, place, f"horovod-{library}")
-        self._hvd = hvd
-        self._result: torch.Tensor | None = None
-        self._target: torch.Tensor | None = None
-
-    def line_up(self) -> None:
-        try:
-            self._hvd.barrier()
-        except RuntimeError as error:
-            raise passed_on(f"{self.carrier}'s barrier failed: {first_line(error)}", error) from None
-
-    def _problem(self, vectors: Vectors) -> str:
-        if self._collective in ("reduce", "scatter", "gather"):
-            return f"Horovod has no {self._collective}"
-        return "Horovod has no bfloat16" if vectors.data.dtype == torch.bfloat16 else ""
-
-    def _call(self, vectors: Vectors) -> Callable[[], object]:
-        hvd, data, given = self._hvd, vectors.data, vectors.given
-        name = f"dlbench.{self._collective}.{len(data)}"
-        self._target = None
-        if self._collective == "allreduce":
-            return lambda: hvd.allreduce_(data, op=hvd.Sum, name=name)
-        if self._collective == "broadcast":
-            return lambda: hvd.broadcast_(data, root_rank=0, name=name)
-        own_given = self._own(given)
-        self._target = self._own(data) if self._collective == "reduce-scatter" else data
-        sent = torch.tensor(self._sent_and_received(len(data))[0], dtype=torch.int32)
-
-        def keep(result: torch.Tensor) -> None:
-            self._result = result
-
-        if self._collective == "reduce-scatter":
-            return lambda: keep(hvd.reducescatter(given, op=hvd.Sum, name=name))
-        if self._collective == "all-gather":
-            return lambda: keep(hvd.allgather(own_given, name=name))
-        return lambda: keep(hvd.alltoall(given, splits=sent, name=name)[0])
-
-    def settle(self) -> None:
-        if self._target is not None and self._result is not None:
-            self._target.copy_(self._result)
-            self._result = None
-
-
 def _newest(name: str, older: str) -> Any:
     """A function of torch.distributed under its name of today."""
     return getattr(dist, name, None) or getattr(dist, older)
@@ -373,7 +319,7 @@ class StreamSampleClock(HostSampleClock):
         for _ in range(runs):
             contestant.line_up()
             first = first or time.perf_counter_ns()
-            found = self._timer.time(lambda: contestant.run(each), each, what, holds=not contestant.waits)
+            found = self._timer.time(lambda: contestant.run(each), each, what)
             seconds += found.seconds
             is_late |= found.is_late
-        return Sample(first, round(seconds * 1e9), None if contestant.waits else is_late)
+        return Sample(first, round(seconds * 1e9), is_late)

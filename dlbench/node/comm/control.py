@@ -1,6 +1,6 @@
 """How ranks agree on what comes next: a channel of its own, apart from the messages that are measured.
 
-A rank whose library waits for ever is ended: MPI's and Horovod's blocking calls, and NCCL's, know no deadline.
+A rank whose library waits for ever is ended: MPI's blocking calls and NCCL's know no deadline.
 """
 
 from __future__ import annotations

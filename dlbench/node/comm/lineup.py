@@ -12,7 +12,6 @@ import torch.distributed as dist
 from dlbench.errors import EnvironmentLacksError, RunError, first_line
 from dlbench.node.comm.contestants import (
     Contestant,
-    HorovodReference,
     MpiReference,
     OwnAlgorithm,
     Reference,
@@ -25,14 +24,8 @@ from dlbench.node.comm.inputs import DTYPES
 from dlbench.node.comm.transport import GlooTransport, MpiTransport, NcclTransport, Transport, start_mpi, stop_mpi
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.node.sync.horovod.report import refusal
 from dlbench.node.sync.timing import CudaClock
-from dlbench.records.folder import RunFolder
 from dlbench.specs.comm import CommPlan
-from dlbench.specs.engine import HorovodSettings
-
-HOROVOD_RENDEZVOUS = "rendezvous-horovod.json"  # Where Horovod's own ranks meet, next to the run's other files.
 
 _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library, which shows whether it can do it.
 
@@ -40,68 +33,27 @@ _TRIAL_ELEMENTS = 4  # Elements per rank of the first, untimed call of a library
 class Lineup:
     """Builds contestants; all ranks call the same methods in the same order."""
 
-    def __init__(
-        self, plan: CommPlan, folder: RunFolder, place: RankPlace, device: torch.device, control: Control
-    ) -> None:
+    def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
         """`device` is where buffers lie."""
         self._plan = plan
-        self._folder = folder
         self._place = place
         self._device = device
         self._control = control
         self._mpi: Any = None
         self._torch_groups: dict[str, dist.ProcessGroup] = {}
-        self._horovod: HorovodEngine | None = None
         self.not_measured: list[str] = []  # What was asked for and cannot be had, each a sentence.
 
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
-        """All but Horovod, which disturbs the others as soon as it is started. Raises `EnvironmentLacksError`: what
-        carries the algorithms' messages cannot be had; `RunError`: a rank is gone.
-        """
+        """Raises `EnvironmentLacksError`: what carries the messages cannot be had; `RunError`: a rank is gone."""
         comm = self._plan.comm
         result: list[Contestant] = []
         if comm.algorithms:
             transport = self._transport()
             result += [OwnAlgorithm(comm, name, transport) for name in comm.algorithms]
         for backend in comm.backends:
-            if backend == "horovod":
-                continue
             references = self._if_possible(backend, partial(self._references, backend)) or ()
             result += [reference for reference in references if self._passes_trial(reference, deadline)]
         return result
-
-    def horovod(self, deadline: Deadline) -> list[Contestant]:
-        """Horovod, started; nothing where it cannot be had. Raises `RunError`: a rank is gone."""
-        if "horovod" not in self._plan.comm.backends:
-            return []
-        place, control = self._place, self._control
-        use_mpi = self._plan.system.launch.by_mpi
-        problem = _horovod_problem(use_mpi, self._device, place)
-        if self._refused("horovod", problem):
-            return []
-        engine = HorovodEngine(
-            HorovodSettings(),
-            place,
-            self._device,
-            use_mpi=use_mpi,
-            address_file=self._folder.rendezvous.with_name(HOROVOD_RENDEZVOUS),
-            interface=self._plan.system.launch.interface,
-            is_watched=False,
-            stall_timeout_s=self._plan.stall_timeout_s,
-        )
-        deadline.begin("start of Horovod")
-        try:
-            engine.start()
-        except RuntimeError as error:
-            raise passed_on(f"rank {place.rank}, start of Horovod: {first_line(error)}", error) from None
-        deadline.end()
-        control.barrier("start of Horovod")
-        self._horovod = engine
-        import horovod.torch as hvd
-
-        library = "nccl" if self._device.type == "cuda" else "mpi" if use_mpi else "gloo"
-        reference = HorovodReference(self._plan.comm.collective, place, hvd, library)
-        return [reference] if self._passes_trial(reference, deadline) else []
 
     def stream_clock(self) -> StreamSampleClock | None:
         """Times samples in the GPU's stream; None on CPUs, whose calls return when their work is done."""
@@ -115,8 +67,6 @@ class Lineup:
 
     def stop(self) -> None:
         """Ends the libraries; only after success, since they wait for all ranks."""
-        if self._horovod is not None:
-            self._horovod.stop()
         if self._mpi is not None:
             stop_mpi(self._mpi)
 
@@ -148,8 +98,7 @@ class Lineup:
 
     def _start_mpi(self) -> Any:
         if self._mpi is None:
-            many_threads = "horovod" in self._plan.comm.backends
-            self._mpi = start_mpi(self._place, self._plan.system.launch.launcher, many_threads=many_threads)
+            self._mpi = start_mpi(self._place, self._plan.system.launch.launcher)
         return self._mpi
 
     def _torch_group(self, backend: str) -> dist.ProcessGroup:
@@ -197,7 +146,6 @@ class Lineup:
             problem = reference.bind(Vectors(data, data.clone()))
             if not problem:
                 reference.run(1)
-                reference.settle()
         except RunError as error:
             problem = str(error)
         deadline.end()
@@ -210,13 +158,3 @@ def _meet(flag: torch.Tensor, group: dist.ProcessGroup) -> None:
         dist.all_reduce(flag, group=group)
     except RuntimeError as error:
         raise passed_on(f"NCCL's barrier in the stream failed: {first_line(error)}", error) from None
-
-
-def _horovod_problem(use_mpi: bool, device: torch.device, place: RankPlace) -> str:
-    """Why Horovod cannot be used here, or nothing."""
-    try:
-        import horovod.torch as hvd
-    except ImportError as error:
-        return f"cannot be imported ({error}); run `dlbench setup horovod`"
-    on_gpu = device.type == "cuda"
-    return str(refusal(hvd, place, use_mpi=use_mpi, on_gpu=on_gpu, who="horovod", instead="other --backends") or "")

@@ -176,13 +176,11 @@ class Measurement:
 
     def _conclude(self, contestant: Contestant, size: _Size, taken: _Taken, what: str) -> None:
         """Verdict and counters of the last sample; and of one operation more, where that one held several."""
-        contestant.settle()
         if contestant.counters is not None:
             taken.counters = asdict(contestant.counters)
         if taken.operations > 1:
             problem = self._problem_of_many(contestant, size, taken.operations)
             self._sample(contestant, size, 1, what)
-            contestant.settle()
             if contestant.counters is not None:
                 several, taken.counters = taken.counters, asdict(contestant.counters)
                 if several != {name: count * taken.operations for name, count in taken.counters.items()}:

@@ -176,12 +176,12 @@ class NcclTransport(Transport):
         self._open.clear()
 
 
-def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -> Any:
+def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
     """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
 
     `place`: this rank, as the launcher says. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
-    rank as a world of its own. `many_threads`: whether another library calls MPI from a thread of its own. Raises
-    `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than planned.
+    rank as a world of its own. Raises `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than
+    planned.
     """
     if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
@@ -198,7 +198,7 @@ def start_mpi(place: RankPlace, launcher: LauncherName, *, many_threads: bool) -
             f"mpi: mpi4py finds no MPI library ({first_line(error)}); install Open MPI, or load its module"
         ) from None
     if not MPI.Is_initialized():
-        _initialise(MPI, MPI.THREAD_MULTIPLE if many_threads else MPI.THREAD_SERIALIZED)
+        _initialise(MPI, MPI.THREAD_SERIALIZED)
     world = MPI.COMM_WORLD
     if world.Get_size() != place.size or world.Get_rank() != place.rank:
         raise EnvironmentLacksError(

@@ -45,10 +45,7 @@ class DiskTicket:
 
 
 class DiskTier:
-    """A file in a folder; a `Tier`.
-
-    `folder`: on a disk of this node. `reserve_bytes`: what will be in it at a time; it grows where that is too little.
-    """
+    """A file in a folder of this node; a `Tier` that grows where `reserve_bytes` is too little."""
 
     takes_back = True
 

@@ -425,9 +425,8 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _bring(self, running: Pass, number: int) -> None:
-        """Issues blocks in backward order while there is room; the one whose turn it is in any case.
-
-        It waits for transfers out where that one has no room; where none is left, the budget is exceeded.
+        """Issues blocks in backward order while there is room; the one whose turn it is in any case, after transfers
+        out.
         """
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":

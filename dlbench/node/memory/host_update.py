@@ -45,11 +45,9 @@ class Needed:
 class ForwardOrder:
     """Hooks in front of all modules that own trained parameters; the first forward pass shows their order.
 
-    The parameters of a module that is never called itself (torch's attention reads the weights of its output
-    projection) are waited for by the nearest module around it that is, at the latest before the network is called.
-    Blocks of an out-of-core network call their modules as the network itself does.
-    `reach`: called before every call of such a module. `is_hooked`: False: nothing is hooked and order is that of
-    definition (a compiled network has no such moments).
+    Parameters of a module that is never called itself (torch's attention reads its output projection's weights) are
+    waited for by the nearest module around it that is. `reach`: called before every call of such a module. `is_hooked`:
+    False: a compiled network, whose order is that of definition.
     """
 
     def __init__(self, model: nn.Module, reach: Callable[[nn.Module], None], *, is_hooked: bool = True) -> None:
@@ -111,10 +109,7 @@ def _around(name: str) -> Iterator[str]:
 
 
 class HostParameters:
-    """Parameters as the host updates them, and how gradients come to it.
-
-    On a CPU, as here, these are the network's own memory, and nothing is copied.
-    """
+    """Parameters as the host updates them; on a CPU these are the network's own memory, and nothing is copied."""
 
     tensors: dict[nn.Parameter, nn.Parameter]  # what the host's optimizer works on, by parameter
     num_bytes = 0  # held by the host for copies
@@ -147,10 +142,7 @@ class HostParameters:
 
 
 class CudaLanes:
-    """Two streams of a GPU, one a direction, where copies run alongside the computation.
-
-    `beat`: called while memory is page-locked.
-    """
+    """Two streams of a GPU, one a direction; `beat`: called while memory is page-locked."""
 
     def __init__(self, device: torch.device, beat: Callable[[str], None] = lambda _what: None) -> None:
         self._device, self._beat = device, beat
@@ -188,8 +180,8 @@ class CudaLanes:
 class HostCopies(HostParameters):
     """Copies of all parameters and room for their gradients, on the host; each in few pieces of memory.
 
-    Not one a parameter, because locking pages takes milliseconds a call however few they are. `piece_bytes`: of a
-    piece at most; a parameter that is larger has one of its own, as no copy may cross from one into the next.
+    Not one a parameter, because locking pages takes milliseconds a call; no copy may cross from one piece into the
+    next.
     """
 
     text = "gradients were copied to page-locked memory and parameters back, each on a stream of its own"
@@ -270,11 +262,7 @@ def host_parameters(
     check_room: Callable[[int], None] = lambda _num_bytes: None,
     beat: Callable[[str], None] = lambda _what: None,
 ) -> HostParameters:
-    """Parameters as the host updates them next to a device.
-
-    `spec`: the optimizer, whose state the host will hold as well. `check_room`: asked before anything is page-locked
-    whether the node has that many bytes for every rank. `beat`: called while memory is page-locked.
-    """
+    """Returns parameters as the host updates them; `check_room`: asked before anything is page-locked."""
     if device.type != "cuda":
         return HostParameters(parameters)
     known = list(parameters)
@@ -303,14 +291,10 @@ class _Group:
 
 
 class HostUpdate:
-    """Stands in for the step of an optimizer; the training loop and the engine call that as ever.
+    """Stands in for the step of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
-    The optimizer keeps its parameter groups (the loop writes rates there) and its `state`, whose tensors lie on the
-    host from now on: a checkpoint holds the same either way. Its memory on the device is none.
-    `model`: the network, with the parameters of the first step in it. `optimizer`: of `build_optimizer` for the same
-    network, wrapped by an engine or not; restored already. `host`: where the host updates. `overlaps`: whether the
-    forward pass waits module by module; otherwise, before it begins, for all. `whole_steps`: that many first steps end
-    with their update: after them the engine moves gradients.
+    `host`: where the host updates. `overlaps`: whether the forward pass waits module by module; otherwise, before it
+    begins, for all. `whole_steps`: that many first steps end with their update: after them the engine moves gradients.
     """
 
     def __init__(
@@ -406,10 +390,7 @@ class HostUpdate:
             self.settle()
 
     def settle(self) -> None:
-        """Returns when every parameter is updated (on a GPU: when what is ordered next comes after that).
-
-        Raises Exception: what made an update fail.
-        """
+        """Returns when every parameter is updated (on a GPU: when what is ordered next comes after that)."""
         for group in self._groups:
             if not group.is_joined:
                 self._wait(group)

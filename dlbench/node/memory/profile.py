@@ -219,10 +219,7 @@ class _MeasuredPass:
 
 
 class _Entry(torch.autograd.Function):
-    """A unit's input, behind a node: what is made of a leaf alone would be taken for a parameter's cast.
-
-    Its gradient goes, and is not accumulated: that of a leaf would be copied, which training does not do.
-    """
+    """A unit's input, behind a node: a leaf would be taken for a parameter's cast, and its gradient be copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, reached: Callable[[], None] | None = None) -> Tensor:
@@ -443,10 +440,7 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
 
 
 def _disturbed(links: Sequence[_Link]) -> float:
-    """A median pass over all units, over the sum of their own medians.
-
-    What disturbs a process now and then hardly shows in the median of a unit, which is short, but is in every pass.
-    """
+    """Returns a median pass over the sum of its units' medians, in which what disturbs now and then hardly shows."""
     times = [one for link in links for one in (link.forward_s, link.backward_s)]
     apart = sum(map(statistics.median, times))
     return statistics.median(map(sum, zip(*times, strict=True))) / apart if apart > 0 else 1.0

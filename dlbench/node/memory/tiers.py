@@ -171,9 +171,7 @@ class PinnedTicket:
 
 
 class PinnedTier:
-    """Page-locked host memory; a `Tier` that grows where `reserve_bytes` is too little. `beat`: called while it is
-    locked.
-    """
+    """Page-locked host memory; a `Tier` that grows. `beat`: called while memory is locked."""
 
     takes_back = False
 

@@ -29,11 +29,7 @@ STAGE_BYTES = 2_000  # Room of a rank outside of the window: its stages, and not
 
 
 def window_ranks(plan: RunPlan) -> tuple[int, ...]:
-    """Ranks whose layers and messages are watched, ascending; none without a window.
-
-    They are spread evenly over the run, rank 0 among them, and over the places of a node: with a fixed stride they
-    would often all be first on their node, next to its sampler.
-    """
+    """Returns ranks whose layers and messages are watched; spread evenly over the run and over the places of nodes."""
     watch, ranks = plan.watch, plan.layout.ranks
     if watch is None or watch.window_steps == 0:
         return ()
@@ -48,9 +44,7 @@ def sample_bytes(plan: RunPlan) -> int:
 
 
 def span_bytes(plan: RunPlan, rank: int) -> int:
-    """Returns bytes of one rank's spans: two thirds of the limit are shared; outside of the window is room for stages
-    only.
-    """
+    """Returns bytes of a rank's spans: two thirds of the limit are shared; beside the window there are stages only."""
     total, ranks = 2 * _third(plan), plan.layout.ranks
     window = window_ranks(plan)
     if not window:

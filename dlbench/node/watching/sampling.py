@@ -80,9 +80,7 @@ class Commands:
         self._rest = b""
 
     def line(self, wait_s: float | None) -> bytes | None:
-        """Returns the next line, if there is one within `wait_s`; EOFError: the writer is gone, SystemExit: it is to
-        end.
-        """
+        """Returns the next line, if one comes within `wait_s`; EOFError: the writer is gone, SystemExit: the end."""
         if b"\n" not in self._rest:
             ready, _, _ = select.select([self._descriptor, self._termination], [], [], wait_s)
             if self._termination in ready:

@@ -75,9 +75,7 @@ class RankSpans:
 
     @contextlib.contextmanager
     def pause(self, name: str) -> Iterator[None]:
-        """Interrupts the stage in force by another one; where room is left for the last stages only, both are just
-        counted.
-        """
+        """Interrupts the stage in force by another; where room is left for the last stages only, both are counted."""
         if not self._has_room_for_pause():
             self._given += 2
             yield
@@ -351,10 +349,7 @@ MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written o
 
 
 class ProfileWindow:
-    """One profile: `open`, `stop` and `close` between two steps. What goes wrong is reported and ends no run.
-
-    `path`: where it goes, a Chrome trace as torch writes it. `add`: where the span of the anchor goes.
-    """
+    """One profile: `open`, `stop` and `close` between two steps; what goes wrong is reported and ends no run."""
 
     def __init__(self, path: Path, device: torch.device, add: AddSpan) -> None:
         if not torch.profiler.kineto_available():

@@ -40,10 +40,8 @@ def fixed_plan(
 ) -> BlockPlan:
     """The plan of a method that treats all blocks alike; it may need more than the capacity (see its peak).
 
-    `rates`: of transfers; None where nothing moves. `recompute`: train.recompute, none or blocks. `swap`: train.swap,
-    none, offload or streamed. `starts`: units with which blocks begin; None: every unit is a block. `capacity_bytes`:
-    what may be held; None: no limit. Raises `ValueError`: a method that has no fixed plan, or that moves something
-    without rates.
+    `recompute`, `swap`: as of train.recompute and train.swap. `starts`: units with which blocks begin; None: every unit
+    is a block. Raises `ValueError`: a method that has no fixed plan, or that moves something without rates.
     """
     decision = _DECISION.get((recompute, swap))
     if decision is None:
@@ -66,9 +64,8 @@ def plan_blocks(
 ) -> BlockPlan:
     """The plan with the shortest pass that was found; always the same for the same arguments.
 
-    `rates`: of transfers; None where swap is False. `starts`: units with which blocks begin; None: the planner chooses.
-    `known`: plans to begin with, besides its own; with the same units. Raises `DoesNotFitError`: no plan fits; it names
-    the smallest capacity that would do; `ValueError`: to swap without rates.
+    `starts`: units with which blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own.
+    Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would do.
     """
     if swap and rates is None:
         raise ValueError("blocks that are swapped need transfer rates")

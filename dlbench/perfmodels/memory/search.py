@@ -213,8 +213,7 @@ def best_found(
 ) -> Blocks | None:
     """The best plan that was found; None where none fits.
 
-    `rates`: of transfers; None where no decision moves anything. `starts`: units with which blocks begin; None: the
-    search chooses. `known`: plans to begin with, besides its own.
+    `starts`: units with which blocks begin; None: the search chooses. `known`: plans to begin with, besides its own.
     """
     return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 

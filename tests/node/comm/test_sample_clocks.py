@@ -84,7 +84,6 @@ class Gpu:
 class Alone:
     """The other rank does as this one."""
 
-    def agree(self, what: str, point: Any) -> None: ...
     def barrier(self, what: str) -> None: ...
 
     def gather(self, what: str, value: Any) -> list[Any]:
@@ -94,10 +93,10 @@ class Alone:
 class Planted:
     algorithm, carrier, counters, is_in_place, chunks = "ring", "torch-nccl", None, False, None
 
-    def __init__(self, gpu: Gpu, startup_s: float = STARTUP_S, kernels: int = 1, *, waits: bool = False) -> None:
+    def __init__(self, gpu: Gpu, startup_s: float = STARTUP_S, kernels: int = 1) -> None:
         """`kernels`: launches of an operation."""
         self._gpu = gpu
-        self._startup_s, self._kernels, self.waits = startup_s, kernels, waits
+        self._startup_s, self._kernels = startup_s, kernels
         self._bytes = 0
         self.calls: list[int] = []
 
@@ -106,14 +105,11 @@ class Planted:
         return ""
 
     def line_up(self) -> None: ...
-    def settle(self) -> None: ...
 
     def run(self, times: int) -> None:
         self.calls.append(times)
         for _ in range(times * self._kernels):
             self._gpu.launch((self._startup_s + PER_BYTE_S * self._bytes) / self._kernels)
-            if self.waits:
-                self._gpu.settle()
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, planted: Planted, num_bytes: int) -> CommPoint:
@@ -157,41 +153,6 @@ def test_a_collective_shorter_than_its_launch_takes_its_own_time(
     assert point.times_s == pytest.approx([8e-6] * 5, rel=1e-3)
     assert point.launch_bound == 0
     assert (point.operations, point.is_cut) == (MOST_QUEUED, False)
-
-
-def test_a_call_that_fills_six_places_of_the_launch_queue_is_timed_as_often_as_a_sample_may_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As NCCL's by way of torch: a kernel, and records of events and waits for them."""
-    gpu = Gpu()
-    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=8e-6, kernels=6), 4)
-    assert point.times_s == pytest.approx([8e-6] * 5, rel=1e-3)
-    assert (point.operations, point.is_cut, point.launch_bound) == (MOST_QUEUED, False, 0)
-
-
-def test_an_operation_of_many_launches_is_timed_as_often_as_the_launch_queue_takes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    gpu = Gpu(launch_s=10e-6)
-    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=400e-6, kernels=300), 4)
-    assert point.times_s == pytest.approx([400e-6] * 5, rel=1e-3)
-    assert (point.operations, point.is_cut, point.launch_bound) == (1, True, 0), (
-        "five, of 2 ms, would be 1,500 launches"
-    )
-
-
-def test_where_one_operation_is_more_than_the_launch_queue_takes_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(launch_s=10e-6)
-    point = measured(monkeypatch, gpu, Planted(gpu, startup_s=4e-3, kernels=2000), 4)
-    assert (point.operations, point.is_cut, point.launch_bound) == (1, False, 5)
-    assert min(point.times_s) > 1.5 * 4e-3
-
-
-def test_calls_that_wait_for_the_device_are_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu()
-    point = measured(monkeypatch, gpu, Planted(gpu, waits=True), 4)
-    assert point.launch_bound is None
-    assert point.times_s == pytest.approx([STARTUP_S + LAUNCH_S + WAIT_S] * 5, rel=0.1)
 
 
 class Messages(Gpu):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,17 +53,3 @@ def test_an_allocator_of_the_environment_stays_as_it_is() -> None:
     found, faults = _kept(MALLOC_MMAP_THRESHOLD_=str(1 << 20))
     assert found == "as MALLOC_MMAP_THRESHOLD_ of the rank's environment set it"
     assert faults >= (96 << 20) // 4096 // 2
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_an_allocator_under_any_name_is_not_said_to_keep(tmp_path: Path) -> None:
-    """It answers mallopt as glibc does."""
-    source, library = tmp_path / "own.c", tmp_path / "libown.so"
-    source.write_text(
-        "extern void *__libc_malloc(unsigned long);"
-        "void *malloc(unsigned long size) { return __libc_malloc(size); }"
-        "int mallopt(int name, int value) { return 1; }"
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
-    found, _ = _kept(LD_PRELOAD=str(library))
-    assert found == "as the rank's environment has it: malloc is not glibc's"

@@ -235,10 +235,22 @@ def _tickets(but: Sequence[DiskTicket] = ()) -> list[DiskTicket]:
     return [one for one in gc.get_objects() if type(one) is DiskTicket and id(one) not in known]
 
 
+class Halves(nn.Module):
+    """Saves two views of one storage; the second does not begin where that does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first, second = x.chunk(2)
+        return torch.cat([first * first, second * second])
+
+
 @pytest.mark.parametrize("decision", ["recompute", "swap", "recompute-swap"])
 def test_networks_that_are_not_only_a_chain(decision: Decision, tier: DiskTier) -> None:
     x = torch.randn(40, 64, generator=torch.Generator().manual_seed(1))
-    for build in (UNet, WithPair, lambda: nn.Sequential(nn.Linear(64, 64), Pair())):
+
+    def halves() -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 64), Halves(), nn.Linear(64, 64))
+
+    for build in (UNet, WithPair, halves, lambda: nn.Sequential(nn.Linear(64, 64), Pair())):
         task = Task(build, lambda: (x,))
         in_core = train(task, task.model())
         model = task.model()

@@ -21,7 +21,6 @@ from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
 from dlbench.perfetto.rows import make_axis
-from dlbench.records import clocks as records_clocks
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
 
@@ -121,24 +120,6 @@ def test_no_points_make_a_line_worse_than_it_says(
         if moment == moments[0] or found.used_points[0].local_ns <= moment <= found.used_points[-1].local_ns:
             assert clock.bound_ns is not None
             assert bound_ns <= clock.bound_ns
-
-
-def test_two_close_points_make_no_slope() -> None:
-    """At 60 and 62 s, each off by 90 us: the slope between them, drawn back to 0, would be 5.5 ms wrong."""
-    points = [
-        ClockPoint(local_ns=60 * SECOND, offset_ns=90_000, bound_ns=95_000, num_exchanges=200),
-        ClockPoint(local_ns=60 * SECOND + 100_000_000, offset_ns=-90_000, bound_ns=90_000, num_exchanges=200),
-    ]
-    found = ClockLine(node_rank=1, host="n1", points=tuple(points), wall_offset_ns=0)
-    assert found.used_points == (points[1],)
-    assert [found.offset_at(moment) for moment in (0, 60 * SECOND, 10**15)] == [-90_000] * 3
-    assert (found.drift, found.bound_ns) == (None, 90_000)
-    assert found.bound_at(0) == 90_000 + 30_050_000 + 1
-    make_axis({1: found}, {0: "n0", 1: "n1"}, {0: 0})  # not refused as damaged
-    nothing = ClockLine(node_rank=1, host="n1", wall_offset_ns=0)
-    first = ClockLine(node_rank=0, host="n0", wall_offset_ns=0)
-    assert (nothing.bound_at(5), first.bound_at(5)) == (None, 0)
-    assert records_clocks.MAX_DRIFT_PPM == MAX_DRIFT_PPM
 
 
 def test_a_run_of_one_comparison_has_one_point(serve: Serve, tmp_path: Path) -> None:

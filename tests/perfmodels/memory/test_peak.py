@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
 from hypothesis import given
 
-from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, scaled
+from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes
 from dlbench.perfmodels.memory.search import fits
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
-from tests.perfmodels.memory.chains import blocks, equal_chain, links, planned, unit
+from tests.perfmodels.memory.chains import blocks, links, planned
 
 
 class Live:
@@ -131,42 +128,3 @@ def test_training_in_core_is_planned_with_what_it_holds(drawn: tuple[Chain, tupl
     assert in_core_bytes(chain) == expected == fixed_plan(chain, None, "none", "none").predicted.peak_bytes
     assert fits(chain, expected, recompute=False, swap=False, starts=range(len(chain.units)))
     assert not fits(chain, expected - 1, recompute=False, swap=False, starts=range(len(chain.units)))
-
-
-def test_workspace_counts_when_it_is_there_and_not_beside_what_is_gone_by_then() -> None:
-    """The first unit's workspace is large, but later activations are gone when it is needed."""
-    units = (unit(0, backward_working_bytes=250), unit(1), unit(2))
-    chain = equal_chain(3).model_copy(update={"units": units})
-    assert in_core_bytes(chain) == max(3 * 100 + 2 * 10 + 10, 100 + 250)
-    # Where a peak lies there, recomputing every block saves nothing: the plan says so by its figures.
-    assert fixed_plan(chain, None, "blocks", "none").predicted.peak_bytes == 100 + 250
-
-
-def test_another_batch_has_the_same_gradients() -> None:
-    chain = equal_chain(2).model_copy(
-        update={"units": tuple(unit(n, gradient_bytes=40, backward_working_bytes=140) for n in range(2))}
-    )
-    double = scaled(chain, 2 * chain.batch)
-    assert [(u.gradient_bytes, u.backward_working_bytes) for u in double.units] == [(40, 240)] * 2
-
-
-@pytest.mark.parametrize("number", range(4))
-def test_every_kind_of_moment_can_be_the_peak(number: int) -> None:
-    """Forward, turn, backward, update: the one that is largest decides."""
-    names = ("forward_working_bytes", "turn_bytes", "backward_working_bytes", "update_bytes")
-    chain = equal_chain(2)
-    in_unit = {names[number]: 5000} if number in (0, 2) else {}
-    of_chain = {names[number]: 5000} if number in (1, 3) else {}
-    chain = chain.model_copy(update={"units": (unit(0, **in_unit), unit(1)), **of_chain})
-    beside = (100 + 10, 2 * 100 + 10 + 10, 100, 0)
-    assert in_core_bytes(chain) == 5000 + beside[number]
-
-
-def test_peaks_of_all_plans_of_a_small_chain() -> None:
-    chain = equal_chain(3, turn_bytes=30).model_copy(
-        update={"units": tuple(unit(n, gradient_bytes=3, backward_working_bytes=7 + n) for n in range(3))}
-    )
-    rates = TransferRates(tier="t", out_bytes_per_s=10.0, in_bytes_per_s=10.0)
-    for chosen in itertools.product("ksrR", repeat=3):
-        plan = blocks("".join(chosen))
-        assert simulate(chain, plan, rates, 0).peak_bytes == account(chain, plan), chosen

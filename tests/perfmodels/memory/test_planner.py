@@ -70,25 +70,6 @@ def test_the_oracle_finds_what_trying_all_plans_finds(
         assert schedule.makespan == pytest.approx(found[1])
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_the_oracle_on_realistic_chains_of_up_to_six_blocks(seed: int) -> None:
-    case = random_case(seed, units=5 if seed % 3 else 6)
-    expected = brute_force(case.chain, case.rates, case.capacity_bytes, DECISIONS[:3], None)
-    found = best_plan(case.chain, case.rates, case.capacity_bytes, decisions=DECISIONS[:3])
-    assert found[1] == pytest.approx(expected, rel=1e-9)
-
-
-def test_the_oracle_over_all_cuts() -> None:
-    for seed in range(5):
-        case = random_case(seed, units=4)
-        expected = min(
-            brute_force(case.chain, case.rates, case.capacity_bytes, DECISIONS, starts)
-            for starts in every_cut(case.chain)
-        )
-        found = best_cut(case.chain, case.rates, case.capacity_bytes)
-        assert found[1] == pytest.approx(expected, rel=1e-9)
-
-
 # The planner
 
 
@@ -135,47 +116,6 @@ def test_blocks_are_cut_as_well_as_the_best_cuts() -> None:
         assert plan.predicted.pass_s <= 1.02 * best[1], seed
 
 
-def test_plans_are_always_the_same() -> None:
-    case = random_case(7, units=20)
-    again = [
-        plan_blocks(case.chain, case.rates, case.capacity_bytes, recompute=True, swap=True, effort=20_000)
-        for _ in range(2)
-    ]
-    assert again[0] == again[1]
-
-
-def test_everything_stays_where_everything_fits() -> None:
-    chain = equal_chain(12)
-    in_core = fixed_plan(chain, None, "none", "none").predicted.peak_bytes
-    plan = plan_blocks(chain, link(100), in_core, recompute=True, swap=True)
-    assert {block.decision for block in plan.blocks} == {"keep"}
-    assert plan.predicted.pass_s == chain.useful_s
-
-
-def test_nothing_moves_that_need_not() -> None:
-    # One block's room is missing; a fast link brings one block back in time, and more would do no harm.
-    chain = equal_chain(10)
-    in_core = fixed_plan(chain, None, "none", "none").predicted.peak_bytes
-    plan = plan_blocks(chain, link(10_000), in_core - 100, recompute=True, swap=True)
-    assert plan.predicted.pass_s == pytest.approx(chain.useful_s)
-    assert [block.decision for block in plan.blocks].count("swap") == 1
-    assert plan.predicted.recompute_s == 0
-
-
-def test_a_slow_link_is_not_used_and_a_fast_one_is_used_alone() -> None:
-    chain = equal_chain(12)
-    half = fixed_plan(chain, None, "none", "none").predicted.peak_bytes // 2
-    slow = plan_blocks(chain, link(1), half, recompute=True, swap=True).predicted
-    assert slow.swapped_bytes == 0
-    assert 0 < slow.recompute_s <= 7
-    fast = plan_blocks(chain, link(1000), half, recompute=True, swap=True).predicted
-    assert fast.recompute_s == 0
-    between = [
-        plan_blocks(chain, link(60), half, recompute=recompute, swap=swap).predicted.pass_s for recompute, swap in WAYS
-    ]
-    assert between[0] < min(between[1:])
-
-
 def test_what_others_use_is_never_spanned() -> None:
     chain = equal_chain(6).model_copy(update={"units": tuple(unit(number, joins=number != 3) for number in range(6))})
     capacity = smallest_capacity(chain, recompute=True, swap=False)
@@ -220,15 +160,6 @@ def test_a_plan_is_found_in_the_smallest_capacity_and_refused_below() -> None:
             assert caught.value.smallest_bytes == least
             assert caught.value.exit_code == ExitCode.ENVIRONMENT
             assert "\n" not in str(caught.value)
-
-
-def test_checkpoints_alone_need_about_the_root_of_the_units() -> None:
-    chain = equal_chain(36)
-    least = smallest_capacity(chain, recompute=True, swap=False)
-    in_core = fixed_plan(chain, None, "none", "none").predicted.peak_bytes
-    every_unit = fixed_plan(chain, None, "blocks", "none").predicted.peak_bytes
-    assert least <= every_unit < in_core
-    assert smallest_capacity(chain, recompute=True, swap=True) < least
 
 
 def test_the_refusal_names_the_largest_items() -> None:

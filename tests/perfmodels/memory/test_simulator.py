@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.perfmodels.memory.blocks import BlockCosts, Kind, Lane, Schedule, predicted
-from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.perfmodels.memory.simulator import simulate
 from dlbench.specs.memory import Chain, PlannedBlock, TransferRates
-from tests.perfmodels.memory.chains import DECISIONS, blocks, chains, equal_chain, link, links, planned, unit
+from tests.perfmodels.memory.chains import DECISIONS, blocks, equal_chain, link, links, planned, unit
 
 Prefetch = Literal["room", "one-block", "blocking"]
 prefetches: st.SearchStrategy[Prefetch] = st.sampled_from(("room", "one-block", "blocking"))
@@ -70,36 +69,6 @@ def test_what_has_not_left_when_it_is_wanted_back_stays() -> None:
     assert schedule.held[-1] == (12.0, 0)
 
 
-def test_a_forward_pass_waits_for_the_oldest_swap_outs() -> None:
-    # Room for two blocks and a boundary; each takes 2.2 s to leave (2 s the first), so that the third waits.
-    schedule = simulate(equal_chain(3), blocks("sss"), link(50), 230)
-    assert schedule.fits
-    assert times(schedule, "compute", "forward")[2] == (3.0, 4.0)
-    assert schedule.room_wait_s == 1.0
-
-
-def test_swap_ins_are_issued_at_the_ends_of_backward_passes_in_order() -> None:
-    schedule = simulate(equal_chain(4), blocks("sskk"), link(200), 319)
-    swap_in = times(schedule, "in", "swap in")
-    backward = times(schedule, "compute", "backward")
-    assert schedule.fits
-    # The last block's 110 bytes go at 6 s, which make room for the second block's.
-    assert backward[3] == (4.0, 6.0)
-    assert swap_in[1] == (6.0, 6.55)
-    assert swap_in[0][0] == backward[2][1] == 8.0
-    assert schedule.stall_s == 0
-
-
-def test_what_is_issued_beyond_a_recompute_block_leaves_it_its_room() -> None:
-    # Block 0 could come back while block 2 runs backward, but then block 1 would not find its 100 bytes.
-    schedule = simulate(equal_chain(3), blocks("srk"), link(1000), 230)
-    assert schedule.fits
-    assert times(schedule, "in", "swap in")[0][0] == times(schedule, "compute", "backward")[2][0]
-    tight = simulate(equal_chain(3), blocks("srk"), link(1000), 219)
-    assert tight.fits
-    assert times(tight, "in", "swap in")[0][0] == times(tight, "compute", "backward")[1][1]
-
-
 def test_streamed_fetches_one_block_ahead_and_lets_one_block_leave_at_a_time() -> None:
     schedule = simulate(equal_chain(5), blocks("sssss"), link(40), None, prefetch="one-block")
     forward, leave = times(schedule, "compute", "forward"), times(schedule, "out", "swap out")
@@ -142,26 +111,6 @@ def test_computing_beside_transfers_takes_longer_by_the_drag() -> None:
     assert times(still, "compute", "forward")[1] == (1.0, 4.0)
 
 
-def test_what_others_use_never_moves() -> None:
-    chain = equal_chain(3)
-    shared = chain.model_copy(update={"units": (unit(0), unit(1), unit(2, joins=False))})
-    assert simulate(chain, blocks("kkR"), link(1000), None).peak_bytes
-    assert simulate(shared, blocks("ssR"), link(1000), None).swapped_bytes == 100 + 110
-    with pytest.raises(ValueError, match=r"spans the input of layers\.2"):
-        simulate(shared, (PlannedBlock(first=0, last=2, decision="keep"),), None, None)
-
-
-def test_a_boundary_that_nobody_saves_is_held_only_while_it_is_used() -> None:
-    chain = equal_chain(3)
-    passing = chain.model_copy(update={"units": (unit(0), unit(1, input_bytes=70, input_saved=False), unit(2))})
-    assert simulate(passing, blocks("kkk"), None, None).peak_bytes == 300 + 10 + 10
-    # In a block to be recomputed inner boundaries are held while the units beside them run.
-    whole = (PlannedBlock(first=0, last=2, decision="recompute"),)
-    wide = chain.model_copy(update={"units": (unit(0), unit(1, input_bytes=500), unit(2, input_bytes=600))})
-    first = simulate(wide, whole, None, None)
-    assert max(held for when, held in first.held if when < 3) == 1100
-
-
 def test_blocks_must_be_the_chains() -> None:
     with pytest.raises(ValueError, match="all 3 units in order"):
         simulate(equal_chain(3), blocks("kkkk"), None, None)
@@ -169,14 +118,6 @@ def test_blocks_must_be_the_chains() -> None:
         simulate(equal_chain(3), blocks("kk"), None, None)
     with pytest.raises(ValueError, match="need transfer rates"):
         simulate(equal_chain(3), blocks("ksk"), None, None)
-
-
-def test_no_stall_where_transfers_are_shorter_than_the_backward_passes_beside_them() -> None:
-    # Closed form: A/in <= backward pass of the block after, where there is room for one block more.
-    for rate, stalls in ((110 / 2, False), (110 / 2.5, True)):
-        rates = TransferRates(tier="test", out_bytes_per_s=1e6, in_bytes_per_s=rate)
-        schedule = simulate(equal_chain(8), blocks("sssssssk"), rates, 120 + 110)
-        assert (schedule.stall_s > 1e-9) is stalls, rate
 
 
 # What holds for all plans
@@ -238,33 +179,3 @@ def test_what_a_plan_needs_does_not_depend_on_times(
     assert not needed or not simulate(chain, plan, rates, needed - 1).fits
     assert simulate(chain, plan, rates, capacity).fits == (needed <= capacity)
     assert simulate(chain, plan, link(1.0), capacity).fits == (needed <= capacity)
-
-
-@given(planned, links, st.integers(0, 1500) | st.none())
-def test_lower_bounds(
-    drawn: tuple[Chain, tuple[PlannedBlock, ...]], rates: TransferRates, capacity: int | None
-) -> None:
-    chain, plan = drawn
-    schedule = simulate(chain, plan, rates, capacity)
-    again = sum(
-        unit.forward_s
-        for block in plan
-        if block.decision.startswith("recompute")
-        for unit in chain.units[block.first : block.last + 1]
-    )
-    assert schedule.makespan >= chain.useful_s + again - 1e-9
-    assert schedule.makespan >= schedule.swapped_bytes / rates.out_bytes_per_s - 1e-9
-    back = times(schedule, "in", "swap in")
-    assert schedule.makespan >= sum(end - start for start, end in back.values()) - 1e-9
-    if all(block.decision == "recompute" for block in plan):
-        assert schedule.makespan == pytest.approx(chain.useful_s + sum(unit.forward_s for unit in chain.units))
-    if all(block.decision == "keep" for block in plan):
-        assert schedule.makespan == pytest.approx(chain.useful_s)
-
-
-@given(chains, links)
-def test_streaming_overlaps_what_offload_waits_for(chain: Chain, rates: TransferRates) -> None:
-    rates = rates.model_copy(update={"drag": 0.0})
-    offload = fixed_plan(chain, rates, "none", "offload").predicted
-    streamed = fixed_plan(chain, rates, "none", "streamed").predicted
-    assert streamed.pass_s <= offload.pass_s + 1e-9

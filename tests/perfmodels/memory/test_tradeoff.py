@@ -48,16 +48,3 @@ def test_the_largest_batch_fits_and_one_more_does_not(method: tuple[str, str]) -
     for batch, does in ((largest, True), (largest + 1, False)):
         found = point(scaled(CHAIN, batch), RATES, method, capacity, effort=1000)  # type: ignore[arg-type]
         assert (found.plan is not None) is does
-
-
-def test_plans_train_at_least_the_batches_of_single_methods() -> None:
-    capacity = in_core_bytes(CHAIN)
-    largest = {method: largest_batch(CHAIN, RATES, method, capacity) for method in METHODS}
-    assert largest["none", "none"] == CHAIN.batch < largest["blocks", "none"] <= largest["planned", "none"]
-    assert largest["planned", "planned"] == max(batch for method, batch in largest.items() if method[1] != "offload")
-
-
-def test_what_cannot_be_has_no_batch() -> None:
-    assert largest_batch(CHAIN, RATES, ("planned", "planned"), 400) == 0
-    assert largest_batch(CHAIN, None, ("none", "streamed"), 10_000) == 0
-    assert point(CHAIN, None, ("none", "planned"), 10_000).plan is None
