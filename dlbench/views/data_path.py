@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import MachineReading, machine_readings
+from dlbench.analysis.telemetry.readings import machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
@@ -21,7 +20,6 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_e
 from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.units import format_bytes
 from dlbench.views.model import Group
 from dlbench.views.readers import complement
 from dlbench.views.view import GroupSource, GroupView, place_columns
@@ -97,8 +95,6 @@ class DataPoint:
     longest_wait_s: float | None = field(metadata=column("Longest wait", unit="s"))
     stall_steps: int  # Steps of ranks that were looked at.
     stall_ranks: int
-    disk_bytes_per_s: float | None  # From all disks of its nodes in the measured window; None if not sampled.
-    page_cache_bytes: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +114,7 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     looked_at = set(list(readings.middle)[:MAX_POINTS])
     middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
     points = tuple(
-        _point(point, table, run, readings.by_run.get(run.plan.run_id), is_looked_at=key in looked_at)
+        _point(point, table, run, is_looked_at=key in looked_at)
         for point, (key, run) in zip(group.points, middle.items(), strict=True)
     )
     data = group.sample.plan.workload.data
@@ -131,9 +127,7 @@ def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     )
 
 
-def _point(
-    point: Point, table: RunTable, middle: Run, reading: MachineReading | None, *, is_looked_at: bool
-) -> DataPoint:
+def _point(point: Point, table: RunTable, middle: Run, *, is_looked_at: bool) -> DataPoint:
     rows = [{name: table.parts[run_id][name] for name in PARTS} for run_id in point.run_ids]
     keys = [table.keys[run_id] for run_id in point.run_ids]
     shares = (row["input"] / sum(row.values()) for row in rows)
@@ -141,9 +135,6 @@ def _point(
     runs = about_means(rows)
     wait, copy = ({key: run[name] for key, run in zip(keys, runs, strict=True)} for name in ("input", "h2d"))
     stalled, longest_s, num_steps, num_ranks = _stalls(middle) if is_looked_at else (None, None, 0, 0)
-    fields = [item for node in (reading.nodes if reading else ()) for item in node.fields.items()]
-    disks = [summary.mean for name, summary in fields if re.fullmatch(r"host\.disk\..+\.read_bytes", name)]
-    cached = [summary.mean for name, summary in fields if name == "host.page_cache_bytes"]
     return DataPoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -155,8 +146,6 @@ def _point(
         longest_wait_s=longest_s,
         stall_steps=num_steps,
         stall_ranks=num_ranks,
-        disk_bytes_per_s=sum(disks) if disks and reading and not reading.left_out else None,
-        page_cache_bytes=sum(cached) / len(cached) if cached else None,
     )
 
 
@@ -187,10 +176,7 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
 
 
-INPUT_CAPTION = (
-    "Waits and copies: means over all runs. Longest wait and disks: the run whose throughput is in the middle; disks "
-    "are all that its nodes read in the measured steps, for other programs too."
-)
+INPUT_CAPTION = "Waits and copies: means over all runs. Longest wait: of the run whose throughput is in the middle."
 STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
 UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
@@ -203,18 +189,12 @@ def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoin
             return Cell("not looked at")
         return Cell(f"{percent(point.stalled)} of {point.stall_steps:,}", number=point.stalled)
 
-    def disks(point: DataPoint) -> Cell:
-        rate = point.disk_bytes_per_s
-        return Cell("unknown") if rate is None else Cell(f"{format_bytes(rate)}/s", number=rate)
-
     columns = columns_of(
         DataPoint,
         *place_columns(),
         *("wait", "wait_share", "copy", "utilisation", "runs=wait.n"),
         Column("stalled_share", "Steps that stall", lambda point: point.stalled, stalled),
         *("stall_steps", "longest_wait_s"),
-        Column("disk_read_bytes_per_s", "Disks read", lambda point: point.disk_bytes_per_s, disks),
-        "page_cache_bytes",
         titles={} if on_gpu else {"copy_s": "", "accelerator_utilisation": ""},
     )
     return Sheet(

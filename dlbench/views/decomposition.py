@@ -8,9 +8,7 @@ For each repeat k of a scaling point, with T the mean over ranks and steps of th
 
 Next to them stands what the phases of the same plain runs say, means over all ranks, the stragglers too: the wait for
 input, and the gradient exchange after the backward pass.
-Both need not agree: the gap between them is, part by part, what other parts of a step gain or lose without the one:
-
-    T_plain - T_variant - phase_plain = sum over other parts of (part_plain - part_variant) - phase_variant
+Both need not agree: the gap between them is what other parts of a step gain or lose without the one.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import (
-    PART_TITLES,
     basis_text,
     figure_text,
     percent,
@@ -39,7 +36,6 @@ from dlbench.report.wording import (
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey, in_all
-from dlbench.units import format_seconds
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_of
 
@@ -75,9 +71,7 @@ class Difference:
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
     phase_s: Estimate = field(metadata=column("Phase"))  # What the phase of that name holds in the plain runs.
     gap_s: Estimate = field(metadata=column("Gap"))
-    moved_s: Mapping[str, Estimate]  # What the gap is made of, by part; positive: time that went beyond the phase.
     verdict: Verdict = field(metadata=column("Verdict"))
-    reason: str | None  # Where most of the gap lies, and what is likely behind it; None unless both differ.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,18 +166,14 @@ def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> D
         {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS} for plain, variant in pairs
     ]
     gap = mean(sum(parts.values()) for parts in gaps)
-    moved = {name: mean(parts[name] for parts in gaps) for name in OWN_PARTS}
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
-    verdict = _VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)]
     return Difference(
         what=what,
         seconds=mean(spared),
         share=mean((each / step for each in spared), "fraction"),
         phase_s=mean(plain[what] for plain, _ in pairs),
         gap_s=gap,
-        moved_s=moved,
-        verdict=verdict,
-        reason=reason(what, gap, moved) if verdict == "differ" else None,
+        verdict=_VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)],
     )
 
 
@@ -192,47 +182,6 @@ def _whole(parts: Parts) -> float:
 
 
 WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
-
-_COMPUTE = ("forward", "backward", "optimizer")
-
-REASONS: Mapping[tuple[What, bool], tuple[tuple[tuple[str, ...], str], ...]] = {
-    ("input", True): (
-        (_COMPUTE, "readers take cores and memory bandwidth from the computation, which no wait for input shows"),
-        (("exchange",), "the others wait in the exchange for ranks whose batch was late"),
-    ),
-    ("input", False): (
-        (("input",), "tensors made in memory are not free either"),
-        (("exchange",), "ranks that wait no more for input wait longer for each other"),
-    ),
-    ("exchange", True): (
-        (
-            _COMPUTE,
-            "messages under way take cores and memory bandwidth from the computation, which the phase does not hold",
-        ),
-        (("input",), "the exchange holds up the reading of batches"),
-    ),
-    ("exchange", False): (
-        (("input",), "batches were read while messages were under way: part of the exchange becomes wait for input"),
-        (_COMPUTE, "ranks that no longer wait for each other compute at the same moments, and share cores and memory"),
-    ),
-}
-"""By what was taken away and whether more time went than its phase holds; by the part of the step that holds most of
-the gap."""
-
-
-def reason(what: What, gap: Estimate, moved: Mapping[str, Estimate]) -> str:
-    """Where most of a gap lies, and what is likely behind it."""
-    is_more = gap.value > 0
-    sign = 1 if is_more else -1
-    part = max(moved, key=lambda name: sign * moved[name].value)
-    amount = format_seconds(abs(moved[part].value))
-    where = (
-        f"{amount} of wait for input is left {WITHOUT['input']}"
-        if part == what == "input"
-        else f"{PART_TITLES[part]} is {amount} {'shorter' if is_more else 'longer'} {WITHOUT[what]}"
-    )
-    likely = next((text for parts, text in REASONS[what, is_more] if part in parts), None)
-    return where if likely is None else f"{where}: {likely}"
 
 
 def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
@@ -330,4 +279,4 @@ def _verdict(one: Difference) -> str:
     if one.verdict == "undecided":
         more = repeat_text(one.gap_s, 2 * max(MIN_RUNS, one.gap_s.units))
         return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
-    return f"{gap}; {one.reason}"
+    return gap

@@ -15,14 +15,13 @@ from dlbench.analysis.telemetry.node_samples import STAGES
 from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.report.charts.chart import Chart, Rows, finish
-from dlbench.report.charts.shapes import Axis, Series, figure_row, lines, stacked
-from dlbench.report.charts.style import HEIGHT, NARROW, STAGE_COLOURS, WIDE
+from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
+from dlbench.report.charts.style import HEIGHT, NARROW
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of, times_cell
-from dlbench.report.wording import figure_text, percent, place_text, value_text
+from dlbench.report.wording import place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.units import format_number
 from dlbench.views.model import Group
 from dlbench.views.telemetry import not_sampled
 from dlbench.views.view import GroupSource, GroupView, place_of
@@ -53,11 +52,6 @@ class KindEnergy:
     methods: tuple[str, ...]  # How the energy is known, each way once.
     sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
-
-    @property
-    def stages_j(self) -> float:
-        """Joules of all stages together."""
-        return sum(joules.value for _, joules in self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,7 +269,6 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
             cell=lambda row: row.joules,
         ),
         is_data=lambda row: row.stage != "",
-        is_drawn=True,
     )
 
 
@@ -301,36 +294,6 @@ def _charts(group: Group, found: Energy) -> Iterator[Chart]:
             alt=f"Joules per sample over ranks, in the measured window. {words}.",
             table=_energy_sheet(found.points).to_display(brief=True),
             size=(NARROW, HEIGHT),
-        )
-    parts: Rows = [
-        {
-            **figure_row(figure),
-            "place": f"{place}, {kind.kind}",
-            "stage": stage,
-            "order": number,
-            "shown": f"{figure_text(figure)} J",
-        }
-        for place, _, kind in kinds
-        for number, (stage, figure) in enumerate(kind.stages)
-        if figure.value > 0
-    ]
-    if parts:
-        words = "; ".join(
-            f"{place}, {kind.kind}: {format_number(kind.stages_j)} J, "
-            f"{percent(measured.value / kind.stages_j, 0)} of it measured steps"
-            for place, _, kind in kinds
-            if (measured := dict(kind.stages).get("measured")) is not None and kind.stages_j > 0
-        )
-        series = Series("stage", {**STAGE_COLOURS, "idle": "#d8dee4"}, columns=3)
-        tooltip = {"place": "at", "stage": "stage", "shown": "energy"}
-        yield finish(
-            stacked(parts, Axis("energy per run", unit="J"), series, tooltip, limit=220),
-            group,
-            name="energy-stages",
-            title="Energy per run by stage",
-            alt=f"Joules per run by stage. {words}.",
-            table=_stages_sheet(found.points),
-            size=(WIDE - 60, max(60, 30 * len({row["place"] for row in parts}))),
         )
 
 

@@ -32,8 +32,7 @@ from dlbench.perfmodels.lines import fit_line
 from dlbench.projection.exchange import last_end
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
-from dlbench.report.charts.shapes import Axis, Series, figure_row, stacked
+from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
@@ -518,35 +517,11 @@ _KINDS = {
 SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
-def _share_chart(subject: Subject, rows: Mapping[str, ExchangePoint]) -> Chart:
-    """Messages under way as a share of the step, hidden and exposed, over ranks."""
-    shares = [
-        {"place": name, "part": part, "order": order, **figure_row(share)}
-        for name, row in rows.items()
-        for order, (part, share) in enumerate(zip(SHARES, (row.exposed_share, row.hidden_share), strict=True))
-        if share is not None
-    ]
-    words = "; ".join(f"{row['place']}: {row['part']} {row['shown']}" for row in shares)
-    tooltip = {"place": "at", "part": "part", "shown": "of the step", "basis": "interval"}
-    x = Axis("messages of the median step, over the mean step", format="~%")
-    return finish(
-        stacked(shares, x, Series("part", SHARES), tooltip, names=list(rows), limit=260),
-        subject,
-        name="share",
-        title="Messages under way over ranks",
-        alt=f"Hidden: during the backward pass, or behind computing. {words}.",
-        table=[("At", "Messages", "Of the step"), *((one["place"], one["part"], one["shown"]) for one in shares)],
-        size=(WIDE, max(90, 34 * len(rows))),
-    )
-
-
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
-    """Shares of the step where several points have them; the timeline of the point with most ranks that has one."""
-    shared = {place_of(point): point for point in points if point.exposed_share is not None}
-    charts = [_share_chart(group, shared)] if len(shared) > 1 else []
+    """The timeline of the point with most ranks that has one."""
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
-        return charts
+        return []
     point = drawable[-1]
     numbered = list(enumerate(point.timeline, start=1))[-MAX_MESSAGES:]
     drawn = [(number, message) for number, message in numbered if _is_timed(message)]
@@ -562,7 +537,6 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
             rows.append(span(name, waits, message.ready_s, start, what))
         rows.append(span(name, under_way, start, start + took, what))
     return [
-        *charts,
         finish(
             alt.layer(spans(rows, _KINDS), rule),
             group,

@@ -79,19 +79,6 @@ class EpochReads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReaderChoice:
-    """One attempt of the automatic choice of readers at one rank count; medians are the run's own."""
-
-    ranks: int
-    nodes: int
-    loader_workers: int = field(metadata=column("Readers per rank"))
-    prefetch_batches: int = field(metadata=column("Batches read ahead, each"))
-    computing: bool = field(metadata=column("While computing"))  # Whether the training process computed.
-    samples_per_s: float = field(metadata=column("Samples/s per rank", unit="samples/s"))  # The slowest, all reading.
-    is_chosen: bool = field(metadata=column("Chosen"))
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReadingPoint:
     """Readers at one rank count."""
 
@@ -128,7 +115,6 @@ class Reading:
     asked_cache: str  # data.cache.
     points: tuple[ReadingPoint, ...]
     epochs: tuple[EpochReads, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
-    choices: tuple[ReaderChoice, ...]
 
 
 def reading(group: scaling.Group, table: RunTable) -> Reading | None:
@@ -145,7 +131,6 @@ def reading(group: scaling.Group, table: RunTable) -> Reading | None:
         asked_cache=group.sample.plan.workload.data.cache,
         points=tuple(_point(point, known) for point, known in found),
         epochs=tuple(epoch for point, known in found for epoch in _epochs(point, known)),
-        choices=tuple(choice for point, known in found for choice in _choices(point, known)),
     )
 
 
@@ -239,25 +224,6 @@ def _temperature(reads: Sequence[ReadEpoch]) -> Temperature:
     return "warm" if share <= WARM_SHARE else "mixed"
 
 
-def _choices(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[ReaderChoice]:
-    """Of the first run that tried something: others tried the same, on the same machine."""
-    tried = next((one for one in known.values() if one.trials), None)
-    if tried is None:
-        return []
-    return [
-        ReaderChoice(
-            ranks=point.ranks,
-            nodes=point.nodes,
-            loader_workers=trial.loader_workers,
-            prefetch_batches=trial.prefetch_batches,
-            computing=trial.computing,
-            samples_per_s=trial.samples_per_s,
-            is_chosen=(trial.loader_workers, trial.prefetch_batches) == (tried.loader_workers, tried.prefetch_batches),
-        )
-        for trial in tried.trials
-    ]
-
-
 READERS_CAPTION = "Fetching: getting the stored bytes of a sample (I/O); the rest is preparing (decode, augment)."
 STORAGE_CAPTION = (
     " From storage: bytes fetched from devices or the network, read-ahead included, over bytes of samples read."
@@ -266,7 +232,6 @@ EPOCHS_CAPTION = (
     f"Cold: at least {COLD_SHARE * 100:.0f} % of the data set was not in the page cache when the epoch began; warm: at "
     f"most {WARM_SHARE * 100:.0f} %. Fetching and preparing: sums over all readers."
 )
-CHOICES_CAPTION = "Samples per second of one rank while all ranks read, before training."
 
 
 class ReadingView(GroupView):
@@ -280,14 +245,7 @@ class ReadingView(GroupView):
         return reading(source.group, source.table)
 
     def shown(self, group: Group, found: Reading) -> Section:
-        trials = Sheet(
-            name="reader-trials",
-            title="Automatic choice of readers",
-            columns=(*place_columns(), *columns_of(ReaderChoice)),
-            rows=found.choices,
-            caption=CHOICES_CAPTION,
-        )
-        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs), trials)
+        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
         return Section(
             headline=_finding(found.points[-1]),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),

@@ -5,21 +5,20 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
-from dlbench.analysis.telemetry.node_samples import node_watch, nodes_of
 from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
-from dlbench.units import format_bytes, format_number, format_seconds
+from dlbench.units import format_bytes, format_number
 from dlbench.views.model import Group
 from dlbench.views.next_step import rerun
 from dlbench.views.view import GroupSource, GroupView, place_of
@@ -79,16 +78,6 @@ class NodeMeans:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """How often, and how late, samples were taken, over all nodes of the run in the middle of the largest point."""
-
-    period_s: float  # Longest period of any node.
-    late_median_s: float  # Of the node with the largest.
-    late_max_s: float
-    dropped: int  # Samples that did not fit into a node's share of bytes.
-
-
-@dataclass(frozen=True, kw_only=True)
 class Unavailable:
     """What nodes do not report."""
 
@@ -103,7 +92,6 @@ class Telemetry:
 
     nodes: tuple[NodeMeans, ...]  # Of the runs that were read, by rank count, run and node.
     middle_run_ids: tuple[str, ...]  # Of each rank count the run whose throughput is in the middle, which people see.
-    sampling: Sampling | None
     unavailable: tuple[Unavailable, ...]
     num_runs: int  # Runs of the group.
     num_read: int  # Runs whose samples were read.
@@ -139,8 +127,6 @@ def _by_rank_count(group: RunGroup) -> list[Run]:
 def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     runs = _by_rank_count(group)
     found = [(run, readings.by_run[run.plan.run_id]) for run in runs if run.plan.run_id in readings.by_run]
-    largest = group.points[-1]
-    middle = readings.middle[group.id, largest.ranks, largest.nodes]
     notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
     notes += [
         f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
@@ -150,7 +136,6 @@ def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     return Telemetry(
         nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
         middle_run_ids=tuple(readings.middle[group.id, point.ranks, point.nodes].plan.run_id for point in group.points),
-        sampling=_sampling(middle),
         unavailable=_unavailable([reading for _, reading in found]),
         num_runs=len(group.runs),
         num_read=sum(bool(reading.nodes) for _, reading in found),
@@ -229,18 +214,6 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
     }
     sampled = {int(match[1]) for name in node.fields if (match := re.match(r"gpu\.(\d+)\.", name))}
     return tuple(sorted(used or sampled))
-
-
-def _sampling(run: Run) -> Sampling | None:
-    known = [watched for node in nodes_of(run) if (watched := node_watch(run, node)) is not None]
-    if not known:
-        return None
-    return Sampling(
-        period_s=max(watched.period_s for watched in known),
-        late_median_s=max(watched.late_median_s for watched in known),
-        late_max_s=max(watched.late_max_s for watched in known),
-        dropped=sum(watched.dropped_samples for watched in known),
-    )
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
@@ -353,7 +326,7 @@ class TelemetryView(GroupView):
         ]
         return Section(
             headline=_headline(found, on_gpu=group.on_gpu),
-            words=tuple(_words(found)),
+            words=found.notes,
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
@@ -387,19 +360,6 @@ def not_sampled(group: Group) -> str:
         "No node was sampled, or no sample could be read. Samplers run unless a plan switches them off: "
         f"{rerun(group, '--set watch.sampler=true')}."
     )
-
-
-def _words(found: Telemetry) -> Iterator[str]:
-    sampling = found.sampling
-    if sampling is not None:
-        if sampling.late_max_s > sampling.period_s:
-            yield (
-                f"Samples came up to {format_seconds(sampling.late_max_s)} late (one every "
-                f"{format_seconds(sampling.period_s)} was asked for)."
-            )
-        if sampling.dropped:
-            yield f"{sampling.dropped:,} samples did not fit into their share of bytes."
-    yield from found.notes
 
 
 def _headline(found: Telemetry, *, on_gpu: bool) -> str:

@@ -66,8 +66,6 @@ class UtilisationPoint:
     throughput: Estimate
     achieved: Estimate | None  # Model FLOPs per second and rank, `TFLOP/s/rank`; None: a sample's FLOPs are unknown.
     peak_tflops: float | None  # Of one rank.
-    at_peak_s: float | None = field(metadata=column("Step's FLOPs at peak", unit="s"))  # Of a rank's share of a step.
-    step: Estimate = field(metadata=column("Step, measured", "mean_step_s"))
     mfu: Estimate | None = field(metadata=column("MFU"))  # Model FLOPs utilisation (1); None: no peak.
 
 
@@ -109,8 +107,6 @@ def utilisation(group: scaling.Group) -> Utilisation | None:
                 throughput=point.throughput,
                 achieved=achieved,
                 peak_tflops=peak.flops_per_s / TERA if peak else None,
-                at_peak_s=flops * point.batch_per_rank / peak.flops_per_s if flops and peak else None,
-                step=point.mean_step,
                 mfu=point.throughput.scaled(factor, "fraction") if factor else None,
             )
         )
@@ -366,7 +362,7 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
             lambda point: point.peak_tflops and point.peak_tflops * factor,
             unit="TFLOP/s/rank",
         ),
-        *columns_of(UtilisationPoint, titles={} if has_mfu else dict.fromkeys(("at_peak_s", "mean_step_s", "mfu"), "")),
+        *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
     return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points)
 

@@ -80,17 +80,6 @@ def lines_of(out: Path) -> list[str]:
     return decomposition_lines(decompositions(scan(out).runs))
 
 
-def paragraphs(out: Path) -> list[list[str]]:
-    """Lines of each point, its title first."""
-    found: list[list[str]] = []
-    for line in lines_of(out):
-        if line.startswith("  "):
-            found[-1].append(line)
-        else:
-            found.append([line])
-    return found
-
-
 def both(point: Decomposition) -> tuple[Difference, Difference]:
     one, other = point.differences
     assert (one.what, other.what) == ("input", "exchange")
@@ -124,19 +113,6 @@ def test_a_plain_run_is_the_one_without_the_option_and_a_variant_differs_in_one_
         assert RunPlan.model_validate_json(plan.to_json()) == plan
 
 
-def test_settings_of_real_data_and_of_the_exchange_do_not_trip_the_variants() -> None:
-    chosen = {"data.loader_workers": 2, "sync.wire": "fp16", "sync.fusion": "none"}
-    plain, synthetic, apart = decomposed(repeats=1, engine="horovod", overrides=chosen)
-    assert (plain.sync.wire, synthetic.sync.wire, apart.sync.wire) == ("fp16", "fp16", "fp32")
-    assert plain.overrides == synthetic.overrides == apart.overrides == chosen
-
-
-def test_a_tuned_exchange_is_not_tuned_where_there_is_none() -> None:
-    chosen = {"engine.horovod.autotune": True, "measure.warmup_steps": 5000}
-    *_, apart = decomposed(repeats=1, engine="horovod", overrides=chosen)
-    assert not apart.engine.horovod.autotune
-
-
 def test_a_delay_planted_into_the_reader_goes_with_it_and_other_faults_stay() -> None:
     both_faults = {"fault.input_delay_s": 0.1, "fault.step_delay_s": 0.2}
     plain, synthetic, apart = decomposed(repeats=1, overrides=both_faults)
@@ -144,11 +120,6 @@ def test_a_delay_planted_into_the_reader_goes_with_it_and_other_faults_stay() ->
     assert apart.fault == plain.fault
     assert (synthetic.fault.input_delay_s, synthetic.fault.step_delay_s) == (0.0, 0.2)
     assert decomposed(repeats=1, overrides={"fault.input_delay_s": 0.1})[1].fault is None
-
-
-def test_what_a_series_cannot_go_without_is_left_out() -> None:
-    synthetic = decomposed(data="synthetic", points=(1, 2), repeats=1)
-    assert [(p.layout.ranks, p.series.variant) for p in synthetic] == [(1, "plain"), (2, "plain"), (2, "no-exchange")]
 
 
 @pytest.mark.parametrize(
@@ -193,35 +164,6 @@ def test_a_difference_that_the_phase_holds_agrees_with_it(tmp_path: Path) -> Non
 MEAN_DRIFT = statistics.geometric_mean(1 + repeat / 100 for repeat in range(5))
 """Of the repeats of `write_series`."""
 
-CASES: Mapping[str, tuple[str, dict[str, float], float, tuple[str, ...]]] = {
-    "readers slow the computation": (
-        "input",
-        {"backward": 42.0},
-        8.0,
-        ("backward is", "shorter", "readers take cores"),
-    ),
-    "made tensors cost too": ("input", {"input": 6.0}, -6.0, ("is left", "not free either")),
-    "late batches stagger ranks": ("input", {"exchange": 12.0}, 8.0, ("gradient exchange", "batch was late")),
-    "messages slow the backward pass": ("exchange", {"backward": 40.0}, 10.0, ("which the phase does not hold",)),
-    "reading was hidden": ("exchange", {"input": 24.0}, -14.0, ("waiting for input is", "becomes wait for")),
-    "nobody knows": ("exchange", {"h2d": 7.0}, -7.0, ("copy to the device is", "longer")),
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_gap_is_named_with_the_part_that_holds_it_and_a_likely_reason(tmp_path: Path, case: str) -> None:
-    what, changes, gap_ms, words = CASES[case]
-    variant = "synthetic-input" if what == "input" else "no-exchange"
-    write_changed(tmp_path, variant, **changes)
-    reading, exchange = both(only_point(tmp_path))
-    found, calm = (reading, exchange) if what == "input" else (exchange, reading)
-    assert (found.verdict, calm.verdict) == ("differ", "agree")
-    assert found.gap_s.value == pytest.approx(gap_ms * 1e-3 * MEAN_DRIFT)
-    assert found.gap_s.value == pytest.approx(sum(part.value for part in found.moved_s.values()))
-    (line,) = (line for line in lines_of(tmp_path) if line.startswith(f"  {what}"))
-    assert [word for word in words if word not in line] == []
-    assert ("more than the phase" if gap_ms > 0 else "less than the phase") in line
-
 
 def test_a_gap_of_no_account_is_no_disagreement(tmp_path: Path) -> None:
     small = MARGIN * 118 / 2
@@ -244,19 +186,6 @@ def test_noise_is_no_agreement() -> None:
         found.append(difference("input", {("", repeat): pair for repeat, pair in enumerate(pairs)}).verdict)
     assert found.count("agree") <= 10
     assert found.count("undecided") > 20
-
-
-def test_an_interval_over_the_margin_is_undecided_in_words(tmp_path: Path) -> None:
-    scatter = (0.0, 3.0, -3.0, 1.0, -1.0)
-    write_series(
-        tmp_path,
-        decomposed(repeats=5),
-        lambda plan: parts_of(plan, h2d=5 + scatter[plan.series.repeat] * (plan.series.variant == "no-exchange")),
-    )
-    _, exchange = both(only_point(tmp_path))
-    assert (exchange.verdict, exchange.reason) == ("undecided", None)
-    (line,) = (line for line in lines_of(tmp_path) if line.startswith("  exchange"))
-    assert line.endswith("within the noise at 1 % of a step: repeat with --repeats 10")
 
 
 @pytest.mark.parametrize(("repeats", "kind"), [(1, "single run"), (4, "range")])
@@ -299,8 +228,6 @@ def test_differences_and_gaps_add_up_whatever_the_ranks_do(
         assert one.share.value == pytest.approx((step - without) / step, abs=1e-12)
         assert one.phase_s.value == pytest.approx(step * sum(held) / 2, abs=1e-12)
         assert one.gap_s.value == pytest.approx(one.seconds.value - one.phase_s.value, abs=1e-12)
-        assert sum(part.value for part in one.moved_s.values()) == pytest.approx(one.gap_s.value, abs=1e-12)
-        assert set(one.moved_s) == {*PHASES, "other"} == set(OWN_PARTS)
 
 
 def test_only_repeats_with_both_runs_count_and_the_rest_is_told(tmp_path: Path) -> None:
@@ -329,39 +256,6 @@ def test_a_run_that_went_on_after_an_interruption_is_subtracted_from_none(tmp_pa
     ]
 
 
-def test_a_copied_folder_is_no_repeat(tmp_path: Path) -> None:
-    """The second copy says something else, so that it would show."""
-    made = decomposed(repeats=2)
-    write_series(tmp_path, made)
-    before = only_point(tmp_path)
-    copied = next(p for p in made if p.series.variant == "plain")
-    write_series(tmp_path / "other", [copied], lambda plan: {phase: 9 * REAL[phase] for phase in PHASES})
-    (tmp_path / "other" / copied.run_id).rename(tmp_path / "zz-copy")
-    (tmp_path / "other").rmdir()
-    after = only_point(tmp_path)
-    assert [run.folder.path.name for run in scan(tmp_path).runs].count("zz-copy") == 1
-    assert (after.step_s, after.differences, after.missing) == (before.step_s, before.differences, ())
-
-
-def test_variants_without_a_plain_run_are_told_and_not_compared(tmp_path: Path) -> None:
-    made = decomposed(repeats=2)
-    write_series(tmp_path, [p for p in made if p.series.variant != "plain"])
-    for plan in made:
-        if plan.series.variant == "plain":
-            write_unfinished(tmp_path, plan)
-    point = only_point(tmp_path)
-    assert (point.step_s, point.differences) == (None, ())
-    assert "no plain run has figures" in lines_of(tmp_path)[0]
-    assert as_plain(decompositions(scan(tmp_path).runs))[0]["step_s"] is None
-
-
-def test_series_without_variants_say_nothing(tmp_path: Path) -> None:
-    write_series(tmp_path, plans(data=DATA, repeats=2))
-    found = decompositions(scan(tmp_path).runs)
-    assert found == ()
-    assert decomposition_lines(found) == []
-
-
 def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
     write_series(tmp_path, decomposed(points=(1, 2), repeats=2))
     write_series(tmp_path, decomposed(points=(2,), repeats=2, series="s2"))
@@ -375,11 +269,7 @@ def test_each_point_of_each_series_stands_alone(tmp_path: Path) -> None:
     assert [(one["series"], one["ranks"]) for one in plain] == [("s1", 1), ("s1", 2), ("s2", 2)]
     assert plain[1]["differences"][1]["what"] == "exchange"
     assert plain[1]["differences"][1]["seconds"]["value"] == pytest.approx(20e-3 * math.sqrt(1.01))
-    assert list(plain[1]["differences"][1]["moved_s"]) == list(OWN_PARTS)
     section = decomposition_section(found)
-    assert [(one.title, *(f"  {text}" for text in one.words)) for one in section.sections] == [
-        tuple(lines) for lines in paragraphs(tmp_path)
-    ]
     (sheet,) = section.sheets
     assert [(row["series"], row["ranks"], row["what"], row["shorter_s"]) for row in sheet.records()] == [
         (one.series, one.ranks, part.what, part.seconds.value) for one in found for part in one.differences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -27,14 +26,13 @@ from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.report.formats.json import dumped
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.diagnosis import diagnosis
 from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy
 from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, plans, write_run
-from tests.support.watch_factory import node_watch, watch_result, write_samples, write_spans
+from tests.support.watch_factory import write_samples, write_spans
 
 S = 1_000_000_000
 STEP_S = 1.0
@@ -161,11 +159,6 @@ def test_a_long_gap_of_a_counter_counts_only_where_it_lies_whole() -> None:
     assert curve.over(40 * S, 60 * S).rate is None
 
 
-def test_a_gap_of_five_periods_is_bridged() -> None:
-    times = np.array([0, 1, 2, 3, 8, 9]) * S
-    assert rate_curve(times, np.full(6, 50.0), 1.0).over(0, 9 * S).coverage == 1
-
-
 def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
     gaps = [1] * 20 + [2] * 20 + [4] * 20 + [8] * 20
     times = np.cumsum([0, *gaps]) * S
@@ -174,12 +167,6 @@ def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
     # The same early gap is one at the period that was in force then.
     holed = np.delete(times, slice(3, 9))
     assert rate_curve(holed, np.full(len(holed), 10.0), 8.0).over(0, int(times[-1])).known_ns == times[-1] - 7 * S
-
-
-def test_nan_is_no_zero() -> None:
-    times = np.arange(7) * S
-    values = np.array([100.0, np.nan, 100.0, np.nan, np.nan, 100.0, 100.0])
-    assert rate_curve(times, values, 1.0).over(0, 6 * S).value == pytest.approx(600.0)
 
 
 def test_a_counter_reset_splits() -> None:
@@ -353,14 +340,6 @@ def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str
     assert energy.why["processors"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
 
 
-def test_a_rapl_zone_that_never_tells_leaves_no_sum(tmp_path: Path) -> None:
-    columns = ["host.energy.package-0_j", "host.energy.package-1_j"]
-    rows = rows_of(every(0.5), lambda t: 90 * t, lambda t: 7.0 if t == 3 else math.nan)
-    energy = run_energy(make_run(tmp_path, columns, rows))
-    assert energy.stage("processors") is None
-    assert energy.why["processors"] == "package-1 was never read twice in a stage of the run (n0)"
-
-
 def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     """Samples are missing from second 2 to 12; the measured steps begin at second 4."""
     times = [t for t in every(0.5) if not 2 < t < 12]
@@ -371,13 +350,6 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
-
-
-def test_a_counter_read_twice_gives_way_to_power(tmp_path: Path) -> None:
-    rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t if t in (-3, 17) else math.nan)
-    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w", "gpu.0.energy_j"], rows))
-    assert energy.methods("GPUs") == ("power over time stamps",)
-    assert joules(energy, "measured") == pytest.approx(150 * 12)
 
 
 def with_pause(folder: RunFolder, spans: Iterable[Mapping[str, Any]]) -> Run:
@@ -449,20 +421,6 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
     assert energy.why["GPUs"] == "NVML Shared Library Not Found (n1)"
     assert energy.stage("GPUs") is None
     assert joules(energy, kind="processors") == pytest.approx(2 * 80 * 20)
-
-
-def test_the_gpu_that_does_not_tell_is_the_reason(tmp_path: Path) -> None:
-    plan = one_node(2)
-    folder = write_run(tmp_path / "named", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
-    columns = ["gpu.0.energy_j", "gpu.1.sm_clock_hz"]
-    gone = {"gpu.1.energy_j": "Unknown Error", "gpu.1.power_w": "Unknown Error"}
-    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: 1e9), unavailable=gone)
-    assert run_energy(read_run(folder.path)).why["GPUs"] == "Unknown Error (n0)"
-    folder = write_run(tmp_path / "silent", plan, step_times(), Story(device="cuda:0 (NVIDIA A100)"))
-    columns[1] = "gpu.1.power_w"
-    write_samples(folder, 0, columns, rows_of(every(1.0), lambda t: 300 * t, lambda t: math.nan))
-    energy = run_energy(read_run(folder.path))
-    assert energy.why["GPUs"] == "energy of a GPU was never read twice in a stage of the run (n0)"
 
 
 # Which GPUs
@@ -547,12 +505,6 @@ def test_energy_of_gpus_that_the_sampler_was_not_shown_is_no_figure(tmp_path: Pa
     )
 
 
-def test_gpus_of_a_run_on_cpus_do_not_count(tmp_path: Path) -> None:
-    energy = four_gpus(tmp_path, "cpu")
-    assert energy.stage("GPUs") is None
-    assert energy.why["GPUs"].startswith("no rank of the node computes on a GPU")
-
-
 # Several runs, and their words
 
 
@@ -591,37 +543,6 @@ def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> No
     assert "this node did not sample it (n0)" in text
     assert "3,720 (3,600 to 3,840)" in text
     assert "6,200 (6,000 to 6,400)" in text
-
-
-def test_json_is_finite_and_has_the_runs(tmp_path: Path) -> None:
-    write_series(tmp_path, [300, 320])
-    found = json.loads(dumped(measured(tmp_path)))
-    (point,) = found["points"]
-    (gpus,) = point["kinds"]
-    assert (gpus["kind"], gpus["energy_per_sample"]["unit"]) == ("GPUs", "J")
-    assert gpus["energy_per_sample"]["value"] == pytest.approx(math.sqrt(75 * 80))
-    assert point["why"] == [["processors", "this node did not sample it (n0)"]]
-    assert [run["run_id"] for run in found["runs"]] == [one.run_id for one in plans(points=(1,), repeats=2)]
-    source = found["runs"][0]["sources"][0]
-    assert source["method"] == "energy counter"
-    assert source["counter_over_power"] == pytest.approx(1.0)
-    assert source["stages"]["measured"] == pytest.approx({"value": 3600.0, "known_ns": 12 * S, "length_ns": 12 * S})
-
-
-def test_where_nothing_was_measured_the_table_says_why(tmp_path: Path) -> None:
-    reasons = {"gpu": "NVML Shared Library Not Found", "host.energy.package-0_j": "only root may read it"}
-    make_run(
-        tmp_path,
-        ["host.cpu.0.busy"],
-        rows_of(every(1.0), lambda t: 0.5),
-        unavailable=reasons,
-        story=Story(record={"watch": watch_result(nodes=[node_watch(unavailable=reasons)])}),
-    )
-    text = text_of(tmp_path)
-    assert "GPUs not measured" in text
-    assert "no rank of the node computes on a GPU" in text
-    assert "processors not measured" in text
-    assert "only root may read it" in text
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -15,33 +15,27 @@ from dlbench.analysis.table import tabulate
 from dlbench.records.exchange import Message
 from dlbench.records.scan import scan
 from dlbench.report.document import Document
-from dlbench.report.formats import html, markdown, terminal
+from dlbench.report.formats import html, terminal
 from dlbench.report.table import Sheet
 from dlbench.specs.comm import LineCost
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
 from dlbench.views.exchange import (
-    MAX_MESSAGES,
     ExchangePoint,
     exchange_charts,
     exchange_points,
     fitted_line,
-    messages,
     times,
-    what_ran,
 )
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import (
     Story,
-    autotune_result,
     constant,
     edit_json,
     exchange_result,
     plans,
     write_run,
-    write_scaling,
 )
-from tests.views.causes.test_page import drawn_rows
 
 SIZES = (40_000, 2_000_000, 400_000, 8_000_000, 1_000_000, 100_000)
 GRADIENTS = tuple(zip(SIZES, (0.004, 0.012, 0.018, 0.03, 0.038, 0.045), strict=True))
@@ -146,10 +140,6 @@ def test_shares_of_the_step_are_means_of_the_runs_shares(tmp_path: Path) -> None
         assert point.hidden_share.value == pytest.approx(0.02 / 0.11)
         assert point.exposed_share.value == pytest.approx(0.012 / 0.11)
         assert point.exposed_share.low < 0.012 / 0.11 < point.exposed_share.high
-    chart, _ = exchange_charts(group, points_of(group))
-    assert chart.title == "Messages under way over ranks"
-    assert "4 ranks: exposed 10.9 % [" in chart.alt
-    assert {row["place"] for row in drawn_rows(chart.spec)} == {"2 ranks", "4 ranks"}
 
 
 def test_least_exposed_is_the_best_of_all_mergings(runs: Path) -> None:
@@ -172,20 +162,6 @@ def test_attainable_efficiency_is_the_baseline_and_the_least_exposed(runs: Path)
     assert point.prediction.compute_s == pytest.approx(sum(STEP_MS) / 1e3)
     assert point.prediction.efficiency.value == pytest.approx(0.09 / (0.09 + best))
     assert point.efficiency.value == pytest.approx(0.09 / 0.11)
-
-
-def test_several_ranks_as_baseline_lose_their_own_exchange(tmp_path: Path) -> None:
-    write_exchange(tmp_path, points=(2, 4))
-    table = tabulate(scan(tmp_path))
-    (group,) = groups(table)
-    point = exchange_points(group, table)[-1]
-    assert point.ranks == 4
-    if point.prediction is None:
-        # The baseline exchanges for 20 ms.
-        assert point.why == "no bound of efficiency: the baseline's own exchange takes longer than the model's least"
-    else:
-        assert point.prediction.compute_s == pytest.approx(0.09)
-        assert point.prediction.efficiency.value <= 1
 
 
 def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
@@ -312,25 +288,6 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3
 
 
-def test_runs_without_an_exchange_show_no_view(tmp_path: Path) -> None:
-    write_scaling(tmp_path)
-    report, group = report_of(tmp_path)
-    assert group.views["exchange"] == ()
-    assert exchange_charts(group, ()) == []
-    assert '<section id="exchange-' not in html.to_html(report)
-    assert "not recorded" in {one.view: one.text for one in group.missing}["exchange"]
-    missing = {one.view: one.text for section in report.sections for one in section.missing}
-    assert "dlbench comm run" in missing["collectives"]
-
-
-def test_a_way_that_differs_between_repeats_is_shown(tmp_path: Path) -> None:
-    write_exchange(tmp_path, lambda plan: {"exchange": "leader" if plan.series.repeat == 1 else "flat"})
-    _, group = report_of(tmp_path)
-    sheet = what_ran(points_of(group))
-    assert [row["Exchange"] for row in rows_of(sheet)] == ["flat", "leader"]
-    assert [row["exchange"] for row in sheet.records()] == ["flat | leader"]
-
-
 # The report
 
 
@@ -346,66 +303,6 @@ def test_timeline_holds_every_message(made: model.Report) -> None:
     waits = [row for row in rows if row["kind"] == "ready, waits"]
     assert all(row["from"] in {ready for _, ready in GRADIENTS} for row in waits)
     assert waits
-
-
-def test_many_messages_are_cut_to_the_exposed_end(tmp_path: Path) -> None:
-    many = [(1000 * (i + 1), 0.0002 * i) for i in range(200)]
-    write_exchange(tmp_path, gradients=many, repeats=1)
-    report, group = report_of(tmp_path)
-    (point,) = points_of(group)
-    first, *others = rows_of(messages(point))
-    assert (first["Message"], first["Gradients"]) == ("1 to 140", "140")
-    assert len(others) == MAX_MESSAGES
-    assert [row["Message"] for row in others] == [str(number) for number in range(141, 201)]
-    (chart,) = exchange_charts(group, points_of(group))
-    names = {row["name"] for rows in chart.spec["datasets"].values() for row in rows if "name" in row}
-    assert names == {"backward", *(f"message {number}" for number in range(141, 201))}
-    assert len(html.to_html(report).encode()) < 1_500_000
-
-
-def test_a_setting_without_effect_comes_first_everywhere(tmp_path: Path) -> None:
-    inert = "sync.exchange: leader was asked for, flat ran (counters of the exchange)"
-    write_exchange(tmp_path, lambda plan: {"inert": (inert,)})
-    report, group = report_of(tmp_path)
-    first = group.doubts[0]
-    assert (first.code, first.severity, len(first.runs)) == ("inert", "serious", 5)
-    wanted = f"a requested setting had no effect: {inert}"
-    assert first.text == wanted
-    assert wanted in " ".join(terminal.to_text(report, full=True).split())
-    assert markdown.escape(wanted) in markdown.to_markdown(report)
-    card = html.to_html(report).partition('<section id="summary"')[2].partition("</section>")[0]
-    assert "1 warning" in card
-
-
-def test_overflow_density_and_unfinished_search_are_told(tmp_path: Path) -> None:
-    more = {"wire": "topk", "density": 0.02, "dense_switches": 3, "autotune": autotune_result(finished=False)}
-    write_exchange(tmp_path, lambda plan: {**more, "wire_overflows": int(plan.series.repeat == 0)})
-    report, group = report_of(tmp_path)
-    codes = {doubt.code: doubt for doubt in group.doubts}
-    assert codes["wire-overflow"].severity == "serious"
-    assert "1 all-reduce sum overflowed" in codes["wire-overflow"].text
-    assert codes["wire"].severity == "note"
-    assert codes["autotune-unfinished"].severity == "serious"
-    (row,) = rows_of(what_ran(points_of(group)))
-    assert (row["Wire"], row["Sent dense"], row["Overflows"]) == ("topk", "15", "1")
-    assert row["Density of sums"].startswith("2.0 %")
-    assert "Density of sums" in html.to_html(report)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "who", "fusion"),
-    [
-        ({"sync.fusion": "own:64MiB"}, "own buckets of 64 MiB over Horovod", "own:64MiB"),
-        ({"sync.wire": "topk"}, "own buckets of 25 MiB over Horovod", "own:25MiB"),
-        ({"sync.fusion": "64MiB"}, "Horovod", "64MiB"),
-        ({}, "Horovod", "auto (128MiB)"),
-    ],
-)
-def test_the_label_says_who_fuses(tmp_path: Path, overrides: dict[str, str], who: str, fusion: str) -> None:
-    write_exchange(tmp_path, engine="horovod", repeats=1, overrides=overrides)
-    (group,) = assemble(scan(tmp_path)).groups
-    assert f"preset, {who}, weak scaling" in group.label
-    assert f"fusion={fusion}" in next(one.value for one in group.conditions if one.name == "exchange")
 
 
 def test_collectives_in_the_passes_are_not_called_exchange_behind_them(tmp_path: Path) -> None:

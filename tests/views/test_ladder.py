@@ -7,25 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.comparability import chosen_settings
 from dlbench.analysis.table import tabulate
-from dlbench.cli import cli
-from dlbench.errors import ExitCode, UserError
+from dlbench.errors import UserError
 from dlbench.records.scan import scan
-from dlbench.report.formats import html, terminal
-from dlbench.report.formats import json as json_tables
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.pairing import KnownKey
-from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.ladder import gains_of
 from dlbench.views.sweep.numbers import Sweep, sweeps
-from dlbench.views.sweep.view import settings_charts
 from tests.support.forked_runs import run_forked
-from tests.support.printed import csv_rows
 from tests.support.run_factory import WORKLOAD, plans, write_sweep
 
 STEPS = """
@@ -134,14 +126,6 @@ def test_bundled_ladders_act_whole_on_a_cluster_with_data(name: str, preset: str
     assert names[-1].startswith("large batch")
 
 
-def test_the_command_says_what_is_left_out(tmp_path: Path) -> None:
-    words = ["run", workload(tmp_path), "--ladder", "--engine", "ddp", "--ranks", "2", "--dry-run"]
-    result = CliRunner().invoke(cli, words)
-    assert result.exit_code == ExitCode.OK, result.stderr
-    assert "--ladder: hybrid is left out at 2 ranks: sync.exchange hybrid: needs two groups" in result.stderr
-    assert "step=tensor fusion" in result.stdout
-
-
 # What each step adds
 
 RATES = st.lists(st.lists(st.one_of(st.none(), st.floats(0.1, 1000)), min_size=6, max_size=6), min_size=2, max_size=5)
@@ -218,12 +202,6 @@ def test_efficiency_is_of_the_same_step_at_fewer_ranks(found: Sweep) -> None:
     assert {one.efficiency for one in two.settings} == {None}
 
 
-def test_few_repeats_decide_nothing(tmp_path: Path) -> None:
-    write_sweep(tmp_path / "runs", planted, workload=workload(tmp_path), ladder=True, engine="ddp", repeats=3)
-    (sweep,) = sweeps(tabulate(scan(tmp_path / "runs"), with_causes=True))
-    assert "too few repeats to tell: tensor fusion (1.30x" in sweep.verdict
-
-
 def test_a_step_without_figures_is_passed_over(tmp_path: Path) -> None:
     asked: dict[str, Any] = {"workload": workload(tmp_path), "ladder": True, "engine": "ddp"}
     write_sweep(tmp_path / "runs", planted, skip=lambda plan: plan.series.step == "tensor fusion", **asked)
@@ -251,46 +229,6 @@ def test_a_missing_run_takes_its_repeat_from_its_own_step_alone(tmp_path: Path) 
     assert (steps["large batch"].gain.n, steps["large batch"].verdict) == (4, "insufficient")
     assert steps["baseline"].throughput.n == 5
     assert any("Only over the 4 of 5 repeats that all steps have" in text for text in cell.notes)
-
-
-def test_steps_that_share_no_repeat_are_not_compared(tmp_path: Path) -> None:
-    (cell,) = made(tmp_path, ("baseline", 0), ("tensor fusion", 1), repeats=2).cells
-    assert [one.verdict for one in cell.settings] == ["baseline", "no figure", "insufficient"]
-    assert any("Only over the 0 of 2 repeats that all steps have" in text for text in cell.notes)
-
-
-def test_the_headline_says_of_how_many_steps_it_is(tmp_path: Path, found: Sweep) -> None:
-    assert found.headline[1].endswith("the baseline with 3 of 4 steps, at 4 ranks")
-    (tmp_path / "last").mkdir()
-    sweep = made(tmp_path / "last", *(("large batch", repeat) for repeat in range(5)))
-    assert sweep.headline == ("1.30x", "the baseline with 1 of 4 steps, at 2 ranks")
-    assert "1.30x the baseline with 1 of 4 steps (5 runs" in sweep.verdict
-    (chart,) = settings_charts(sweep, sweep.cells[0])
-    for told in ("input pipeline: -, cannot act here", "hybrid: -, cannot act here", "large batch: -, no figure"):
-        assert told in chart.alt
-
-
-def test_the_report_has_one_chart_in_the_order_of_the_steps(runs: Path) -> None:
-    report = assemble(scan(runs))
-    document = document_of(report)
-    text = terminal.to_text(document)
-    lines = text.splitlines()
-    header = next(line for line in lines if line.strip().startswith("step"))
-    for title in ("Over step before", "Pays", "images/s", "In all", "Published"):
-        assert title in header
-    assert max(map(len, lines)) <= 80
-    assert text.count("synthetic data has no reader") == 1
-    rows = csv_rows(document, "sweep")
-    assert [row["setting"] for row in rows if row["ranks"] == "4"] == list(SPEED)
-    assert rows[1]["published"] == "1.2x: on a machine (Somebody 2018)"
-    page = html.to_html(document)
-    assert "published 1.2x" in page
-    assert page.index("Throughput over the baseline at 2 ranks") < page.index('id="group-')
-    charts = [settings_charts(sweep, cell) for sweep in report.all_of(Sweep) for cell in sweep.cells]
-    assert ["efficiency, of 2 ranks" in str(chart.spec) for (chart,) in charts] == [False, True]
-    assert "ladder" in json_tables.to_json(document)
-    labels = {chosen_settings(run)["step"] for run in scan(runs).runs}
-    assert labels == set(SPEED)
 
 
 def test_a_real_ladder_of_two_ranks(tmp_path: Path) -> None:

@@ -96,19 +96,3 @@ def test_ranks_that_share_a_batch_and_ranks_that_enlarge_it_are_one_set(tmp_path
     points = found_in(tmp_path).points
     assert [(one.global_batch, one.ranks) for one in points] == [(4, 1), (8, 1), (8, 2)]
     assert [one.ratio and one.ratio.value for one in points] == [None, pytest.approx(1.5), pytest.approx(1.5)]
-
-
-def test_without_a_batch_of_which_all_met_the_target_there_are_points_and_no_comparison(tmp_path: Path) -> None:
-    def ends(plan: RunPlan) -> tuple[float, ...]:
-        return (0.1, 0.9) if plan.series.repeat else (0.1, 0.2)
-
-    for plan in quality_plans(points=(1, 2), repeats=2):
-        write_run(tmp_path, plan, constant([0, 0, 0, 50, 0, 0]), Story(training=Training(values=ends(plan))))
-    assert batch_verdict(found_in(tmp_path)) == "2 of 4 runs met the target: no two batches to compare."
-    section = section_of(tmp_path)
-    assert section is not None
-
-
-def test_one_batch_has_no_such_section(tmp_path: Path) -> None:
-    write(tmp_path, sweep={"train.optimizer.learning_rate": (0.1, 0.8)}, repeats=1)
-    assert section_of(tmp_path) is None

@@ -18,11 +18,11 @@ from dlbench.report.document import Section
 from dlbench.report.formats import terminal
 from dlbench.report.formats.json import as_plain
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
-from dlbench.views.out_of_core.view import OutOfCoreView, method_charts, passage_charts
+from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
-from tests.support.run_factory import Story, constant, plans, write_run, write_scaling, write_unfinished
+from tests.support.run_factory import Story, constant, plans, write_run, write_unfinished
 
 SLOWER = 1.1
 """Measured passes over predicted ones."""
@@ -134,16 +134,9 @@ def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(foun
     assert gain.ratio.value == pytest.approx(rates[gain.planned] / others[gain.over])
 
 
-def test_a_pass_is_drawn_measured_and_predicted(found: OutOfCore) -> None:
-    first = found.passages[0]
-    assert first.is_planned
+def test_throughput_is_drawn_with_the_largest_batch_in_core(found: OutOfCore) -> None:
     (throughput,) = method_charts(found, 1)
     assert "in core up to 13" in json.dumps(throughput.spec)
-    (chart,) = passage_charts(first, found.label, 1)
-    (rows,) = chart.spec["datasets"].values()
-    assert {row["lane"] for row in rows} == {
-        f"{lane}, {side}" for lane in ("compute", "out", "in") for side in ("measured", "predicted")
-    }
 
 
 def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
@@ -160,7 +153,6 @@ def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
     only = [one for one in document.sections if isinstance(one, Section) and one.id.startswith("out-of-core")]
     tables = {sheet.name for one in only for sheet in one.sheets}
     assert tables == {"memory-limit", "out-of-core", "out-of-core-steps"}
-    assert {sheet.name for one in only for inner in one.sections for sheet in inner.sheets} == {"out-of-core-blocks"}
     assert as_plain(report)["out_of_core"][0]["points"][0]["method"] == "in core"
 
 
@@ -199,14 +191,6 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     assert section.words[0].endswith("would not fit.")
 
 
-def test_runs_without_a_method_are_told_how_to_get_one(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=2)
-    report = assemble(scan(tmp_path))
-    assert OutOfCoreView().sections(report) == ()
-    (told,) = [one.text for one in report.missing if one.view == "out-of-core"]
-    assert "--set train.recompute=planned --set train.swap=planned --set train.memory.capacity=50%" in told
-
-
 def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Path) -> None:
     (plan,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
 
@@ -219,7 +203,6 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
     report = assemble(scan(tmp_path))
     (found,) = report.all_of(OutOfCore)
     assert found.points[0].checksum_share == 0.75
-    assert found.passages[0].measured == ()
     (section,) = OutOfCoreView().sections(report)
     assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)
     assert any("The measured peak exceeds the capacity by up to 4 MiB" in text for text in section.words)

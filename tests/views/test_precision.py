@@ -149,23 +149,6 @@ def test_what_differs_is_told_with_its_runs_and_groups(tmp_path: Path) -> None:
     assert section(DifferencesView(), report).headline == "runs of one group differ in package.torch"
 
 
-def test_equal_runs_do_not_differ(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=3)
-    report = assemble(scan(tmp_path))
-    assert report.views["differences"] == ()
-    assert DifferencesView().remedy(report)
-    assert DifferencesView().sections(report) == ()
-
-
-def test_many_values_are_counted(tmp_path: Path) -> None:
-    for plan in plans(points=(1,), repeats=20):
-        write_run(tmp_path, plan, constant([1] * 6), Story(environment={"kernel": str(plan.series.repeat)}))
-    report = assemble(scan(tmp_path))
-    (item,) = report.all_of(RunDifference)
-    assert (item.num_values, len(item.values)) == (20, 12)
-    assert "and 8 more values" in {line[2] for line in texts(sheet(report, "differences").to_display())}
-
-
 def test_differences_know_every_setting_of_a_plan(tmp_path: Path) -> None:
     """Whatever `--set` can change is told."""
     changes: dict[str, Any] = {"train.seed": 7, "model.base_width": 8, "measure.warmup_steps": 1}
@@ -221,19 +204,6 @@ def test_a_shared_out_batch_keeps_no_runs_apart(tmp_path: Path) -> None:
     assert len(report.groups) == 2
     assert (found["global_batch"].expected, found["global_batch"].keeps_apart) == (False, True)
     assert not found["batch_per_rank"].keeps_apart
-
-
-@pytest.mark.parametrize("batches", [(4, 4), (4, 8)])
-def test_weak_batches_keep_runs_apart_beside_strong_ones(tmp_path: Path, batches: tuple[int, int]) -> None:
-    write_scaling(tmp_path, points=(2,), repeats=1, series="strong", scaling="strong")
-    for number, batch in enumerate(batches):
-        write_scaling(tmp_path, points=(2,), repeats=1, series=f"w{number}", overrides={"train.batch_per_rank": batch})
-    found = {item.key: item for item in assemble(scan(tmp_path)).all_of(RunDifference)}
-    assert found["scaling"].keeps_apart
-    if batches[0] == batches[1]:
-        assert "batch_per_rank" not in found
-    else:
-        assert (found["batch_per_rank"].expected, found["batch_per_rank"].keeps_apart) == (False, True)
 
 
 # Systems

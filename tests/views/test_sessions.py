@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.report.wording import basis_text
+from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate
 from dlbench.views.decomposition import decompositions
 from dlbench.views.model import Report
 from dlbench.views.scaling_report import assemble
+from dlbench.views.sweep.numbers import sweeps
 from tests.support.data_path_factory import REAL, reading_result, shuffle_result, staging_result
-from tests.support.run_factory import MS, Story, Training, exchange_result, plans, quality_plans, write_run
+from tests.support.run_factory import MS, Story, Training, exchange_result, plans, quality_plans, write_run, write_sweep
 from tests.support.watch_factory import write_samples
 
 NOISE_SCALE = {
@@ -116,3 +119,24 @@ def test_every_interval_over_runs_counts_sessions(made: tuple[int, Path, Report]
     assert wrong == {}
     assert {one.is_confident for _, one in over_runs} == {count >= 5}
     assert all("sessions" in basis_text(one) for _, one in over_runs)
+
+
+def test_two_sessions_of_a_sweep_decide_nothing(tmp_path: Path) -> None:
+    """Ten repeats of two jobs: however alike they are within a job, of how jobs differ there are two cases."""
+
+    def faster(plan: RunPlan) -> float:
+        wobble = 1 + 0.002 * (plan.series.repeat % 3)
+        return wobble * (1.2 if plan.sync.fusion == "own:single" else 1.0)
+
+    axes = {"sync.fusion": ("own:none", "own:single"), "sync.wire": ("fp32", "fp16")}
+
+    def story(plan: RunPlan) -> Story:
+        return Story(job=str(plan.series.repeat // 5), last_loss=1.9 + 0.01 * plan.series.repeat)
+
+    write_sweep(tmp_path, faster, engine="ddp", sweep=axes, repeats=10, story=story)
+    (found,) = sweeps(tabulate(scan(tmp_path)))
+    assert {one.sessions for _, one in estimates(found) if one.low is not None and one.low != one.high} == {2}
+    (cell,) = found.cells
+    assert {axis.verdict for axis in cell.axes} == {"insufficient"}
+    assert {setting.verdict for setting in cell.settings} == {"baseline", "insufficient"}
+    assert cell.best == ""

@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import UserError
-from dlbench.records.data_path import ReadingResult
 from dlbench.records.scan import scan
 from dlbench.report.formats.terminal import to_text
 from dlbench.views.stalls import StallPart, Stalls, stalls, stalls_document
-from tests.support.data_path_factory import REAL, read_epoch, reading_result, write_tiers
+from tests.support.data_path_factory import REAL, read_epoch, write_tiers
 from tests.support.paths import GOLDEN
 from tests.support.run_factory import plans
 
@@ -119,11 +118,6 @@ def test_later_epochs_from_the_page_cache_are_told(tmp_path: Path) -> None:
     write_tiers(tmp_path, reading={"epochs": [read_epoch(cached_share=0.0), second]})
     (note,) = only_point(tmp_path).notes
     assert "more than one epoch" in note
-
-
-def test_series_of_other_kinds_have_no_stalls(tmp_path: Path) -> None:
-    assert stalls(scan(tmp_path).runs) == ()
-    assert ReadingResult.model_validate(reading_result()).cache_in_force
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

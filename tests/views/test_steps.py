@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 from pathlib import Path
@@ -13,8 +12,6 @@ import numpy as np
 import pytest
 
 from dlbench.analysis.measures import load_steps
-from dlbench.analysis.scaling import groups
-from dlbench.analysis.table import tabulate
 from dlbench.records.scan import Run, scan
 from dlbench.report import wording
 from dlbench.report.charts.chart import Chart
@@ -27,15 +24,12 @@ from dlbench.views.steps import (
     EDGES,
     LISTED,
     MAX_OUTLIERS,
-    MAX_RECTANGLES,
-    MAX_ROWS,
     MapRow,
     RankMap,
     RanksView,
     StepsView,
     StepTimes,
     bin_title,
-    step_times,
 )
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import StepTimes as Times
@@ -150,18 +144,6 @@ def test_tables_of_steps_hold_every_number_drawn(group: model.Group) -> None:
     ]
 
 
-@pytest.mark.parametrize(("steps", "told"), [(12, {"0 %", "25 %", "50 %", "75 %", "100 %"}), (100, None)])
-def test_quantiles_are_listed_where_the_runs_have_steps_enough(
-    tmp_path: Path, steps: int, told: set[str] | None
-) -> None:
-    write_scaling(tmp_path, points=(2,), repeats=1, overrides={"measure.measured_steps": steps})
-    (found,) = assemble(scan(tmp_path)).groups
-    rows = sheets(found, "steps")["step-quantiles"].to_display().rows
-    assert {str(row.cells[0]) for row in rows} == (told or {f"{percent} %" for percent in LISTED})
-    header = sheets(found, "steps")["steps"].to_display().header
-    assert ("p95" in header, "p99" in header) == (steps == 100, steps == 100)
-
-
 def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
     points = steps_of(group).points
     for point in points:
@@ -209,18 +191,6 @@ def test_outliers_stand_in_their_table_and_their_chart(group: model.Group) -> No
         assert f"{one.ratio:.2f}x" in cells(table)
 
 
-def test_without_outliers_there_is_neither_table_nor_chart(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1, 2), repeats=1)
-    (found,) = assemble(scan(tmp_path)).groups
-    assert len(charts(found, "steps")) == 1
-    assert "outlier-steps" not in sheets(found, "steps")
-    (point, _) = steps_of(found).points
-    # Equal steps have no correlation, a single run no range.
-    assert point.autocorrelation is None
-    assert {one.seconds.kind for one in point.quantiles} == {"single run"}
-    assert {row["seconds_low"] for row in sheets(found, "steps")["step-quantiles"].records()} == {None}
-
-
 # Ranks by steps
 
 
@@ -248,15 +218,6 @@ def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:
     assert RanksView().section(found) is None
     assert RanksView().remedy(found) == "there is no other rank to compare with, and this machine holds no other."
     assert "--ranks 1,2 --repeats 5" in RanksView().remedy(dataclasses.replace(found, most_ranks=2))
-
-
-def test_without_digests_nothing_is_told(folder: Path, group: model.Group) -> None:
-    table = tabulate(scan(folder))
-    assert [step_times(one, table) for one in groups(table)] == [None]
-    bare = with_steps(group, None)
-    for view in VIEWS:
-        assert view.section(bare) is None
-        assert view.remedy(bare)
 
 
 def test_the_slowest_row_is_named_first(group: model.Group) -> None:
@@ -324,34 +285,3 @@ def test_rectangles_cover_the_cells_that_are_not_near_one(group: model.Group, se
     }
     assert seen == expected
     assert "drawn as one" not in alt
-
-
-def test_restless_maps_are_joined_until_they_are_small(group: model.Group) -> None:
-    values = np.random.default_rng(1).choice([0.8, 1.2, 1.6], (64, 100))
-    made, spec, alt = rectangles(group, a_map(values, 10))
-    assert 0 < len(made) <= MAX_RECTANGLES
-    assert "neighbouring columns are drawn as one, with the larger value" in alt
-    assert len(json.dumps(spec)) < 200_000
-
-
-def test_many_rows_are_cut_in_the_table_and_whole_behind_the_chart(group: model.Group) -> None:
-    values = np.ones((64, 10))
-    values[40] = 1.5
-    times = dataclasses.replace(steps_of(group), map=a_map(values, 1))
-    changed = with_steps(group, times)
-    (sheet,) = section(changed, "ranks").sheets
-    table = sheet.to_display()
-    assert len(table.rows) == MAX_ROWS
-    assert str(table.rows[0].cells[0]) == "rank 40"
-    (chart,) = charts(changed, "ranks")
-    assert len(chart.table.rows) == len(sheet.records()) == 64
-
-
-def test_more_rank_counts_than_colours_are_thinned_out_and_it_is_said(group: model.Group) -> None:
-    found = steps_of(group)
-    many = tuple(dataclasses.replace(found.points[0], ranks=2**power) for power in range(9))
-    chart = charts(with_steps(group, dataclasses.replace(found, points=many)), "steps")[0]
-    assert "6 of 9 rank counts are drawn." in chart.alt
-    assert "1 rank:" in chart.alt
-    assert "256 ranks:" in chart.alt
-    assert len(chart.table.header) == 10

@@ -197,19 +197,6 @@ def point(
     return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
-def against_capacity(
-    chain: Chain, rates: TransferRates | None, method: Method, *, points: int = 8, starts: Sequence[int] | None = None
-) -> tuple[Point, ...]:
-    """From the smallest capacity of all methods to that of training in core, in equal steps. A plan begins with that
-    for the capacity before: the time never grows with the capacity.
-    """
-    swap = rates is not None
-    low = smallest_capacity(chain, recompute=True, swap=swap, starts=starts)
-    high = max(low, in_core_bytes(chain))
-    capacities = sorted({low + (high - low) * number // max(1, points - 1) for number in range(points)})
-    return _one_by_one([(chain, capacity) for capacity in capacities], rates, method, starts)
-
-
 def _one_by_one(
     wanted: Iterable[tuple[Chain, int]], rates: TransferRates | None, method: Method, starts: Sequence[int] | None
 ) -> tuple[Point, ...]:

@@ -29,16 +29,6 @@ PART_COLOURS = {
     "imbalance": "#cc79a7",
 }
 
-STAGE_COLOURS = {
-    "building": "#e69f00",
-    "compiling": "#d55e00",
-    "staging": "#f0e442",
-    "warm-up": "#9aa0a6",
-    "measured": "#0072b2",
-    "evaluation": "#009e73",
-    "checkpoint": "#cc79a7",
-}
-
 RANK_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Rank counts, ascending; shapes distinguish them as well."""
 

@@ -1,4 +1,4 @@
-"""Runs that differ in how they hold activations, and in their batch, side by side; and one pass by its plan.
+"""Runs that differ in how they hold activations, and in their batch, side by side.
 
 Throughput, memory and bytes are those of the runs; what was predicted is compared with them:
 
@@ -31,8 +31,8 @@ from dlbench.records.memory import MemoryResult, TransferSpan
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
-from dlbench.report.wording import percent, place_text, runs_text
-from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Prediction, Recompute, Swap, TransferRates
+from dlbench.report.wording import percent, runs_text
+from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Recompute, Swap, TransferRates
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
@@ -90,34 +90,6 @@ class PlannedPart:
     """What leaves the device after its forward pass and comes back."""
     forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
     backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passage:
-    """A pass of one run."""
-
-    run_id: str
-    label: str
-    is_planned: bool  # Whether a plan decides for every block; otherwise all are treated alike.
-    predicted: Prediction
-    capacity_bytes: int | None
-    blocks: tuple[PlannedPart, ...]
-    simulated: tuple[Operation, ...]  # With the chain and the rates that were measured before training.
-    measured: tuple[TransferSpan, ...]  # A watched pass of rank 0; empty where none was watched.
-
-
-def _passage_of(result: MemoryResult, run_id: str, label: str) -> Passage:
-    schedule = schedule_of(result.chain, result.plan, result.rates, result.swap)
-    return Passage(
-        run_id=run_id,
-        label=label,
-        is_planned="planned" in (result.recompute, result.swap),
-        predicted=result.plan.predicted,
-        capacity_bytes=result.plan.capacity_bytes,
-        blocks=blocks_of(result.chain, result.plan, result.swap),
-        simulated=schedule.operations,
-        measured=result.timeline,
-    )
 
 
 def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, ...]:
@@ -284,7 +256,6 @@ class OutOfCore:
     gains: tuple[Gain, ...]  # Where a plan and a method that treats all blocks alike ran, by rank count and batch.
     median_step_error: float | None  # Of absolute errors of the prediction over `points`; None without one.
     median_peak_error: float | None
-    passages: tuple[Passage, ...]  # A pass of one run of each method, with its largest batch at the largest rank count.
 
 
 def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:
@@ -354,7 +325,6 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
         gains=tuple(_gains(ordered, table)),
         median_step_error=median(step_errors) if step_errors else None,
         median_peak_error=median(peak_errors) if peak_errors else None,
-        passages=tuple(_passages(ordered, table)),
     )
 
 
@@ -602,19 +572,3 @@ def _held(run: Run) -> float | None:
     result = _memory(run)
     assert run.record is not None
     return run.record.held_bytes or (None if result is None else _device_peak(result))
-
-
-def _passages(points: Sequence[MethodPoint], table: RunTable) -> list[Passage]:
-    """One of each method: its largest batch at the largest rank count; the one that shows most is the first."""
-    chosen = {one.label: one for one in points if one.run_ids and _memory(table.runs[one.run_ids[0]]) is not None}
-    found = []
-    for label, point in chosen.items():
-        runs = [table.runs[run_id] for run_id in point.run_ids]
-        # One with a measured pass, if there is one.
-        run = next((run for run in runs if (one := _memory(run)) is not None and one.timeline), runs[0])
-        result = _memory(run)
-        assert result is not None
-        where = f"{label}, batch {point.batch}, {place_text(point.ranks, point.nodes)}"
-        found.append(_passage_of(result, run.plan.run_id, where))
-    # What has most to show comes first: a plan, a measured pass, most bytes moved.
-    return sorted(found, key=lambda one: (not one.is_planned, not one.measured, -one.predicted.swapped_bytes))

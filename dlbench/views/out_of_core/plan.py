@@ -7,7 +7,7 @@ chain, times and activations taken as proportional to their samples.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import dlbench
 from dlbench.perfmodels.memory.blocks import Operation
@@ -16,7 +16,6 @@ from dlbench.perfmodels.memory.planner import (
     Method,
     Point,
     against_batch,
-    against_capacity,
     fixed_plan,
     in_core_bytes,
     largest_batch,
@@ -34,7 +33,6 @@ from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, blocks_of, schedule_of
 from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart
 
-CAPACITIES = 6  # Of the curve of memory against time, from the smallest to that of training in core.
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 
 
@@ -88,7 +86,6 @@ class MemoryPlan:
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
     methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
-    by_capacity: tuple[Forecast, ...]  # Of the plan at this batch, from the least capacity to that of training in core.
     by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
 
 
@@ -111,8 +108,6 @@ def memory_plan(
     limit = largest_batch(chain, None, ("none", "none"), capacity_bytes)
     batches = sorted({max(1, round((limit or chain.batch) * factor)) for factor in BATCH_FACTORS} | {chain.batch})
     methods = [method for method in METHODS if swap or method[1] == "none"]
-    best: Method = ("planned", "planned" if swap else "none")
-    by_capacity = against_capacity(chain, rates, best, points=CAPACITIES, starts=starts)
     by_batch = [against_batch(chain, rates, one, capacity_bytes, batches, starts=starts) for one in methods]
 
     def as_it_is(method: Method) -> Point:
@@ -135,7 +130,6 @@ def memory_plan(
         blocks=blocks_of(chain, plan, "planned"),
         operations=schedule.operations,
         methods=tuple(_forecast(as_it_is(method)) for method in methods),
-        by_capacity=tuple(map(_forecast, by_capacity)),
         by_batch=tuple(_forecast(one) for row in zip(*by_batch, strict=True) for one in row),
     )
 
@@ -195,7 +189,7 @@ def memory_plan_document(found: MemoryPlan) -> Document:
             id="trade-off",
             title="Memory against time",
             words=tuple(_trade_words(found)),
-            sheets=(_methods_sheet(found), _capacity_sheet(found), _batch_sheet(found)),
+            sheets=(_methods_sheet(found), _batch_sheet(found)),
         ),
     )
     return Document(
@@ -279,21 +273,6 @@ def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
         ),
         rows=found.methods,
         caption=METHODS_CAPTION,
-        in_terminal=True,
-    )
-
-
-def _capacity_sheet(found: MemoryPlan) -> Sheet[Forecast]:
-    names = ("capacity_bytes", "pass_s", "samples_per_s", "recompute_s", "stall_s", "swapped_bytes")
-    titles = {"capacity_bytes": "Capacity", "samples_per_s": f"{found.measured.sample_unit}/s"}
-    return Sheet(
-        name="memory-capacities",
-        title=f"Capacities with batch {found.chain.batch}, planned",
-        # All of them are brief: none is left out.
-        columns=tuple(replace(one, is_brief=True) for one in columns_of(Forecast, *names, titles=titles)),
-        rows=found.by_capacity,
-        caption="Predicted passes of plans for each capacity, from the smallest that any plan fits to that of training "
-        "in core.",
         in_terminal=True,
     )
 

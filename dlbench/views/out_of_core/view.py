@@ -1,4 +1,4 @@
-"""The view `out-of-core`: methods to hold activations side by side, and one pass in its lanes."""
+"""The view `out-of-core`: methods to hold activations side by side; and a pass in lanes for `dlbench memory plan`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from dlbench.views.out_of_core.numbers import (
     Gain,
     MethodPoint,
     OutOfCore,
-    Passage,
     PassSpan,
     PlannedPart,
     out_of_core,
@@ -217,13 +216,6 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
     )
 
 
-def passage_charts(found: Passage, label: str, number: int) -> list[Chart]:
-    """The lanes of a pass, measured above predicted."""
-    about = ReportSubject(id=f"pass-{number}", label=f"{label}: {found.label}")
-    sides: list[tuple[str, Sequence[PassSpan]]] = [("measured", found.measured), ("predicted", found.simulated)]
-    return [lanes_chart([(name, spans) for name, spans in sides if spans], found.blocks, about)]
-
-
 def lanes_chart(
     sides: Sequence[tuple[str, Sequence[PassSpan]]], blocks: Sequence[PlannedPart], subject: Subject
 ) -> Chart:
@@ -315,7 +307,6 @@ def _section(found: OutOfCore, number: int) -> Section:
         charts=lambda: method_charts(found, number),
         sheets=(*((limit_sheet(found),) if found.at_limit else ()), methods_sheet(found), steps_sheet(found)),
         notes=tuple(_notes(found)),
-        sections=(_pass_section(found, number),) if found.passages else (),
         where={"comparison": found.id, "of": found.label},
     )
 
@@ -331,25 +322,6 @@ def _headline(found: OutOfCore) -> str:
     if len(found.points) == 1:
         return "only one method and batch was run; nothing to compare"
     return f"{len(found.points)} methods and batches, none of which differ in the method alone"
-
-
-def _pass_section(found: OutOfCore, number: int) -> Section:
-    """One pass in its lanes, and the blocks of all plans."""
-    first = found.passages[0]
-    words = [f"A pass of {first.label}, predicted with the chain and the rates measured before training."]
-    if first.measured:
-        words.append("Measured: a watched pass of rank 0 of the same run.")
-    planned = [one for one in found.passages if one.is_planned]
-    return Section(
-        id=f"pass-{number}",
-        title="One pass",
-        words=tuple(words),
-        brief=(),
-        charts=lambda: passage_charts(first, found.label, number),
-        charts_per_row=1,
-        sheets=tuple(blocks_sheet(one.blocks, f"Blocks of the plan: {one.label}") for one in planned),
-        in_contents=False,
-    )
 
 
 def _words(found: OutOfCore) -> Iterator[str]:

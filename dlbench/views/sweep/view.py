@@ -18,7 +18,7 @@ from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange import CONTRADICTED, NO_BOUND, SHARES, ExchangePoint, span, spans, times
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
-from dlbench.views.sweep.settings import COSTS, MARGIN, PAYS, Axis, Level, Losses, Setting
+from dlbench.views.sweep.settings import COSTS, MARGIN, PAYS, Axis, Level, Setting
 from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView, place_of
 
@@ -140,25 +140,6 @@ def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
         # Of a single axis the table of settings says the same.
         is_shown=lambda row: len(cell.axes) > 1,
         caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
-    )
-
-
-def losses_sheet(cell: SweepCell) -> Sheet[Setting]:
-    """The loss of settings that change the arithmetic, or what ranks share, next to that of replicas with fp32."""
-
-    def reference(found: Losses) -> Estimate | str:
-        return found.reference or (f"not compared: {found.why}" if found.why else "not finite")
-
-    fp32: Column[Losses] = Column(
-        "reference_loss", "Of replicas with fp32", lambda one: one.reference, reference, has_interval=True
-    )
-    losses = columns_of(Losses, "own", fp32, "reference_label", "difference", of=lambda setting: setting.losses)
-    return Sheet(
-        name="sweep-losses",
-        title="Loss after equal samples",
-        columns=(*columns_of(Setting, "label", titles={"setting": "Setting"}), *losses),
-        rows=[setting for setting in cell.settings if setting.losses],
-        caption="Last loss of a run, medians over runs.",
     )
 
 
@@ -384,7 +365,7 @@ def _headline(sweep: Sweep) -> str:
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
-    found = (settings_sheet(sweep, cell), axes_sheet(cell), losses_sheet(cell), updates_sheet(cell.updates))
+    found = (settings_sheet(sweep, cell), axes_sheet(cell), updates_sheet(cell.updates))
     follows = f"Next: {cell.advice}"
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",

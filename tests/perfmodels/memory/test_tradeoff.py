@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from dlbench.perfmodels.memory.planner import (
     METHODS,
     against_batch,
-    against_capacity,
     in_core_bytes,
     largest_batch,
     point,
     scaled,
 )
-from dlbench.perfmodels.memory.search import smallest_capacity
 from tests.perfmodels.memory.chains import equal_chain, link
 
 CHAIN = equal_chain(8, state_bytes=500, outside_bytes=40, turn_s=0.5)
@@ -31,18 +27,6 @@ def test_a_scaled_chain_is_proportional_but_for_the_state() -> None:
     assert in_core_bytes(double) - 500 == 2 * (in_core_bytes(CHAIN) - 500)
     assert scaled(CHAIN, CHAIN.batch) == CHAIN
     assert scaled(CHAIN, 1).units[1].input_bytes == 3  # never less than its share
-
-
-def test_the_curve_goes_from_the_smallest_capacity_to_in_core() -> None:
-    curve = against_capacity(CHAIN, RATES, ("planned", "planned"), points=6)
-    assert curve[0].capacity_bytes == smallest_capacity(CHAIN, recompute=True, swap=True)
-    assert curve[-1].capacity_bytes == in_core_bytes(CHAIN)
-    passes = [found.plan.predicted.pass_s for found in curve if found.plan is not None]
-    assert len(passes) == 6
-    assert all(one >= other - 1e-9 for one, other in itertools.pairwise(passes))
-    assert passes[-1] == CHAIN.useful_s
-    in_core = against_capacity(CHAIN, RATES, ("none", "none"), points=6)
-    assert [found.plan is not None for found in in_core] == [False] * 5 + [True]
 
 
 def test_samples_per_second_beyond_what_fits_in_core() -> None:
