@@ -1,9 +1,9 @@
-"""The views `runs`, `without-figures` and `differences`: every run, and in what runs differ."""
+"""The views `runs`, `without-figures`, `differences` and `environment`: every run, and in what runs differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from dlbench.analysis.comparability import averaged_id, comparable_values, is_shaping
@@ -11,7 +11,7 @@ from dlbench.analysis.environments import compare, order_of
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
-from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns
+from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns, text_sheet
 from dlbench.report.wording import runs_text
 from dlbench.views.model import Report, RunRow
 from dlbench.views.view import ReportSource, ReportView
@@ -338,3 +338,29 @@ def _differences_sheet(found: Sequence[RunDifference]) -> Sheet[_Row]:
 
 
 # The environment
+
+
+class EnvironmentView(ReportView):
+    """What the runs ran in."""
+
+    id = "environment"
+    title = "Environment"
+    level = "appendix"
+
+    def sections(self, report: Report) -> tuple[Section, ...]:
+        found = report.environment
+        if not found.num_runs:
+            return ()
+        surprising = [item.key[:30] for item in found.differences if not item.expected]
+        finding = f"the same in all {runs_text(found.num_runs)}"
+        if surprising:
+            finding = f"runs differ in {_listed(surprising, 2)}"
+        rows = [
+            (item.key + " (differs)" * (not item.expected), value, str(len(ids)))
+            for item in found.differences
+            for value, ids in item.values
+        ]
+        rows += [(key, value, "all") for key, value in found.common]
+        title = "Everything that was recorded of the environment"
+        sheet = replace(text_sheet("environment", title, ("Key", "Value", "Runs"), rows), is_folded=True)
+        return (Section(id=self.id, title=self.title, headline=finding, sheets=(sheet,)),)

@@ -49,7 +49,7 @@ from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import LargeBatchView, QualityView, quality_verdict
 from dlbench.views.readers import ReadingView
-from dlbench.views.runs import DifferencesView, RunsView, WithoutFiguresView, runs_sheet
+from dlbench.views.runs import DifferencesView, EnvironmentView, RunsView, WithoutFiguresView, runs_sheet
 from dlbench.views.scaling import ScalingView, baseline_note, points_sheet, verdict
 from dlbench.views.shuffling import ShuffleAuditView, ShufflingView
 from dlbench.views.staging import BreakEvenView, StagingView
@@ -100,6 +100,7 @@ SCALING = Views(
         HistoryView(),
         RunsView(),
         WithoutFiguresView(),
+        EnvironmentView(),
     ),
 )
 
