@@ -100,9 +100,12 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
             continue
         one = next(loaded)
-        copied = _copied(run, runs)
-        if copied or isinstance(one, IncompleteDataError):
-            why = copied or str(one)
+        first = runs.get(run.plan.run_id)
+        if first is not None or isinstance(one, IncompleteDataError):
+            why = str(one)
+            if first is not None:
+                why = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}; "
+                why += "a copy is no repeat and is left out"
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
@@ -117,16 +120,6 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         damaged=tuple(damaged),
         causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
         digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
-    )
-
-
-def _copied(run: Run, seen: dict[str, Run]) -> str:
-    """Why a copied folder is not a second measurement; empty for one that is no copy."""
-    if run.plan.run_id not in seen:
-        return ""
-    return (
-        f"{run.folder.path}: holds run {run.plan.run_id} once more, like {seen[run.plan.run_id].folder.path}; "
-        "a copy is no repeat and is left out"
     )
 
 

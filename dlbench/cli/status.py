@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,13 +205,11 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     if rank is not None:
         if folder.log(rank).exists():
             return [folder.log(rank)]
-        raise UserError(
-            f"{folder.path}: has no {folder.log(rank).name}: "
-            + (
-                _told(name for name in names if _RANK_LOG.fullmatch(name))
-                or "its ranks write into one log, see without"
-            )
-        )
+        rank_logs = [name for name in names if _RANK_LOG.fullmatch(name)]
+        hint = "its ranks write into one log, see without"
+        if rank_logs:
+            hint = f"there are {rank_logs[0]} to {rank_logs[-1]}"
+        raise UserError(f"{folder.path}: has no {folder.log(rank).name}: {hint}")
     submission = read_submission(folder)
     job_log = [] if submission is None else [folder.path.parent / submission.log]
     own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
@@ -220,11 +218,6 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     if not found:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
     return found
-
-
-def _told(names: Iterable[str]) -> str:
-    there = list(names)
-    return f"there are {there[0]} to {there[-1]}" if there else ""
 
 
 _MAX_BYTES = 1 << 22  # Of each log, its end.
@@ -269,15 +262,14 @@ def run_folder(run: str, out: Path) -> RunFolder:
     inside = sorted(path.parent for path in Path(run).glob("*/plan.json"))
     if len(inside) == 1:
         return RunFolder(inside[0].absolute())
-    if there := [*inside, *sorted(path.parent for path in out.glob(f"{_escaped(run)}-*/plan.json"))]:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+    runs = list(inside)
+    if run and "/" not in run and run not in (".", ".."):
+        runs += sorted(path.parent for path in out.glob(f"{glob.escape(run)}-*/plan.json"))
+    if runs:
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
         what = f"holds {len(inside)} runs" if inside else "is a series"
-        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in there[:3])}{more}")
+        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in runs[:3])}{more}")
     raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
-
-
-def _escaped(text: str) -> str:
-    return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
 
 
 @click.command()

@@ -414,6 +414,11 @@ class RankProcesses:
 
     def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
         index = 0 if self._launcher or rank is None else rank
+        path = log(index)
+        log_name = ""
+        with suppress(OSError):
+            if path.stat().st_size:  # nothing is in it on a full disk
+                log_name = path.name
         of_supervisor = "" if code > 0 or self._launcher_told else "the supervisor of "
         return Ending(
             rank=rank,
@@ -421,16 +426,8 @@ class RankProcesses:
             code=code,
             at=utc_text(datetime.fromtimestamp(at, UTC)),
             words=last_words([*self._last_lines[index]]),
-            log=_if_filled(log(index)),
+            log=log_name,
         )
-
-
-def _if_filled(log: Path) -> str:
-    """Name of a log; empty where it holds nothing, as on a full disk."""
-    try:
-        return log.name if log.stat().st_size else ""
-    except OSError:
-        return ""
 
 
 def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:

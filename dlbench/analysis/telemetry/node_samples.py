@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
@@ -74,10 +73,13 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
     found = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
+    period_s = header.get("period_s")
+    if not (isinstance(period_s, int | float) and period_s > 0):
+        raise IncompleteDataError(f"{path}: its header names no period_s above 0")
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
-        period_s=max(_period(path, header.get("period_s")), watched.period_s if watched else 0.0),
+        period_s=max(float(period_s), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
         names=sampled,
@@ -100,12 +102,6 @@ def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str,
 
 NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]
 """Reads the wanted fields of a node of a run, as `read_node` does; it may hold more fields than were wanted."""
-
-
-def _period(path: Path, value: object) -> float:
-    if isinstance(value, int | float) and value > 0:
-        return float(value)
-    raise IncompleteDataError(f"{path}: its header names no period_s above 0")
 
 
 def node_watch(run: Run, node: int) -> NodeWatch | None:

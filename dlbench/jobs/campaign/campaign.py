@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -279,21 +279,18 @@ def _warned_ahead_s(plan: LaunchPlan) -> int:
 def _history(out: Path, wanted: set[str]) -> dict[str, list[_Earlier]]:
     """Earlier runs of the wanted configurations; what cannot be read is no history."""
     found: dict[str, list[_Earlier]] = {}
-    for folder in _folders(out):
+    try:
+        names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
+    except OSError:
+        return {}
+    for name in names[-MOST_READ:]:
+        folder = RunFolder(out / name)
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             plan = read_json(folder.plan, MAX_JSON)
             key = _key(plan)
             if key in wanted:
                 found.setdefault(key, []).append(_earlier(folder, plan))
     return found
-
-
-def _folders(out: Path) -> Iterable[RunFolder]:
-    try:
-        names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
-    except OSError:
-        return []
-    return [RunFolder(out / name) for name in names[-MOST_READ:]]
 
 
 def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
@@ -388,18 +385,12 @@ def campaign_of(
     short that Slurm's warning would stop its runs.
     """
     found = estimates(plans, out, asked=time)
-    whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())
-    packed = _packed(whole, plans, packing)
-    for job in packed.jobs:
+    seconds = {run_id: estimate.seconds for run_id, estimate in found.items()}
+    jobs = jobs_of(plans, seconds, packing=packing, chain=chain)
+    jobs = [_with_time_for_warning(job, found) for job in jobs]
+    for job in jobs:
         _refuse_warned_too_early(job, found)
-    return packed
-
-
-def _packed(campaign: Campaign, plans: Sequence[LaunchPlan], packing: Packing) -> Campaign:
-    seconds = {run_id: one.seconds for run_id, one in campaign.estimates.items()}
-    jobs = jobs_of(plans, seconds, packing=packing, chain=campaign.chain)
-    warned = [_with_time_for_warning(job, campaign.estimates) for job in jobs]
-    return replace(campaign, plans=tuple(plans), packing=packing, jobs=tuple(warned))
+    return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=tuple(jobs))
 
 
 def _with_time_for_warning(job: Job, given: Mapping[str, Estimate]) -> Job:

@@ -121,18 +121,12 @@ def sbatch_options(
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.scheduler`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", *_ends(plan, warn_script), "--open-mode=append"]
-
-
-def _ends(plan: LaunchPlan, warn_script: bool) -> list[str]:
-    """What happens before and after the end of a job's time.
-
-    The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
-    """
-    slurm = plan.system.slurm
-    is_told = slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun")
-    warning = [f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}"] if is_told else []
-    return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
+    options.append("--export=ALL")
+    # The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
+    if slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun"):
+        options.append(f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}")
+    requeue = "--requeue" if slurm.requeue else "--no-requeue"
+    return [*options, requeue, "--open-mode=append"]
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:
@@ -339,6 +333,12 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
     ways = _ways(job, python)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
     words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
+    swept: dict[str, list[str]] = {}
+    for run in job.plans:
+        if isinstance(run, RunPlan):
+            for key, value in run.series.named.items():
+                swept.setdefault(key, []).append(value_text(key, value))
+    swept_text = ", ".join(f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items())
     return render(
         "job.sbatch.j2",
         plan=plan,
@@ -346,7 +346,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         **told_options(job, folders[0], comment),
         **shell_values(job),
         what=_what(job),
-        place={"series": plan.series.id, "swept": _swept(job)},
+        place={"series": plan.series.id, "swept": swept_text},
         sides=[{"name": side, "words": words[side]} for side in sorted(words)],
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
@@ -365,14 +365,6 @@ def _what(job: Job) -> str:
     name = f"{plan.workload.name} ({plan.workload.preset})" if isinstance(plan, RunPlan) else plan.title
     how = "one in each job of an array" if job.is_array else "one after the other on the same nodes"
     return f"{len(job.plans)} runs of {name}, {how}"
-
-
-def _swept(job: Job) -> str:
-    values: dict[str, list[str]] = {}
-    for plan in job.plans:
-        for key, value in plan.series.named.items() if isinstance(plan, RunPlan) else ():
-            values.setdefault(key, []).append(value_text(key, value))
-    return ", ".join(f"{key}={','.join(dict.fromkeys(found))}" for key, found in values.items())
 
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:

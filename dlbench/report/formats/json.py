@@ -37,7 +37,12 @@ def dumped(data: object) -> str:
 def as_plain(value: Any) -> Any:
     """Dataclasses, records, tuples and numbers as JSON has them; a number that is not finite becomes None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            if field.metadata.get(HIDDEN, True):
+                plain = as_plain(getattr(value, field.name))
+                fields |= plain if field.metadata.get(INLINE) else {field.name: plain}
+        return fields
     if isinstance(value, BaseModel):
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
@@ -47,15 +52,6 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return clean(value) if isinstance(value, str) else value
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        if field.metadata.get(HIDDEN, True):
-            plain = as_plain(getattr(value, field.name))
-            found |= plain if field.metadata.get(INLINE) else {field.name: plain}
-    return found
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
