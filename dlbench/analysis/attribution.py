@@ -137,7 +137,6 @@ class _Side:
         """ln T_i - ln t."""
 
     def by_key(self) -> dict[RunKey, float]:
-        """The step of each run."""
         return dict(zip(self.keys, self.steps.tolist(), strict=True))
 
 

@@ -31,7 +31,6 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.ended import Cancelled
     from dlbench.jobs.campaign.run_status import Outcome, RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
@@ -78,7 +77,11 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
-        for point, statuses in _by_point(chosen, found).items():
+        points: dict[str, list[RunStatus]] = {}  # in the order in which they run
+        for run, run_status in zip(chosen, found, strict=True):
+            assert isinstance(run.plan, RunPlan | CommPlan)
+            points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run_status)
+        for point, statuses in points.items():
             for line in _run_lines(statuses) if full else _point_lines(point, statuses):
                 click.echo(cleaned(line))
         for row in series:
@@ -90,15 +93,6 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
-
-
-def _by_point(runs: Sequence[LaunchedRun], statuses: Sequence[RunStatus]) -> dict[str, list[RunStatus]]:
-    """Returns the states of each point's runs, in the order in which they run, by a line that names the point."""
-    points: dict[str, list[RunStatus]] = {}
-    for run, status in zip(runs, statuses, strict=True):
-        assert isinstance(run.plan, RunPlan | CommPlan)
-        points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(status)
-    return points
 
 
 def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
@@ -288,12 +282,17 @@ def cancel(series: str, out: Path) -> None:
       dlbench cancel nightly
       dlbench cancel runs
     """
-    from dlbench.jobs.campaign.ended import cancel_series
+    from dlbench.jobs.campaign.ended import cancel_run, cancel_series
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
+    from dlbench.jobs.scheduler import read_submission
 
     is_run = any(RunFolder(path).plan.exists() for path in (Path(series), out / series))
     if is_run and not series_path(out, series, "json").exists():
-        done = _cancel_run(series, out)
+        folder = run_folder(series, out)
+        submission = read_submission(folder)
+        if submission is None:
+            raise UserError(f"{series}: was not submitted to a scheduler, or nobody knows its job")
+        done = cancel_run(folder, submission, scheduler_named(submission.scheduler))
         click.echo(f"run {series}: {done.text}", err=True)
     else:
         root, name = series_at(series, out)
@@ -301,19 +300,6 @@ def cancel(series: str, out: Path) -> None:
         click.echo(f"series {name}: {done.text}", err=True)
     for job in done.jobs:
         click.echo(f"cancelled job {job}" if streams_are_one() else job)
-
-
-def _cancel_run(run: str, root: Path) -> Cancelled:
-    """Raises UserError: there is no such run, or it was not submitted."""
-    from dlbench.jobs.campaign.ended import cancel_run
-    from dlbench.jobs.campaign.series_file import scheduler_named
-    from dlbench.jobs.scheduler import read_submission
-
-    folder = run_folder(run, root)
-    submission = read_submission(folder)
-    if submission is None:
-        raise UserError(f"{run}: was not submitted to a scheduler, or nobody knows its job")
-    return cancel_run(folder, submission, scheduler_named(submission.scheduler))
 
 
 @click.command()

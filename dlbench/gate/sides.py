@@ -257,7 +257,6 @@ class SidePoint:
 
     @property
     def workload(self) -> str:
-        """Its name."""
         return self.content.registered["workload"]
 
 

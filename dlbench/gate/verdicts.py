@@ -64,7 +64,6 @@ class Sample:
 
     @property
     def has_runs(self) -> bool:
-        """Whether there are runs for a verdict."""
         return self.fewest >= MIN_RUNS
 
     @property
@@ -88,11 +87,6 @@ class Evidence:
     freedom: float  # Degrees of freedom of it.
     is_borrowed: bool = False  # Whether a side has too few units of its own, so that others' scatter stands for it.
     is_of_floor: bool = False  # Whether `a` is no side but the floor.
-
-    @property
-    def is_of_one_side(self) -> bool:
-        """Whether it has one scatter: that of pairs, or of runs against a floor."""
-        return self.unit == "pair" or self.is_of_floor
 
     @property
     def shift(self) -> float:
@@ -131,7 +125,8 @@ class Evidence:
         """Fewest units of each side that find a slowdown so far (a logarithm) beyond the margin; None: `MAX_REPEATS`
         do not, or it is tolerated.
         """
-        sides = 1 if self.is_of_one_side else 2
+        # Pairs, and runs against a floor, have one scatter.
+        sides = 1 if self.unit == "pair" or self.is_of_floor else 2
 
         def suffices(count: int) -> bool:
             # Of equal scatter Welch's degrees of freedom are one below Student's 2n - 2 on average.

@@ -178,7 +178,14 @@ def last_words(lines: Sequence[str]) -> str:
     warning.
     """
     text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
-    bare = _without_warnings(text.split("\n"))
+    # Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented.
+    bare: list[str] = []
+    follows_warning = False
+    for line in text.split("\n"):
+        is_warning = _WARNING.search(line) is not None
+        if not is_warning and not (follows_warning and line[:1].isspace()):
+            bare.append(line)
+        follows_warning = is_warning
     said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and PEER_MARK not in line]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
@@ -191,18 +198,6 @@ def last_words(lines: Sequence[str]) -> str:
     if words.startswith("ModuleNotFoundError:"):
         return f"{words}; {_MODULE_REMEDY}"
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
-
-
-def _without_warnings(lines: Sequence[str]) -> list[str]:
-    """Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented."""
-    kept: list[str] = []
-    after = False
-    for line in lines:
-        is_warning = _WARNING.search(line) is not None
-        if not is_warning and not (after and line[:1].isspace()):
-            kept.append(line)
-        after = is_warning
-    return kept
 
 
 def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set[int]:

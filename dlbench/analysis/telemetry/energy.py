@@ -193,7 +193,6 @@ class SourceEnergy:
 
     @property
     def whole(self) -> Amount:
-        """Joules of the whole run."""
         return reduce(add, self.stages.values(), NOTHING)
 
 
@@ -267,6 +266,7 @@ def _source(
     by_stage: dict[str, Amount] = {}
     for (stage, _, _), amount in zip(stages.pieces, amounts, strict=True):
         by_stage[stage] = by_stage.get(stage, NOTHING) + amount
+    begin_ns, end_ns = stages.measured
     return SourceEnergy(
         node_rank=samples.node_rank,
         host=samples.host,
@@ -275,7 +275,7 @@ def _source(
         method=method,
         stages=by_stage,
         counter_over_power=check,
-        samples_in_window=curve.num_within(*stages.measured),
+        samples_in_window=int(((curve.time_ns >= begin_ns) & (curve.time_ns <= end_ns)).sum()),
     )
 
 

@@ -63,7 +63,6 @@ class MachineReadings:
         return reading.energy
 
     def has_energy(self, run: Run) -> bool:
-        """Whether `energy_of` may be asked for a run."""
         reading = self.by_run.get(run.plan.run_id)
         return reading is not None and not reading.left_out
 

@@ -386,21 +386,18 @@ def campaign_of(
     """
     found = estimates(plans, out, asked=time)
     seconds = {run_id: estimate.seconds for run_id, estimate in found.items()}
-    jobs = jobs_of(plans, seconds, packing=packing, chain=chain)
-    jobs = [_with_time_for_warning(job, found) for job in jobs]
-    for job in jobs:
-        _refuse_warned_too_early(job, found)
+    jobs = []
+    for job in jobs_of(plans, seconds, packing=packing, chain=chain):
+        # With the seconds besides those of its runs, if its time is estimated and may be that long.
+        warning_s = max(found[run_id].warning_s for run_id in job.run_ids)
+        limit_s = limit_seconds(job.time_limit)
+        longest_s = limit_seconds(job.shape.system.slurm.max_time) or math.inf
+        if warning_s and limit_s and limit_s < longest_s:
+            jobs.append(replace(job, time_limit=_limit([min(limit_s + warning_s, longest_s)])))
+        else:
+            jobs.append(job)
+        _refuse_warned_too_early(jobs[-1], found)
     return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=tuple(jobs))
-
-
-def _with_time_for_warning(job: Job, given: Mapping[str, Estimate]) -> Job:
-    """Returns the job with the seconds besides those of its runs, if its time is estimated and may be that long."""
-    warning_s = max(given[run_id].warning_s for run_id in job.run_ids)
-    seconds = limit_seconds(job.time_limit)
-    longest = limit_seconds(job.shape.system.slurm.max_time) or math.inf
-    if not warning_s or not seconds or seconds >= longest:
-        return job
-    return replace(job, time_limit=_limit([min(seconds + warning_s, longest)]))
 
 
 def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:

@@ -183,7 +183,6 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
     queued = next(iter(queue.of(submission.reference)), None)
 
     def ahead_of(queued: QueuedJob, state: str, detail: str) -> RunStatus:
-        """Of a job that has not ended."""
         ahead: Ahead = "nothing" if queued.is_stuck else "comes"
         known = {"reason": queued.reason, "starts": queued.starts, "detail": detail.strip()}
         return RunStatus(run_id=run_id, state=state, job=job, ahead=ahead, **known)

@@ -71,7 +71,6 @@ class SubmissionStatus:
 
     @property
     def total(self) -> int:
-        """Jobs of the series."""
         return len(self.states)
 
     @property

@@ -228,7 +228,13 @@ def supervised(launcher_command: list[str], python: str) -> list[str]:
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
-    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1", **_few_files(plan)}
+    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
+    # Python leaves shared folders alone where no module is to come from: see python(1). Ranks on this machine alone are
+    # few, and keep what they compile for the next start.
+    if plan.system.launch.launcher != "local":
+        variables |= {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if Path(site.getusersitepackages()) not in Path(__file__).parents:
+            variables["PYTHONNOUSERSITE"] = "1"
     variables |= containers.facts(plan)
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
@@ -238,18 +244,6 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
         variables["OMPI_MCA_btl"] = "^tcp,ofi"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
-
-
-def _few_files(plan: LaunchPlan) -> dict[str, str]:
-    """Variables with which Python leaves shared folders alone where no module is to come from: see python(1).
-
-    Ranks on this machine alone are few, and keep what they compile for the next start.
-    """
-    if plan.system.launch.launcher == "local":
-        return {}
-    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    own = Path(site.getusersitepackages())
-    return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
 
 def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:
@@ -285,18 +279,6 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
     ]
 
 
-def _srun(plan: LaunchPlan, run: RunWords, hosts: str) -> list[str]:
-    """Srun inside an allocation."""
-    nodes = [joined("--nodelist=", hosts)] if hosts else []
-    return [
-        *(UNBOUND if _unbinds_tasks(plan) else ()),
-        *containers.before_launcher(plan),
-        # By its name, which is the run's, accounting finds the step again.
-        *("srun", joined("--job-name=", run.run_id), *srun_options(plan), *nodes),
-        *containers.srun_words(plan, run.folder),
-    ]
-
-
 def local_command(plan: LaunchPlan, run: RunWords, python: str, own: str) -> list[str]:
     """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
 
@@ -312,8 +294,18 @@ def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
 
     `hosts`: names of its nodes with commas between them; empty: all nodes of the allocation.
     """
-    launcher = _mpirun(plan, hosts) if plan.system.launch.launcher == "mpirun" else _srun(plan, run, hosts)
-    return [*launcher, *containers.in_container(plan, run.folder)]
+    in_container = containers.in_container(plan, run.folder)
+    if plan.system.launch.launcher == "mpirun":
+        return [*_mpirun(plan, hosts), *in_container]
+    nodes = [joined("--nodelist=", hosts)] if hosts else []
+    return [
+        *(UNBOUND if _unbinds_tasks(plan) else ()),
+        *containers.before_launcher(plan),
+        # By its name, which is the run's, accounting finds the step again.
+        *("srun", joined("--job-name=", run.run_id), *srun_options(plan), *nodes),
+        *containers.srun_words(plan, run.folder),
+        *in_container,
+    ]
 
 
 def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = "") -> list[str]:

@@ -80,7 +80,6 @@ class _Maker:
         self.names: dict[type, str] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of any type."""
         if kind in _PLAIN:
             return {"type": _PLAIN[kind]}
         if kind is float:
@@ -107,16 +106,14 @@ class _Maker:
         raise TypeError(f"{kind}: is no plain data")
 
     def _name(self, kind: type) -> str:
-        if kind not in self.names:
-            taken = set(self.names.values())
+        if kind in self.names:
+            return self.names[kind]
+        name = kind.__name__
+        if name in self.names.values():
             # Two subjects may have a class of one name: the second is named with its folder.
-            name = kind.__name__ if kind.__name__ not in taken else f"{kind.__module__.split('.')[-2]}.{kind.__name__}"
-            self.names[kind] = name
-            self.defs[name] = {}
-            self.defs[name] = self._object(kind)
-        return self.names[kind]
-
-    def _object(self, kind: type) -> dict[str, Any]:
+            name = f"{kind.__module__.split('.')[-2]}.{name}"
+        self.names[kind] = name
+        self.defs[name] = {}  # its place among the others, which its fields may lead to
         hints = typing.get_type_hints(kind)
         properties: dict[str, Any] = {}
         if _is_record(kind):
@@ -126,7 +123,9 @@ class _Maker:
                 properties |= {key: self.of(inner) for key, inner in self.inline[kind].items()}
             elif field.metadata.get(HIDDEN, True):
                 properties[field.name] = self.of(hints[field.name])
-        return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        shape = {"type": "object", "properties": properties, "required": list(properties)}
+        self.defs[name] = {**shape, "additionalProperties": False}
+        return name
 
 
 def _is_record(kind: Any) -> TypeGuard[type[BaseModel]]:
