@@ -142,29 +142,22 @@ class LoadedRun:
     damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
-def load_run(run: Run, wanted: Wanted) -> LoadedRun:
-    """Reads the step files of a run, once. Raises IncompleteDataError: as `dlbench.analysis.measures.load_steps`; or
-    ValueError: the run has no valid record and so no figures.
-    """
-    steps = load_steps(run)
-    measures = measure(run, steps)
-    return LoadedRun(
-        row=_row(run, measures),
-        parts={
-            **measures.parts,
-            "exchange_wait": measures.exchange_wait_s,
-            "exchange_wait_first": measures.exchange_wait_first_s,
-        },
-        causes=causes_of(run, steps) if wanted.causes else None,
-        digest=digest_of(run, steps) if wanted.digest else None,
-        damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
-    )
-
-
 def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
-    """What a run gave, or why it gives nothing."""
+    """Reads the step files of a run, once; returns why, if it gives nothing. Raises ValueError: it has no figures."""
     try:
-        return load_run(run, wanted)
+        steps = load_steps(run)
+        measures = measure(run, steps)
+        return LoadedRun(
+            row=_row(run, measures),
+            parts={
+                **measures.parts,
+                "exchange_wait": measures.exchange_wait_s,
+                "exchange_wait_first": measures.exchange_wait_first_s,
+            },
+            causes=causes_of(run, steps) if wanted.causes else None,
+            digest=digest_of(run, steps) if wanted.digest else None,
+            damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
+        )
     except IncompleteDataError as error:
         return error
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.run_status import Outcome, RunStatus
+    from dlbench.jobs.campaign.run_status import RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
 
@@ -320,15 +320,24 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     Example:
       dlbench wait nightly --timeout 2h && dlbench report runs
     """
+    from dlbench.jobs.campaign.completing import sleep
     from dlbench.jobs.campaign.run_status import wait as wait_for
     from dlbench.jobs.processes import Interruption
+    from dlbench.jobs.slurm.accounting import settled_accounting
 
     root, series = series_at(series, out)
     _adopt([root], series)
     with Interruption() as interruption:
         now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
-        if now.is_over:
-            _keep_accounting(root, now, interruption.check)
+        if now.is_over and now.submission.series.scheduler == "slurm":
+            # Many sites delete it after some time.
+            folders = [root / run_id for run_id in now.runs]
+            launched = [read_launched(folder) for folder in folders if folder.is_dir()]
+            why_not = settled_accounting(launched, lambda seconds: sleep(seconds, interruption.check))
+            if why_not:
+                count, first = len(why_not), next(iter(why_not.values()))
+                text = f"{count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}"
+                click.echo(f"note: no accounting of {text}", err=True)
     wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
     for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
         click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.detail.splitlines())}"), err=True)
@@ -340,17 +349,3 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
         sys.exit(int(ExitCode.TIMEOUT))
     if not now.is_valid:
         sys.exit(int(ExitCode.RUN_FAILED))
-
-
-def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> None:
-    """Writes what Slurm says of the jobs next to their runs: many sites delete it after some time."""
-    from dlbench.jobs.campaign.completing import sleep
-    from dlbench.jobs.slurm.accounting import settled_accounting
-
-    if now.submission.series.scheduler != "slurm":
-        return
-    runs = [read_launched(root / run_id) for run_id in now.runs if (root / run_id).is_dir()]
-    why_not = settled_accounting(runs, lambda seconds: sleep(seconds, check))
-    if why_not:
-        count, first = len(why_not), next(iter(why_not.values()))
-        click.echo(f"note: no accounting of {count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}", err=True)

@@ -86,7 +86,6 @@ class KeyDifference:
 
     @property
     def text(self) -> str:
-        """The key with both values."""
         return f"{self.title}: {self.a or 'none'} against {self.b or 'none'}"
 
 

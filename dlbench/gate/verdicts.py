@@ -95,7 +95,6 @@ class Evidence:
 
     @property
     def test(self) -> str:
-        """The test in words."""
         if self.is_borrowed:
             return (
                 f"Student's t test on sessions ({self.freedom:g} degrees of freedom: the scatter of all sessions "

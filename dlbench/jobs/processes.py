@@ -147,7 +147,6 @@ class Ending:
 
     @property
     def text(self) -> str:
-        """One line."""
         who = (self.program or "the launched process") if self.rank is None else f"rank {self.rank}"
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return f"{who} was killed by the kernel's out-of-memory killer: {self.out_of_memory}"

@@ -86,9 +86,13 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
     """What starts one rank under launcher local, else all of them; arguments as `render_run_script`."""
     own = plan.system.python or python
     of_ranks = containers.python_of(plan, own)
+    words = words_of(folder)
     if plan.system.launch.launcher == "local":
-        return local_command(plan, words_of(folder), of_ranks, own)
-    return launcher_command(plan, words_of(folder), of_ranks)
+        command = node_command(words.plan, of_ranks)
+        runtime = containers.in_container(plan, words.folder)
+        # A container is under a supervisor of its own, which ends the container's runtime.
+        return supervised([*runtime, *command], own) if runtime else command
+    return launcher_command(plan, words, of_ranks)
 
 
 def sbatch_options(
@@ -277,16 +281,6 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
         *(("--host", hosts) if hosts else ()),
         *exports,
     ]
-
-
-def local_command(plan: LaunchPlan, run: RunWords, python: str, own: str) -> list[str]:
-    """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
-
-    `python`: Python of the ranks. `own`: Python of this machine.
-    """
-    runtime = containers.in_container(plan, run.folder)
-    command = node_command(run.plan, python)
-    return supervised([*runtime, *command], own) if runtime else command
 
 
 def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
