@@ -183,7 +183,15 @@ def node_stages(run: Run, node: int) -> NodeStages:
     first = int(steps["start_ns"][0])
     if first < measured[0]:
         found["warm-up"] = [(first, measured[0])]
-    spans = _stage_spans(run, node_ranks(run, node)[0].rank)
+    spans: list[tuple[str, int, int]] = []
+    path = run.folder.spans(node_ranks(run, node)[0].rank)
+    if path.exists():
+        reader = SpanReader(path=path, run_id=run.plan.run_id)
+        for block in reader.blocks():
+            for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
+                name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
+                begin = int(row["start_ns"])
+                spans.append((name, begin, begin + int(row["duration_ns"])))
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
@@ -194,20 +202,6 @@ def node_stages(run: Run, node: int) -> NodeStages:
     return NodeStages(
         whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
-
-
-def _stage_spans(run: Run, rank: int) -> list[tuple[str, int, int]]:
-    path = run.folder.spans(rank)
-    if not path.exists():
-        return []
-    reader = SpanReader(path=path, run_id=run.plan.run_id)
-    found: list[tuple[str, int, int]] = []
-    for block in reader.blocks():
-        for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
-            name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
-            begin = int(row["start_ns"])
-            found.append((name, begin, begin + int(row["duration_ns"])))
-    return found
 
 
 def _cut(whole: Interval, found: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:

@@ -245,7 +245,19 @@ def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = Non
         return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
     wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
     asked_for = {key for key in wanted.values() if key}
-    earlier = _history(out, asked_for) if asked_for else {}
+    earlier: dict[str, list[_Earlier]] = {}
+    names: list[str] = []
+    if asked_for:
+        with suppress(OSError):
+            names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
+    for name in names[-MOST_READ:]:
+        folder = RunFolder(out / name)
+        # What cannot be read is no history.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = read_json(folder.plan, MAX_JSON)
+            key = _key(content)
+            if key in asked_for:
+                earlier.setdefault(key, []).append(_earlier(folder, content))
     return {plan.run_id: _estimate(plan, earlier.get(wanted[plan.run_id], [])) for plan in plans}
 
 
@@ -274,23 +286,6 @@ def _warned_ahead_s(plan: LaunchPlan) -> int:
     """Returns how long before the time limit Slurm may warn a job, in seconds; 0: it is not warned."""
     warning_s = plan.system.slurm.warning_s
     return warning_s + EARLY_S if warning_s else 0
-
-
-def _history(out: Path, wanted: set[str]) -> dict[str, list[_Earlier]]:
-    """Earlier runs of the wanted configurations; what cannot be read is no history."""
-    found: dict[str, list[_Earlier]] = {}
-    try:
-        names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
-    except OSError:
-        return {}
-    for name in names[-MOST_READ:]:
-        folder = RunFolder(out / name)
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            plan = read_json(folder.plan, MAX_JSON)
-            key = _key(plan)
-            if key in wanted:
-                found.setdefault(key, []).append(_earlier(folder, plan))
-    return found
 
 
 def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:

@@ -381,11 +381,21 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
     adjusted = adjusted_p(measured, sum(count > 1 for count in cells.values()))
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
+    watched = [run.record.watch for run in group.runs if run.record is not None and run.record.watch is not None]
+    costs = [watch.overhead for watch in watched if watch.overhead is not None]
+    watch_cost = None
+    if costs:
+        watch_cost = WatchCost(
+            value=statistics.median(cost.value for cost in costs),
+            low=min(cost.low for cost in costs),
+            high=max(cost.high for cost in costs),
+            num_runs=len(costs),
+        )
     return LostPercent(
         diagnosed=Diagnosed(
             watching=described["watching"],
             fault=described["fault"],
-            watch_cost=_watch_cost(group.runs),
+            watch_cost=watch_cost,
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
             points=tuple(
                 _point(point, found, by_name, table, history.exclude)
@@ -493,19 +503,6 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     if name not in ("launch", "throttling", "memory", "gather"):
         return ()
     return tuple(dict.fromkeys(filter(None, (getattr(one, f"{name}_evidence") for one in runs))))
-
-
-def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    watched = [run.record.watch for run in runs if run.record is not None and run.record.watch is not None]
-    costs = [watch.overhead for watch in watched if watch.overhead is not None]
-    if not costs:
-        return None
-    return WatchCost(
-        value=statistics.median(one.value for one in costs),
-        low=min(one.low for one in costs),
-        high=max(one.high for one in costs),
-        num_runs=len(costs),
-    )
 
 
 def _limits(sample: Run) -> tuple[str, ...]:
