@@ -83,21 +83,28 @@ def attribute(
     ideal = _Side(baseline, names, more, pairs.keys or sorted(baseline), work)
     made = []
     for place, name in enumerate((*names, *more)):
-        seconds = mine.mean * mine.shares[:, place].mean()
+        part_s = float(mine.mean * mine.shares[:, place].mean())
         lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
         if not is_baseline:
             lost, p = _lost(mine, ideal, place, pairs)
         made.append(
             Part(
                 name=name,
-                seconds=_seconds(mine, place, float(seconds)),
+                seconds=_seconds(mine, place, part_s),
                 ideal_seconds=float(ideal.mean * ideal.shares[:, place].mean()),
                 lost=lost,
                 p=p,
             )
         )
     count = len(names)
-    whole = _whole(mine, ideal, pairs, is_baseline=is_baseline)
+    lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
+    if not is_baseline:
+        efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
+        lost = replace(complement(efficiency), unpaired=pairs.left_out)
+        logs = (dict(zip(side.keys, np.log(side.steps).tolist(), strict=True)) for side in (ideal, mine))
+        p = difference_p(*logs)
+    seconds = geometric_mean_estimate(mine.by_key(), "s")
+    whole = Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
     return Attribution(parts=tuple(made[:count]), whole=whole, more={one.name: one for one in made[count:]})
 
 
@@ -137,20 +144,7 @@ class _Side:
         """ln T_i - ln t."""
 
     def by_key(self) -> dict[RunKey, float]:
-        """The step of each run."""
         return dict(zip(self.keys, self.steps.tolist(), strict=True))
-
-
-def _whole(mine: _Side, ideal: _Side, pairs: Pairing, *, is_baseline: bool) -> Part:
-    seconds = geometric_mean_estimate(mine.by_key(), "s")
-    if is_baseline:
-        lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
-        return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
-    efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
-    logs = (dict(zip(side.keys, np.log(side.steps).tolist(), strict=True)) for side in (ideal, mine))
-    p = difference_p(*logs)
-    lost = replace(complement(efficiency), unpaired=pairs.left_out)
-    return Part(name="step", seconds=seconds, ideal_seconds=ideal.mean, lost=lost, p=p)
 
 
 def complement(efficiency: Estimate) -> Estimate:

@@ -44,7 +44,10 @@ def _doubts(
     for run_id, loads in runs.items():
         for load in loads:
             seconds = taken(load)
-            if seconds is not None and _is_much(seconds, load):
+            num_cores = len(load.cores)
+            if seconds is None or load.window_s <= 0:
+                continue
+            if seconds - num_cores * _RESOLUTION_S > LOADED * num_cores * load.window_s:
                 found.setdefault(load.host, []).append((seconds / load.window_s, load, run_id))
     for host, much in found.items():
         cores, worst, _ = max(much, key=lambda one: one[0])
@@ -62,11 +65,6 @@ def _doubts(
             ),
             runs=ids,
         )
-
-
-def _is_much(seconds: float, load: NodeLoad) -> bool:
-    num = len(load.cores)
-    return load.window_s > 0 and seconds - num * _RESOLUTION_S > LOADED * num * load.window_s
 
 
 def crowded_hosts(record: Record) -> list[str]:

@@ -75,13 +75,18 @@ def digest_of(run: Run, steps: RunSteps) -> StepDigest:
     quantiles = np.quantile(slowest_s, np.linspace(0, 1, QUANTILES))
     lower, upper = (float(value) for value in np.quantile(slowest_s, (0.25, 0.75)))
     fence_s = upper + FENCE * (upper - lower)
+    autocorrelation = None
+    if len(slowest_s) >= MIN_CORRELATED and slowest_s.min() != slowest_s.max():
+        # At lag 1, around the mean of all (Box and Jenkins 1970, section 2.1.5).
+        centred = slowest_s - slowest_s.mean()
+        autocorrelation = float((centred[1:] * centred[:-1]).sum() / (centred * centred).sum())
     return StepDigest(
         quantiles_s=tuple(quantiles.tolist()),
         num_steps=len(slowest_s),
         num_outliers=int((slowest_s > fence_s).sum()),
         fence_s=fence_s,
         outliers=_outliers(run.plan.run_id, steps, own, slowest_s, fence_s, hosts),
-        autocorrelation=_autocorrelation(slowest_s),
+        autocorrelation=autocorrelation,
         map=_map(own, steps.numbers, hosts),  # which sorts `own`
     )
 
@@ -112,14 +117,6 @@ def _outliers(
             )
         )
     return tuple(made)
-
-
-def _autocorrelation(values: Array) -> float | None:
-    """Lag 1, around the mean of all (Box and Jenkins 1970, section 2.1.5)."""
-    if len(values) < MIN_CORRELATED or values.min() == values.max():
-        return None
-    centred = values - values.mean()
-    return float((centred[1:] * centred[:-1]).sum() / (centred * centred).sum())
 
 
 def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:

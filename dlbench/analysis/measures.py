@@ -89,8 +89,21 @@ def load_steps(run: Run) -> RunSteps:
     if run.record is None or run.state != "valid":
         raise ValueError(f"{run.plan.run_id} is {run.state}: it has no figures")
     steps = _all_ranks(run)
-    _refuse_impossible(run, steps.step_ns, steps.phase_ns)
-    return steps
+    # No step takes no time, and no phase is negative or longer than its step.
+    step_ns, phases_ns = steps.step_ns, list(steps.phase_ns.values())
+    rest = step_ns.copy()
+    for times in phases_ns:
+        rest -= times
+    lowest = min(int(times.min()) for times in phases_ns)
+    if step_ns.min() > 0 and lowest >= 0 and rest.min() >= -ROUNDING_NS:
+        return steps
+    negative = np.logical_or.reduce([times < 0 for times in phases_ns])
+    bad = np.argwhere((step_ns <= 0) | negative | (rest < -ROUNDING_NS))
+    rank, step = (int(x) for x in bad[0])
+    raise IncompleteDataError(
+        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
+        f"phases {[int(times[rank, step]) for times in phases_ns]} ns"
+    )
 
 
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
@@ -104,8 +117,17 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     step_ns, phase_ns = loaded.step_ns, loaded.phase_ns
     slowest_s = step_ns.max(axis=0) / 1e9
     samples = sum(rank.samples for rank in run.record.ranks)
-    measured_s = int(step_ns.sum(axis=1).max()) / 1e9
+    longest_ns = int(step_ns.sum(axis=1).max())
+    measured_s = longest_ns / 1e9
     exchange = phase_ns["exchange"]
+    # Mean seconds per step of each part. Sums are taken over integers, so the order of ranks cannot matter.
+    total_ns = int(step_ns.sum())
+    phase_sums_ns = {phase: int(times.sum()) for phase, times in phase_ns.items()}
+    if len(step_ns) == 1:
+        phase_sums_ns["exchange"] = 0
+    parts = {phase: sum_ns / step_ns.size / 1e9 for phase, sum_ns in phase_sums_ns.items()}
+    parts["other"] = (total_ns - sum(phase_sums_ns.values())) / step_ns.size / 1e9
+    parts["imbalance"] = longest_ns / step_ns.shape[1] / 1e9 - total_ns / step_ns.size / 1e9
     return RunMeasures(
         steps=step_ns.shape[1],
         samples=samples,
@@ -114,7 +136,7 @@ def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
         step_median_s=float(np.median(slowest_s)),
         step_p95_s=float(np.percentile(slowest_s, 95)),
         step_cv=float(slowest_s.std() / slowest_s.mean()),
-        parts=_parts(step_ns, phase_ns),
+        parts=parts,
         exchange_wait_s=float(exchange.sum() - len(exchange) * exchange.min(axis=0).sum()) / exchange.size / 1e9,
         exchange_wait_first_s=float(np.median(exchange[0] - exchange.min(axis=0))) / 1e9,
     )
@@ -130,20 +152,6 @@ def measured_or_why(run: Run) -> tuple[RunMeasures | None, str]:
         return measure(run), ""
     except IncompleteDataError as error:
         return None, str(error)
-
-
-def _parts(step_ns: Times, phase_ns: dict[str, Times]) -> dict[str, float]:
-    """Mean seconds per step of each part. Sums are taken over integers, so the order of ranks cannot matter."""
-    count = step_ns.size
-    steps = step_ns.shape[1]
-    total = int(step_ns.sum())
-    sums = {phase: int(times.sum()) for phase, times in phase_ns.items()}
-    if len(step_ns) == 1:
-        sums["exchange"] = 0
-    parts = {phase: value / count / 1e9 for phase, value in sums.items()}
-    parts["other"] = (total - sum(sums.values())) / count / 1e9
-    parts["imbalance"] = int(step_ns.sum(axis=1).max()) / steps / 1e9 - total / count / 1e9
-    return parts
 
 
 def _all_ranks(run: Run) -> RunSteps:
@@ -290,23 +298,6 @@ def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:
             f"{seconds:.6g} s of measured steps, record.json says {entry.measured_s:.6g} s for {entry.samples} samples"
         )
     return ""
-
-
-def _refuse_impossible(run: Run, step_ns: Times, phase_ns: dict[str, Times]) -> None:
-    """No step takes no time, and no phase is negative or longer than its step."""
-    rest = step_ns.copy()
-    for times in phase_ns.values():
-        rest -= times
-    lowest = min(int(times.min()) for times in phase_ns.values())
-    if step_ns.min() > 0 and lowest >= 0 and rest.min() >= -ROUNDING_NS:
-        return
-    negative = np.logical_or.reduce([times < 0 for times in phase_ns.values()])
-    bad = np.argwhere((step_ns <= 0) | negative | (rest < -ROUNDING_NS))
-    rank, step = (int(x) for x in bad[0])
-    raise IncompleteDataError(
-        f"{run.folder.steps(rank)}: impossible times at measured step {step}: step {step_ns[rank, step]} ns, "
-        f"phases {[int(times[rank, step]) for times in phase_ns.values()]} ns"
-    )
 
 
 UNKNOWN_NS = -1  # Instead of the time of a phase's kernels, where no step shows it.

@@ -57,14 +57,9 @@ class Group:
         return self.points[0]
 
     @property
-    def fewest_runs(self) -> int:
-        """Repeats of the point that has fewest."""
-        return min(len(point.run_ids) for point in self.points)
-
-    @property
     def is_sufficient(self) -> bool:
         """Whether every point has enough repeats for a comparison."""
-        return self.fewest_runs >= MIN_RUNS
+        return min(len(point.run_ids) for point in self.points) >= MIN_RUNS
 
 
 def groups(table: RunTable) -> list[Group]:

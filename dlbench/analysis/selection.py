@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dlbench.analysis.comparability import system_content
@@ -56,7 +56,14 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
             raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
         if wanted not in values:
             also = f" with {', '.join(f'{k}={v}' for k, v in [*where.items()][:number])}" if number else ""
-            raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {_there(wanted, values)}")
+            existing = sorted({value for value in values if value})
+            hint = "none has any value of it"
+            if existing:
+                more = f" and {len(existing) - MAX_VALUES} more" if len(existing) > MAX_VALUES else ""
+                hint = f"values there: {', '.join(existing[:MAX_VALUES])}{more}"
+            for close in difflib.get_close_matches(wanted, existing, n=1):
+                hint += f"; did you mean {close}?"
+            raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {hint}")
         chosen = [one for one, value in zip(chosen, values, strict=True) if value == wanted]
     return [run for run, _ in chosen]
 
@@ -66,13 +73,3 @@ def _value(run: LaunchedRun, key: str, known: Mapping[str, str]) -> str | None:
     if not key.startswith("tag."):
         return known.get(key)
     return run.plan.tags.get(key.removeprefix("tag."), "") if isinstance(run.plan, RunPlan) else ""
-
-
-def _there(wanted: str, values: Iterable[str | None]) -> str:
-    there = sorted({value for value in values if value})
-    if not there:
-        return "none has any value of it"
-    close = difflib.get_close_matches(wanted, there, n=1)
-    more = f" and {len(there) - MAX_VALUES} more" if len(there) > MAX_VALUES else ""
-    listed = f"values there: {', '.join(there[:MAX_VALUES])}{more}"
-    return f"{listed}; did you mean {close[0]}?" if close else listed

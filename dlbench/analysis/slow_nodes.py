@@ -164,7 +164,12 @@ def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, Verdict]:
     """Which hosts are slow, and which leave exchanges late, over all hosts and both questions together."""
     asked = {(host, False): [math.log(ratio / SLOW) for ratio in own.work] for host, own in hosts.items()}
     asked |= {(host, True): [share - LATE for share in own.at_least] for host, own in hosts.items()}
-    tests = {key: _chance(values) for key, values in asked.items() if len(values) >= MIN_SESSIONS}
+    # The one-sided p of Student's t that the mean is no larger than 0.
+    tests = {
+        key: student_tail(t_of_mean(values), len(values) - 1)
+        for key, values in asked.items()
+        if len(values) >= MIN_SESSIONS
+    }
     shown = {key for key, p in zip(tests, benjamini_hochberg(list(tests.values())), strict=True) if p <= FALSE_SHARE}
     return {
         host: _verdict(
@@ -189,8 +194,3 @@ def _verdict(*, is_slow: bool, has_slow_link: bool, is_tested: bool, is_beyond: 
     if is_beyond:
         return "suspected"
     return "not shown to be slow" if is_tested else "too few sessions"
-
-
-def _chance(values: Sequence[float]) -> float:
-    """One-sided p of Student's t that the mean is no larger than 0."""
-    return student_tail(t_of_mean(values), len(values) - 1)

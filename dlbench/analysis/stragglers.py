@@ -147,7 +147,9 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
             }
         wait: Times = exchange - exchange.min(axis=0)
         in_time = wait >= IN_TIME_SHARE * wait.max(axis=0)
-        late = _lateness(wait, in_time)
+        # L of the late ranks, at least 1; 0 for those in time.
+        late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
+        late[in_time] = 0
         work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
         moved, of_phases = _moved(late, in_time, work, phases)
         moved["last"] = _steps_last(wait, work, num_steps)
@@ -171,13 +173,6 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         moved_phases_ns=by_phase,
         ranks=tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank))),
     )
-
-
-def _lateness(wait: Times, in_time: Flags) -> Times:
-    """L of the late ranks, at least 1; 0 for those in time; shape (ranks, steps)."""
-    late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
-    late[in_time] = 0
-    return late
 
 
 def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:

@@ -100,9 +100,12 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
             continue
         one = next(loaded)
-        copied = _copied(run, runs)
-        if copied or isinstance(one, IncompleteDataError):
-            why = copied or str(one)
+        first = runs.get(run.plan.run_id)
+        if first is not None or isinstance(one, IncompleteDataError):
+            why = str(one)
+            if first is not None:
+                why = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}; "
+                why += "a copy is no repeat and is left out"
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
@@ -117,16 +120,6 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         damaged=tuple(damaged),
         causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
         digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
-    )
-
-
-def _copied(run: Run, seen: dict[str, Run]) -> str:
-    """Why a copied folder is not a second measurement; empty for one that is no copy."""
-    if run.plan.run_id not in seen:
-        return ""
-    return (
-        f"{run.folder.path}: holds run {run.plan.run_id} once more, like {seen[run.plan.run_id].folder.path}; "
-        "a copy is no repeat and is left out"
     )
 
 
@@ -149,29 +142,22 @@ class LoadedRun:
     damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
-def load_run(run: Run, wanted: Wanted) -> LoadedRun:
-    """Reads the step files of a run, once. Raises IncompleteDataError: as `dlbench.analysis.measures.load_steps`; or
-    ValueError: the run has no valid record and so no figures.
-    """
-    steps = load_steps(run)
-    measures = measure(run, steps)
-    return LoadedRun(
-        row=_row(run, measures),
-        parts={
-            **measures.parts,
-            "exchange_wait": measures.exchange_wait_s,
-            "exchange_wait_first": measures.exchange_wait_first_s,
-        },
-        causes=causes_of(run, steps) if wanted.causes else None,
-        digest=digest_of(run, steps) if wanted.digest else None,
-        damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
-    )
-
-
 def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
-    """What a run gave, or why it gives nothing."""
+    """Reads the step files of a run, once; returns why, if it gives nothing. Raises ValueError: it has no figures."""
     try:
-        return load_run(run, wanted)
+        steps = load_steps(run)
+        measures = measure(run, steps)
+        return LoadedRun(
+            row=_row(run, measures),
+            parts={
+                **measures.parts,
+                "exchange_wait": measures.exchange_wait_s,
+                "exchange_wait_first": measures.exchange_wait_first_s,
+            },
+            causes=causes_of(run, steps) if wanted.causes else None,
+            digest=digest_of(run, steps) if wanted.digest else None,
+            damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
+        )
     except IncompleteDataError as error:
         return error
 

@@ -218,7 +218,7 @@ def paired_comparison(
         raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
     if options["history"] is not None:
         raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
-    points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"), "--where")
+    points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"))
     return compare_pairs(
         points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
     )

@@ -15,7 +15,7 @@ import click
 
 from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
-from dlbench.cli.report import emit, finish, note_missing, prepared, require_modules
+from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.units import format_number, format_seconds
@@ -289,13 +289,17 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
       dlbench cost runs --where series=nightly -o cost.html
     """
     from dlbench.jobs.slurm.accounting import with_accounting
+    from dlbench.report.wording import clean
     from dlbench.views.campaign_cost import campaign_cost, cost_document, recorded_parts, recorded_text
 
     chosen = prepared("cost", output, "json" if as_json else None, needs=())
     scanned = read_runs(runs, where)
     found, why_not = with_accounting(scanned.runs)
     whole = campaign_cost(found)
-    note_missing("no cost of", why_not)
+    for reason in dict.fromkeys(why_not.values()):
+        names = [name for name, text in why_not.items() if text == reason]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
     for problem in scanned.problems:
         click.echo(f"dlbench: damaged: {problem}", err=True)
     if whole is not None:

@@ -79,7 +79,11 @@ def _lines(report: PreflightReport) -> Iterator[str]:
         yield from _wrapped(head, words, " " * 22)[:3]
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
     if nodes:
-        yield from _table(nodes[:MAX_NODES_SHOWN])
+        header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch")
+        rows = [header, *(_row(node) for node in nodes[:MAX_NODES_SHOWN])]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         left = nodes[MAX_NODES_SHOWN:]
         if left:
             bad = sum(bool(node.problems) for node in left)
@@ -107,14 +111,6 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
 
 def _wrapped(head: str, text: str, indent: str = "  ") -> list[str]:
     return textwrap.wrap(text, 80, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False) or [head]
-
-
-def _table(nodes: list[PreflightNode]) -> Iterator[str]:
-    header = ("node", "ranks", "cores", "GPUs", "torch", "local scratch")
-    rows = [header, *(_row(node) for node in nodes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _row(node: PreflightNode) -> tuple[str, ...]:

@@ -173,16 +173,6 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def note_missing(what: str, why: Mapping[str, str]) -> None:
-    """Names on standard error runs that lack something, once for each reason; `why`: by run id."""
-    from dlbench.report.wording import clean
-
-    for reason in dict.fromkeys(why.values()):
-        names = [name for name, text in why.items() if text == reason]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: {what} {clean(names[0])}{more}: {clean(reason)}", err=True)
-
-
 def format_by_suffix(
     output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:

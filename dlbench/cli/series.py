@@ -92,7 +92,15 @@ def _summary(campaign: Campaign) -> list[str]:
     lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
     lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
-    return [*lines, *_least(jobs), *_order(campaign)]
+    lines += _least(jobs)
+    if any(job.is_array for job in jobs):
+        lines.append(f"Arrays: {'one run at a time' if campaign.chain else 'all runs at once'} of each.")
+    if len(jobs) > 1 and campaign.chain:
+        option = f"--dependency=afterany:{EARLIER.format('THE_JOB_BEFORE')}"
+        lines.append(f"Order: one after the other: from job 2 on, sbatch gets {option} (--no-chain: all at once).")
+    elif len(jobs) > 1:
+        lines.append("Order: all at once (--no-chain).")
+    return lines
 
 
 def _row(number: int, job: Job, chain: bool) -> list[str]:
@@ -124,17 +132,6 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
 
 
 MOST_SOURCES = 6  # Lines of a dry run about where times come from.
-
-
-def _order(campaign: Campaign) -> Iterator[str]:
-    jobs = campaign.jobs
-    if any(job.is_array for job in jobs):
-        yield f"Arrays: {'one run at a time' if campaign.chain else 'all runs at once'} of each."
-    if len(jobs) == 1:
-        return
-    each = f"from job 2 on, sbatch gets --dependency=afterany:{EARLIER.format('THE_JOB_BEFORE')}"
-    order = f"one after the other: {each} (--no-chain: all at once)" if campaign.chain else "all at once (--no-chain)"
-    yield f"Order: {order}."
 
 
 def _least(jobs: Sequence[Job]) -> Iterator[str]:

@@ -340,8 +340,14 @@ def ls(as_json: bool) -> None:
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:
-            if not _heading(row):
-                _print(row, width)
+            if _heading(row):
+                continue
+            click.echo(f"  {row['name']:<{width}} {cleaned(row.get('title') or row['problem'])}")
+            for preset, about in row.get("presets", {}).items():
+                # Without words there would be no line to indent.
+                head = f"    {preset:<10} "
+                click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
+            click.echo(cleaned(f"    {row['file']}"))
     for heading in (_EXAMPLES, _MODELS):
         apart = [row for row in content["systems"] if _heading(row) == heading]
         if apart:
@@ -360,15 +366,6 @@ def _heading(row: dict[str, Any]) -> str:
     if row.get("modelled"):
         return _MODELS
     return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
-
-
-def _print(row: dict[str, Any], width: int) -> None:
-    click.echo(f"  {row['name']:<{width}} {cleaned(row.get('title') or row['problem'])}")
-    for preset, about in row.get("presets", {}).items():
-        # Without words there would be no line to indent.
-        head = f"    {preset:<10} "
-        click.echo(click.wrap_text(about, width=78, initial_indent=head, subsequent_indent=" " * 15) or head)
-    click.echo(cleaned(f"    {row['file']}"))
 
 
 def _workloads() -> list[dict[str, Any]]:

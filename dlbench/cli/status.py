@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.jobs.campaign.ended import Cancelled
-    from dlbench.jobs.campaign.run_status import Outcome, RunStatus
+    from dlbench.jobs.campaign.run_status import RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
 
@@ -78,7 +77,11 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
-        for point, statuses in _by_point(chosen, found).items():
+        points: dict[str, list[RunStatus]] = {}  # in the order in which they run
+        for run, run_status in zip(chosen, found, strict=True):
+            assert isinstance(run.plan, RunPlan | CommPlan)
+            points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run_status)
+        for point, statuses in points.items():
             for line in _run_lines(statuses) if full else _point_lines(point, statuses):
                 click.echo(cleaned(line))
         for row in series:
@@ -90,15 +93,6 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
         sys.exit(int(ExitCode.INCOMPLETE))
     if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
-
-
-def _by_point(runs: Sequence[LaunchedRun], statuses: Sequence[RunStatus]) -> dict[str, list[RunStatus]]:
-    """Returns the states of each point's runs, in the order in which they run, by a line that names the point."""
-    points: dict[str, list[RunStatus]] = {}
-    for run, status in zip(runs, statuses, strict=True):
-        assert isinstance(run.plan, RunPlan | CommPlan)
-        points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(status)
-    return points
 
 
 def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
@@ -205,13 +199,11 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     if rank is not None:
         if folder.log(rank).exists():
             return [folder.log(rank)]
-        raise UserError(
-            f"{folder.path}: has no {folder.log(rank).name}: "
-            + (
-                _told(name for name in names if _RANK_LOG.fullmatch(name))
-                or "its ranks write into one log, see without"
-            )
-        )
+        rank_logs = [name for name in names if _RANK_LOG.fullmatch(name)]
+        hint = "its ranks write into one log, see without"
+        if rank_logs:
+            hint = f"there are {rank_logs[0]} to {rank_logs[-1]}"
+        raise UserError(f"{folder.path}: has no {folder.log(rank).name}: {hint}")
     submission = read_submission(folder)
     job_log = [] if submission is None else [folder.path.parent / submission.log]
     own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
@@ -220,11 +212,6 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     if not found:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
     return found
-
-
-def _told(names: Iterable[str]) -> str:
-    there = list(names)
-    return f"there are {there[0]} to {there[-1]}" if there else ""
 
 
 _MAX_BYTES = 1 << 22  # Of each log, its end.
@@ -269,15 +256,14 @@ def run_folder(run: str, out: Path) -> RunFolder:
     inside = sorted(path.parent for path in Path(run).glob("*/plan.json"))
     if len(inside) == 1:
         return RunFolder(inside[0].absolute())
-    if there := [*inside, *sorted(path.parent for path in out.glob(f"{_escaped(run)}-*/plan.json"))]:
-        more = f" and {len(there) - 3} more" if len(there) > 3 else ""
+    runs = list(inside)
+    if run and "/" not in run and run not in (".", ".."):
+        runs += sorted(path.parent for path in out.glob(f"{glob.escape(run)}-*/plan.json"))
+    if runs:
+        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
         what = f"holds {len(inside)} runs" if inside else "is a series"
-        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in there[:3])}{more}")
+        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in runs[:3])}{more}")
     raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
-
-
-def _escaped(text: str) -> str:
-    return glob.escape(text) if text and "/" not in text and text not in (".", "..") else "*no run*"
 
 
 @click.command()
@@ -296,12 +282,17 @@ def cancel(series: str, out: Path) -> None:
       dlbench cancel nightly
       dlbench cancel runs
     """
-    from dlbench.jobs.campaign.ended import cancel_series
+    from dlbench.jobs.campaign.ended import cancel_run, cancel_series
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
+    from dlbench.jobs.scheduler import read_submission
 
     is_run = any(RunFolder(path).plan.exists() for path in (Path(series), out / series))
     if is_run and not series_path(out, series, "json").exists():
-        done = _cancel_run(series, out)
+        folder = run_folder(series, out)
+        submission = read_submission(folder)
+        if submission is None:
+            raise UserError(f"{series}: was not submitted to a scheduler, or nobody knows its job")
+        done = cancel_run(folder, submission, scheduler_named(submission.scheduler))
         click.echo(f"run {series}: {done.text}", err=True)
     else:
         root, name = series_at(series, out)
@@ -309,19 +300,6 @@ def cancel(series: str, out: Path) -> None:
         click.echo(f"series {name}: {done.text}", err=True)
     for job in done.jobs:
         click.echo(f"cancelled job {job}" if streams_are_one() else job)
-
-
-def _cancel_run(run: str, root: Path) -> Cancelled:
-    """Raises UserError: there is no such run, or it was not submitted."""
-    from dlbench.jobs.campaign.ended import cancel_run
-    from dlbench.jobs.campaign.series_file import scheduler_named
-    from dlbench.jobs.scheduler import read_submission
-
-    folder = run_folder(run, root)
-    submission = read_submission(folder)
-    if submission is None:
-        raise UserError(f"{run}: was not submitted to a scheduler, or nobody knows its job")
-    return cancel_run(folder, submission, scheduler_named(submission.scheduler))
 
 
 @click.command()
@@ -342,15 +320,24 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     Example:
       dlbench wait nightly --timeout 2h && dlbench report runs
     """
+    from dlbench.jobs.campaign.completing import sleep
     from dlbench.jobs.campaign.run_status import wait as wait_for
     from dlbench.jobs.processes import Interruption
+    from dlbench.jobs.slurm.accounting import settled_accounting
 
     root, series = series_at(series, out)
     _adopt([root], series)
     with Interruption() as interruption:
         now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
-        if now.is_over:
-            _keep_accounting(root, now, interruption.check)
+        if now.is_over and now.submission.series.scheduler == "slurm":
+            # Many sites delete it after some time.
+            folders = [root / run_id for run_id in now.runs]
+            launched = [read_launched(folder) for folder in folders if folder.is_dir()]
+            why_not = settled_accounting(launched, lambda seconds: sleep(seconds, interruption.check))
+            if why_not:
+                count, first = len(why_not), next(iter(why_not.values()))
+                text = f"{count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}"
+                click.echo(f"note: no accounting of {text}", err=True)
     wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
     for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
         click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.detail.splitlines())}"), err=True)
@@ -362,17 +349,3 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
         sys.exit(int(ExitCode.TIMEOUT))
     if not now.is_valid:
         sys.exit(int(ExitCode.RUN_FAILED))
-
-
-def _keep_accounting(root: Path, now: Outcome, check: Callable[[], None]) -> None:
-    """Writes what Slurm says of the jobs next to their runs: many sites delete it after some time."""
-    from dlbench.jobs.campaign.completing import sleep
-    from dlbench.jobs.slurm.accounting import settled_accounting
-
-    if now.submission.series.scheduler != "slurm":
-        return
-    runs = [read_launched(root / run_id) for run_id in now.runs if (root / run_id).is_dir()]
-    why_not = settled_accounting(runs, lambda seconds: sleep(seconds, check))
-    if why_not:
-        count, first = len(why_not), next(iter(why_not.values()))
-        click.echo(f"note: no accounting of {count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}", err=True)

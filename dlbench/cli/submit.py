@@ -53,11 +53,17 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
           --ab plain engine.name=ddp
       dlbench submit --resume nightly --max-jobs 10
     """
+    from dlbench.cli.series import resume_series
     from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
 
     if options["workload"] is None and options["resume"] is not None:
-        _resume({**options, "all_scripts": all_scripts})
+        of_series = {"resume", "workload", "out", "max_jobs", "cancelled", "dry_run", "all_scripts", "write_only"}
+        others = {param.name or "" for param in click.get_current_context().command.params} - of_series
+        for option in shared.given_options(*others):
+            raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
+        refuse_beside_write_only(options, "dry_run", "cancelled", "max_jobs")
+        resume_series({**options, "all_scripts": all_scripts})
         return
     if options["cancelled"]:
         raise UserError("--cancelled goes with --resume SERIES alone")
@@ -98,19 +104,6 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
     if rotate:
         return on_node_sets(plans, "rotate", rotate, share_one_job=options["pack"] == "all")
     return plans
-
-
-def _resume(options: dict[str, Any]) -> None:
-    """Raises UserError: an option is given that the series has already."""
-    from dlbench.cli.series import resume_series
-
-    of_series = {"resume", "workload", "out", "max_jobs", "cancelled"}
-    of_series |= {"dry_run", "all_scripts", "write_only"}
-    others = {param.name or "" for param in click.get_current_context().command.params} - of_series
-    for option in shared.given_options(*others):
-        raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
-    refuse_beside_write_only(options, "dry_run", "cancelled", "max_jobs")
-    resume_series(options)
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:

@@ -186,15 +186,15 @@ def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) ->
 # Sides that ran interleaved
 
 
-def paired_points(scan: Scan, name: str, where: Mapping[str, str], option: str) -> tuple[list[Match], Side]:
+def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], Side]:
     """The points of all paired comparisons among some runs, and what was left out of them.
 
     The sides may differ in what the comparison set on each (`series.sides` of the plan), and in nothing else. Runs are
     pairs where series, time of the plan, swept values and repeat are equal; equal places of both sides are pairs.
 
-    Name and option are for errors, `where` as of `dlbench.gate.sides.chosen`.
+    `name` is for errors, `where` as of `dlbench.gate.sides.chosen`.
     """
-    runs, left_out = chosen(scan, name, where, option)
+    runs, left_out = chosen(scan, name, where, "--where")
     sided = [run for run in runs if run.plan.series.side]
     if not sided:
         raise UserError(f"{name}: no run belongs to a paired comparison; `dlbench run --ab A B` makes such runs")

@@ -194,7 +194,7 @@ def paired_lines(scan: Scan) -> list[str]:
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     try:
-        points, both = paired_points(scan, str(scan.root), {}, "--where")
+        points, both = paired_points(scan, str(scan.root), {})
     except DlbenchError as error:
         return textwrap.wrap(f"No comparison of the sides: {clean(str(error))}", WIDTH)
     report = compare_pairs(points, both=both, metrics=DEFAULT_METRICS, rule=Rule())

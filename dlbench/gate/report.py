@@ -220,7 +220,6 @@ class MetricResult:
 
     @property
     def is_floor(self) -> bool:
-        """Whether A is the floor of --at-least."""
         return self.name == FLOOR.name
 
     @property
@@ -295,7 +294,6 @@ class ComparisonReport:
 
     @property
     def is_of_floors(self) -> bool:
-        """Whether there are floors and no side A."""
         return {metric.is_floor for _, metric in self.each()} == {True}
 
     def each(self) -> Iterator[tuple[PointResult, MetricResult]]:

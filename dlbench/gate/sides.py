@@ -86,7 +86,6 @@ class KeyDifference:
 
     @property
     def text(self) -> str:
-        """The key with both values."""
         return f"{self.title}: {self.a or 'none'} against {self.b or 'none'}"
 
 
@@ -257,7 +256,6 @@ class SidePoint:
 
     @property
     def workload(self) -> str:
-        """Its name."""
         return self.content.registered["workload"]
 
 
@@ -401,6 +399,10 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         )
     tags = [run.plan.tags for run in runs]
     met = environments.compare(runs).common
+    facts_by_run = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
+    doubts = [doubt.text for doubt in mixed_configurations({"": facts_by_run})]
+    doubts += sorted({text for run in runs if (text := shared_nodes(run.plan))})
+    doubts += [doubt.text for doubt in load_doubts(loads_of(runs))]
     return SidePoint(
         content=content,
         ranks=plan.layout.ranks,
@@ -410,16 +412,9 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
         runs=tuple(members),
         environment={key: value for key, value in met.items() if not environments.names_the_job(key)},
         tags={key: value for key, value in tags[0].items() if all(other.get(key) == value for other in tags)},
-        doubts=tuple(_doubts(runs)),
+        doubts=tuple(doubts),
         apart=trains_apart(plan),
     )
-
-
-def _doubts(runs: Sequence[Run]) -> Iterator[str]:
-    met = {run.plan.run_id: facts(run.record) for run in runs if run.record is not None}
-    yield from (doubt.text for doubt in mixed_configurations({"": met}))
-    yield from sorted({text for run in runs if (text := shared_nodes(run.plan))})
-    yield from (doubt.text for doubt in load_doubts(loads_of(runs)))
 
 
 def refuse_no_figures(name: str, points: Sequence[SidePoint], left_out: Sequence[str], damaged: Sequence[str]) -> None:

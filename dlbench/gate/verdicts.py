@@ -64,7 +64,6 @@ class Sample:
 
     @property
     def has_runs(self) -> bool:
-        """Whether there are runs for a verdict."""
         return self.fewest >= MIN_RUNS
 
     @property
@@ -90,18 +89,12 @@ class Evidence:
     is_of_floor: bool = False  # Whether `a` is no side but the floor.
 
     @property
-    def is_of_one_side(self) -> bool:
-        """Whether it has one scatter: that of pairs, or of runs against a floor."""
-        return self.unit == "pair" or self.is_of_floor
-
-    @property
     def shift(self) -> float:
         """Mean logarithm of B / A."""
         return fmean(self.b) - fmean(self.a)
 
     @property
     def test(self) -> str:
-        """The test in words."""
         if self.is_borrowed:
             return (
                 f"Student's t test on sessions ({self.freedom:g} degrees of freedom: the scatter of all sessions "
@@ -131,7 +124,8 @@ class Evidence:
         """Fewest units of each side that find a slowdown so far (a logarithm) beyond the margin; None: `MAX_REPEATS`
         do not, or it is tolerated.
         """
-        sides = 1 if self.is_of_one_side else 2
+        # Pairs, and runs against a floor, have one scatter.
+        sides = 1 if self.unit == "pair" or self.is_of_floor else 2
 
         def suffices(count: int) -> bool:
             # Of equal scatter Welch's degrees of freedom are one below Student's 2n - 2 on average.

@@ -234,7 +234,9 @@ class HangDetector:
 
     def __init__(self, folder: RunFolder, plan: LaunchPlan) -> None:
         self._folder = folder
-        self._limit_s = _stall_timeout_s(plan) + MARGIN_S
+        assert isinstance(plan, RunPlan | CommPlan)
+        limits = plan.measure if isinstance(plan, RunPlan) else plan
+        self._limit_s = limits.stall_timeout_s + MARGIN_S
         self._newest = 0
         self._since = time.monotonic()
         self._next_look = 0.0
@@ -261,14 +263,6 @@ class HangDetector:
         if silent <= self._limit_s:
             return ""
         return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
-
-
-def _stall_timeout_s(plan: LaunchPlan) -> float:
-    if isinstance(plan, RunPlan):
-        return plan.measure.stall_timeout_s
-    if isinstance(plan, CommPlan):
-        return plan.stall_timeout_s
-    raise TypeError(type(plan).__name__)
 
 
 _START_S = 120  # How long a Python may take to start and to find dlbench; file systems of clusters are slow at first.
@@ -345,7 +339,10 @@ def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome
                 raise
         finally:
             ranks.close(process_tree.temporary_places(environment))
-        ending = _first_ending(folder, ranks, is_local=is_local)
+        if is_local:
+            ending = ranks.first_ending(folder.log)
+        else:
+            ending = ranks.first_ending(lambda _: folder.launch_log, killed_by_signal(folder))
         seen = None if ending is None else replace(ending, out_of_memory=memory.since())
         return verdict(folder, seen, ranks.stopped, given_up=hang.reason())
 
@@ -370,12 +367,6 @@ def require_launcher(system: SystemSpec, path: str | None = None) -> None:
 def _program(launcher: LauncherName) -> str:
     """What holds the ranks: `mpirun` or `srun`; empty: nothing."""
     return "" if launcher == "local" else launcher.partition("-")[0]
-
-
-def _first_ending(folder: RunFolder, ranks: RankProcesses, *, is_local: bool) -> Ending | None:
-    if is_local:
-        return ranks.first_ending(folder.log)
-    return ranks.first_ending(lambda _: folder.launch_log, killed_by_signal(folder))
 
 
 def _start(ranks: RankProcesses, plan: LaunchPlan, folder: RunFolder, environment: dict[str, str], token: str) -> None:

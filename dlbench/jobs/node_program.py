@@ -109,8 +109,19 @@ def answer_of(command: Sequence[str], order: Mapping[str, Any], kind: type[S], w
     finally:
         _end(process)
     if process.returncode != 0:
-        raise _failed(process.returncode, said, who)
-    return _read(answer, kind, who)
+        code = process.returncode
+        errors = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
+        own_words = next((line for line in reversed(errors) if line.startswith(_PREFIX)), "")
+        if own_words:
+            raise _KINDS.get(code, RunError)(own_words.removeprefix(_PREFIX))
+        how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        last = f": {errors[-1][:300]}" if errors else ""
+        raise RunError(f"{who} {how}{last}")
+    lines = answer.decode("utf-8", "replace").strip().splitlines()
+    try:
+        return kind.model_validate_json(lines[-1] if lines else "")
+    except ValidationError as error:
+        raise RunError(f"{who} answered nothing that can be read: {problem_of(kind, error)}") from None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -125,21 +136,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
-
-
-def _failed(code: int, said: bytes, who: str) -> DlbenchError:
-    lines = [line for line in said.decode("utf-8", "replace").splitlines() if line.strip()]
-    own_words = next((line for line in reversed(lines) if line.startswith(_PREFIX)), "")
-    if own_words:
-        return _KINDS.get(code, RunError)(own_words.removeprefix(_PREFIX))
-    how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-    last = f": {lines[-1][:300]}" if lines else ""
-    return RunError(f"{who} {how}{last}")
-
-
-def _read(answer: bytes, kind: type[S], who: str) -> S:
-    lines = answer.decode("utf-8", "replace").strip().splitlines()
-    try:
-        return kind.model_validate_json(lines[-1] if lines else "")
-    except ValidationError as error:
-        raise RunError(f"{who} answered nothing that can be read: {problem_of(kind, error)}") from None

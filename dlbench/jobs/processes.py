@@ -147,7 +147,6 @@ class Ending:
 
     @property
     def text(self) -> str:
-        """One line."""
         who = (self.program or "the launched process") if self.rank is None else f"rank {self.rank}"
         if self.out_of_memory and self.code == -signal.SIGKILL:
             return f"{who} was killed by the kernel's out-of-memory killer: {self.out_of_memory}"
@@ -178,7 +177,14 @@ def last_words(lines: Sequence[str]) -> str:
     warning.
     """
     text = _NOTICED.sub("", "\n".join(LABEL.sub("", line) for line in lines))
-    bare = _without_warnings(text.split("\n"))
+    # Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented.
+    bare: list[str] = []
+    follows_warning = False
+    for line in text.split("\n"):
+        is_warning = _WARNING.search(line) is not None
+        if not is_warning and not (follows_warning and line[:1].isspace()):
+            bare.append(line)
+        follows_warning = is_warning
     said = [" ".join(line.split()) for line in bare if line.strip(" \t\r\n-=*") and PEER_MARK not in line]
     if any(_AS_ROOT in line for line in said):
         return _ROOT_REMEDY
@@ -191,18 +197,6 @@ def last_words(lines: Sequence[str]) -> str:
     if words.startswith("ModuleNotFoundError:"):
         return f"{words}; {_MODULE_REMEDY}"
     return words if len(words) <= _MAX_WORDS else words[: _MAX_WORDS - 3] + "..."
-
-
-def _without_warnings(lines: Sequence[str]) -> list[str]:
-    """Without what libraries warn of; Python's module `warnings` puts the line of source behind its own, indented."""
-    kept: list[str] = []
-    after = False
-    for line in lines:
-        is_warning = _WARNING.search(line) is not None
-        if not is_warning and not (after and line[:1].isspace()):
-            kept.append(line)
-        after = is_warning
-    return kept
 
 
 def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set[int]:
@@ -414,6 +408,11 @@ class RankProcesses:
 
     def _ending(self, rank: int | None, code: int, at: float, log: Callable[[int], Path]) -> Ending:
         index = 0 if self._launcher or rank is None else rank
+        path = log(index)
+        log_name = ""
+        with suppress(OSError):
+            if path.stat().st_size:  # nothing is in it on a full disk
+                log_name = path.name
         of_supervisor = "" if code > 0 or self._launcher_told else "the supervisor of "
         return Ending(
             rank=rank,
@@ -421,16 +420,8 @@ class RankProcesses:
             code=code,
             at=utc_text(datetime.fromtimestamp(at, UTC)),
             words=last_words([*self._last_lines[index]]),
-            log=_if_filled(log(index)),
+            log=log_name,
         )
-
-
-def _if_filled(log: Path) -> str:
-    """Name of a log; empty where it holds nothing, as on a full disk."""
-    try:
-        return log.name if log.stat().st_size else ""
-    except OSError:
-        return ""
 
 
 def cannot_start(program: str, error: Exception) -> EnvironmentLacksError:

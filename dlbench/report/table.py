@@ -373,7 +373,6 @@ class NamedTable:
 
     @property
     def rows(self) -> tuple[dict[str, Datum], ...]:
-        """All of them."""
         return tuple(self.records())
 
 

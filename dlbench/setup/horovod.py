@@ -185,11 +185,6 @@ def cache_key(facts: Mapping[str, str | None]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def cached_wheel(facts: Mapping[str, str | None]) -> Path | None:
-    """The wheel built earlier for this toolchain, or None."""
-    return min((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"), default=None)
-
-
 def apply_patches(source: Path) -> None:
     """Patches an unpacked source tree. Raises `RunError`: a place to patch is not there, so this is not the release the
     patches were made for.
@@ -311,7 +306,9 @@ def install(say: Callable[[str], None], *, rebuild: bool = False, source: Path |
     if lacks := facts["cuda_lacks"]:
         say(f"torch is built for CUDA {facts['cuda']}, but {lacks}")
         say("so this Horovod is one for CPUs: on GPUs it serves one rank; engine ddp serves more")
-    wheel = None if rebuild else cached_wheel(facts)
+    wheel = None
+    if not rebuild:
+        wheel = min((cache_folder() / "horovod" / cache_key(facts)).glob("horovod-*.whl"), default=None)
     marker = Path(sys.prefix) / "horovod-installed-by-dlbench.txt"
     if wheel is not None and marker.is_file() and marker.read_text() == cache_key(facts) and find_spec("horovod"):
         say(f"Horovod {VERSION} is installed (build {cache_key(facts)})")

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -97,10 +98,10 @@ def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[st
     return answer if isinstance(answer, dict) else "gave no answer"
 
 
-def _command(*words: str, timeout_s: float = 20) -> str | None:
+def _command(*words: str) -> str | None:
     """First lines of a program's answer (either stream); None if it is missing, fails or hangs."""
     try:
-        done = _call(words, timeout_s)
+        done = _call(words, 20)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
@@ -115,20 +116,16 @@ def _version(package: str) -> str | None:
 
 def _cores() -> Finding:
     allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    limit = _cgroup_cores()
+    limit = None
+    with suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            limit = int(quota) / int(period)
     detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
     if limit is not None and limit < allowed:
         remedy = "raise the container's CPU limit, or pin with taskset: throttled cores make step times jump"
         return Finding("Cores", "problem", detail, remedy)
     return Finding("Cores", "ok", detail)
-
-
-def _cgroup_cores() -> float | None:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
 
 
 def _host_name() -> Finding:

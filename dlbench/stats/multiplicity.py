@@ -142,11 +142,14 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
     `scatter`: standard deviation of the log ratios of pairs of runs. `difference`: the relative difference to be seen,
     e.g. 0.02. `comparisons`: how many are made. `freedom`: degrees of freedom of the scatter; None where it is known.
     """
-    from scipy.special import nctdtr
+    from scipy.special import chdtri, nctdtr
 
     effect = math.log1p(difference) / max(scatter, ROUNDING)
     tail = LEVEL / (2 * max(1, comparisons))
-    effects = [effect * root for root in ([1.0] if freedom is None else _root_quantiles(freedom))]
+    roots = [1.0]
+    if freedom is not None:
+        roots = [math.sqrt(chdtri(freedom, 1 - (i + 0.5) / _SCATTERS) / freedom) for i in range(_SCATTERS)]
+    effects = [effect * root for root in roots]
 
     def is_enough(pairs: int) -> bool:
         # Of Student's non-central t (Cohen, Statistical Power Analysis, 1988, chapter 12).
@@ -160,9 +163,3 @@ def repeats_for(scatter: float, difference: float, comparisons: int, freedom: in
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
-
-
-def _root_quantiles(freedom: int) -> list[float]:
-    from scipy.special import chdtri
-
-    return [math.sqrt(chdtri(freedom, 1 - (i + 0.5) / _SCATTERS) / freedom) for i in range(_SCATTERS)]

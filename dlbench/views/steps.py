@@ -277,10 +277,10 @@ def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
 Outlier = tuple[StepPoint, OutlierStep]
 
 
-def outlier_sheet(points: Sequence[StepPoint], most: int = MAX_OUTLIERS) -> Sheet[Outlier]:
-    """The longest steps, for people the `most` with the largest ratio to their run's median step, largest first."""
+def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[Outlier]:
+    """The longest steps, largest first; for people those with the largest ratio to their run's median step."""
     rows = tuple((point, step) for point in points for step in point.outliers)
-    shown = {id(step) for _, step in sorted(rows, key=lambda row: -row[1].ratio)[:most]}
+    shown = {id(step) for _, step in sorted(rows, key=lambda row: -row[1].ratio)[:MAX_OUTLIERS]}
     of_point = functools.partial(columns_of, StepPoint, of=operator.itemgetter(0))
     columns: tuple[Column[Outlier], ...] = (
         Column("", "At", lambda row: place_of(row[0])),

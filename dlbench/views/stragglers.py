@@ -88,10 +88,6 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
     )
 
 
-def _who(late: Straggler) -> str:
-    return f"rank {late.rank} on {late.host}"
-
-
 class StragglersView(GroupView):
     """Ranks and hosts for which the others wait."""
 
@@ -106,7 +102,8 @@ class StragglersView(GroupView):
         headline = "No rank waited for another one"
         if points[-1].waiting_ranks:
             first = points[-1].waiting_ranks[0]
-            headline = f"{percent(first.waited_share, 0)} of all waiting is for {_who(first)}"[:80]
+            late_rank = f"rank {first.rank} on {first.host}"
+            headline = f"{percent(first.waited_share, 0)} of all waiting is for {late_rank}"[:80]
             headline += f", late by {first.late_by}"
         return Section(
             id=self.id,

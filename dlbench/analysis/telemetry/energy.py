@@ -193,7 +193,6 @@ class SourceEnergy:
 
     @property
     def whole(self) -> Amount:
-        """Joules of the whole run."""
         return reduce(add, self.stages.values(), NOTHING)
 
 
@@ -224,15 +223,12 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
         method: Method = "power over time stamps"
     else:
         method = "energy counter with reset" if chosen[0].resets else "energy counter"
-    return _source(samples, stages, name, "GPUs", *chosen, method, _check(counter, rate, stages))
-
-
-def _check(counter: Curve | None, rate: Curve | None, stages: NodeStages) -> float | None:
-    """Mean power by the counter over mean power as read, in the measured window."""
-    if counter is None or rate is None:
-        return None
-    one, other = counter.over(*stages.measured).rate, rate.over(*stages.measured).rate
-    return one / other if one is not None and other else None
+    check = None  # mean power by the counter over mean power as read, in the measured window
+    if counter is not None and rate is not None:
+        counted_w, read_w = counter.over(*stages.measured).rate, rate.over(*stages.measured).rate
+        if counted_w is not None and read_w:
+            check = counted_w / read_w
+    return _source(samples, stages, name, "GPUs", *chosen, method, check)
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
@@ -270,6 +266,7 @@ def _source(
     by_stage: dict[str, Amount] = {}
     for (stage, _, _), amount in zip(stages.pieces, amounts, strict=True):
         by_stage[stage] = by_stage.get(stage, NOTHING) + amount
+    begin_ns, end_ns = stages.measured
     return SourceEnergy(
         node_rank=samples.node_rank,
         host=samples.host,
@@ -278,7 +275,7 @@ def _source(
         method=method,
         stages=by_stage,
         counter_over_power=check,
-        samples_in_window=curve.num_within(*stages.measured),
+        samples_in_window=int(((curve.time_ns >= begin_ns) & (curve.time_ns <= end_ns)).sum()),
     )
 
 

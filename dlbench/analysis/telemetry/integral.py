@@ -64,7 +64,6 @@ class Curve:
 
     @property
     def num_samples(self) -> int:
-        """Samples that hold a value."""
         return len(self.time_ns)
 
     def over(self, begin_ns: int, end_ns: int) -> Amount:
@@ -108,10 +107,6 @@ class Curve:
         is_whole = (start >= begin_ns) & (stop <= end_ns)
         found: Flags = self.known & (start < end_ns) & (stop > begin_ns) & (is_whole | ~self.bridged)
         return found
-
-    def num_within(self, begin_ns: int, end_ns: int) -> int:
-        """Samples in an interval, its ends included."""
-        return int(((self.time_ns >= begin_ns) & (self.time_ns <= end_ns)).sum())
 
 
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:

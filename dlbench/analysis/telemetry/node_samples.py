@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
@@ -74,10 +73,13 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
     found = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
+    period_s = header.get("period_s")
+    if not (isinstance(period_s, int | float) and period_s > 0):
+        raise IncompleteDataError(f"{path}: its header names no period_s above 0")
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
-        period_s=max(_period(path, header.get("period_s")), watched.period_s if watched else 0.0),
+        period_s=max(float(period_s), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
         names=sampled,
@@ -100,12 +102,6 @@ def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str,
 
 NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]
 """Reads the wanted fields of a node of a run, as `read_node` does; it may hold more fields than were wanted."""
-
-
-def _period(path: Path, value: object) -> float:
-    if isinstance(value, int | float) and value > 0:
-        return float(value)
-    raise IncompleteDataError(f"{path}: its header names no period_s above 0")
 
 
 def node_watch(run: Run, node: int) -> NodeWatch | None:
@@ -187,7 +183,15 @@ def node_stages(run: Run, node: int) -> NodeStages:
     first = int(steps["start_ns"][0])
     if first < measured[0]:
         found["warm-up"] = [(first, measured[0])]
-    spans = _stage_spans(run, node_ranks(run, node)[0].rank)
+    spans: list[tuple[str, int, int]] = []
+    path = run.folder.spans(node_ranks(run, node)[0].rank)
+    if path.exists():
+        reader = SpanReader(path=path, run_id=run.plan.run_id)
+        for block in reader.blocks():
+            for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
+                name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
+                begin = int(row["start_ns"])
+                spans.append((name, begin, begin + int(row["duration_ns"])))
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
             found.setdefault(name, []).append((begin, end))
@@ -198,20 +202,6 @@ def node_stages(run: Run, node: int) -> NodeStages:
     return NodeStages(
         whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
-
-
-def _stage_spans(run: Run, rank: int) -> list[tuple[str, int, int]]:
-    path = run.folder.spans(rank)
-    if not path.exists():
-        return []
-    reader = SpanReader(path=path, run_id=run.plan.run_id)
-    found: list[tuple[str, int, int]] = []
-    for block in reader.blocks():
-        for row in block[(block["lane"] == STAGE) | (block["lane"] == STAGING)]:
-            name = "staging" if row["lane"] == STAGING else reader.names[int(row["name"])]
-            begin = int(row["start_ns"])
-            found.append((name, begin, begin + int(row["duration_ns"])))
-    return found
 
 
 def _cut(whole: Interval, found: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:

@@ -7,10 +7,11 @@ runs next to it. What was left out is counted.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dlbench.analysis.table import RunTable
@@ -62,7 +63,6 @@ class MachineReadings:
         return reading.energy
 
     def has_energy(self, run: Run) -> bool:
-        """Whether `energy_of` may be asked for a run."""
         reading = self.by_run.get(run.plan.run_id)
         return reading is not None and not reading.left_out
 
@@ -132,16 +132,18 @@ def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
     points = _points(table)
     by_run: dict[str, MachineReading] = {}
     left = math.inf if max_nodes is None else max_nodes
-    for number, run_id in _in_turn(points):
-        run = table.runs[run_id]
-        nodes = nodes_of(run)
-        if len(nodes) <= left:
-            by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
-            left -= len(nodes)
-        elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
-            few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
-            by_run[run_id] = read_machine(run, tuple(few))
-            left -= len(few)
+    # One run of every point, then a second of every point, and so on.
+    for number, run_ids_of_turn in enumerate(itertools.zip_longest(*points.values())):
+        for run_id in filter(None, run_ids_of_turn):
+            run = table.runs[run_id]
+            nodes = nodes_of(run)
+            if len(nodes) <= left:
+                by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
+                left -= len(nodes)
+            elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
+                few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
+                by_run[run_id] = read_machine(run, tuple(few))
+                left -= len(few)
     return MachineReadings(by_run=by_run, middle={key: table.runs[run_ids[0]] for key, run_ids in points.items()})
 
 
@@ -157,12 +159,3 @@ def _points(table: RunTable) -> dict[PointKey, list[str]]:
         order = sorted(range(len(speeds)), key=lambda place: (abs(place - middle), place))
         found[key] = [speeds[place][1] for place in order]
     return dict(sorted(found.items(), key=lambda item: (-item[0][1], -item[0][2], item[0][0])))
-
-
-def _in_turn(points: Mapping[PointKey, list[str]]) -> Iterator[tuple[int, str]]:
-    """One run of every point, then a second of every point, and so on; with the number of the turn."""
-    most = max(map(len, points.values()), default=0)
-    for number in range(most):
-        for run_ids in points.values():
-            if number < len(run_ids):
-                yield number, run_ids[number]

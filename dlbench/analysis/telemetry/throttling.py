@@ -76,10 +76,6 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     return share, "; ".join(parts)
 
 
-def _is_looked_at(name: str) -> bool:
-    return name == _QUOTA or _FIELDS.fullmatch(name) is not None
-
-
 def _plural(word: str, count: int) -> str:
     return word if count == 1 else f"{word}s"
 
@@ -92,7 +88,7 @@ def _node(
     if reason:
         why.append(reason)
         return
-    samples = read_node(run, node, _is_looked_at)
+    samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
     window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
         lost = _quota(run, samples, window)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -245,7 +245,19 @@ def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = Non
         return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
     wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
     asked_for = {key for key in wanted.values() if key}
-    earlier = _history(out, asked_for) if asked_for else {}
+    earlier: dict[str, list[_Earlier]] = {}
+    names: list[str] = []
+    if asked_for:
+        with suppress(OSError):
+            names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
+    for name in names[-MOST_READ:]:
+        folder = RunFolder(out / name)
+        # What cannot be read is no history.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            content = read_json(folder.plan, MAX_JSON)
+            key = _key(content)
+            if key in asked_for:
+                earlier.setdefault(key, []).append(_earlier(folder, content))
     return {plan.run_id: _estimate(plan, earlier.get(wanted[plan.run_id], [])) for plan in plans}
 
 
@@ -274,26 +286,6 @@ def _warned_ahead_s(plan: LaunchPlan) -> int:
     """Returns how long before the time limit Slurm may warn a job, in seconds; 0: it is not warned."""
     warning_s = plan.system.slurm.warning_s
     return warning_s + EARLY_S if warning_s else 0
-
-
-def _history(out: Path, wanted: set[str]) -> dict[str, list[_Earlier]]:
-    """Earlier runs of the wanted configurations; what cannot be read is no history."""
-    found: dict[str, list[_Earlier]] = {}
-    for folder in _folders(out):
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            plan = read_json(folder.plan, MAX_JSON)
-            key = _key(plan)
-            if key in wanted:
-                found.setdefault(key, []).append(_earlier(folder, plan))
-    return found
-
-
-def _folders(out: Path) -> Iterable[RunFolder]:
-    try:
-        names = sorted(entry.name for entry in os.scandir(out) if not entry.name.startswith("."))
-    except OSError:
-        return []
-    return [RunFolder(out / name) for name in names[-MOST_READ:]]
 
 
 def _earlier(folder: RunFolder, plan: Mapping[str, Any]) -> _Earlier:
@@ -388,28 +380,19 @@ def campaign_of(
     short that Slurm's warning would stop its runs.
     """
     found = estimates(plans, out, asked=time)
-    whole = Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=())
-    packed = _packed(whole, plans, packing)
-    for job in packed.jobs:
-        _refuse_warned_too_early(job, found)
-    return packed
-
-
-def _packed(campaign: Campaign, plans: Sequence[LaunchPlan], packing: Packing) -> Campaign:
-    seconds = {run_id: one.seconds for run_id, one in campaign.estimates.items()}
-    jobs = jobs_of(plans, seconds, packing=packing, chain=campaign.chain)
-    warned = [_with_time_for_warning(job, campaign.estimates) for job in jobs]
-    return replace(campaign, plans=tuple(plans), packing=packing, jobs=tuple(warned))
-
-
-def _with_time_for_warning(job: Job, given: Mapping[str, Estimate]) -> Job:
-    """Returns the job with the seconds besides those of its runs, if its time is estimated and may be that long."""
-    warning_s = max(given[run_id].warning_s for run_id in job.run_ids)
-    seconds = limit_seconds(job.time_limit)
-    longest = limit_seconds(job.shape.system.slurm.max_time) or math.inf
-    if not warning_s or not seconds or seconds >= longest:
-        return job
-    return replace(job, time_limit=_limit([min(seconds + warning_s, longest)]))
+    seconds = {run_id: estimate.seconds for run_id, estimate in found.items()}
+    jobs = []
+    for job in jobs_of(plans, seconds, packing=packing, chain=chain):
+        # With the seconds besides those of its runs, if its time is estimated and may be that long.
+        warning_s = max(found[run_id].warning_s for run_id in job.run_ids)
+        limit_s = limit_seconds(job.time_limit)
+        longest_s = limit_seconds(job.shape.system.slurm.max_time) or math.inf
+        if warning_s and limit_s and limit_s < longest_s:
+            jobs.append(replace(job, time_limit=_limit([min(limit_s + warning_s, longest_s)])))
+        else:
+            jobs.append(job)
+        _refuse_warned_too_early(jobs[-1], found)
+    return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=tuple(jobs))
 
 
 def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:

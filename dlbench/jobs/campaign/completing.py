@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -231,21 +231,17 @@ def _folder(root: Path, plan: LaunchPlan, made: list[RunFolder]) -> RunFolder:
         made.append(create(root, plan))
         return folder
     if not folder.plan.exists():
-        _finish(folder, plan)
+        # Its making was cut off before the plan was written.
+        paths = list(folder.path.iterdir())
+        if any(not path.name.endswith(TEMPORARY_SUFFIX) for path in paths):
+            raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
+        for path in paths:
+            with suppress(OSError):
+                path.unlink()
+        write_atomic(folder.plan, plan.to_json())
     if read_bytes(folder.plan, MAX_JSON) != plan.to_json().encode():
         raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
     return folder
-
-
-def _finish(folder: RunFolder, plan: LaunchPlan) -> None:
-    """Writes the plan of a folder whose making was cut off before that."""
-    there = list(folder.path.iterdir())
-    if any(not path.name.endswith(TEMPORARY_SUFFIX) for path in there):
-        raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
-    for path in there:
-        with suppress(OSError):
-            path.unlink()
-    write_atomic(folder.plan, plan.to_json())
 
 
 EVERY_S = 60.0  # How often the scheduler is asked while a series is waited for, seconds.
@@ -286,7 +282,10 @@ def complete(
         jobs = jobs_of_series(root, now.series)
         queue = _queue_for(now, jobs, scheduler, is_counted=max_jobs is not None)
         room = _Room(now, queue, max_jobs)
-        for number, after in _missing(now, queue, room):
+        for number, state in enumerate(now.states):
+            if state in ("submitted", "begun"):
+                continue
+            after = _before(now, number, queue, room) if now.series.chain else None
             job, entry = jobs[number], now.series.jobs[number]
             found = ""
             if now.states[number] in ("unsure", "written"):
@@ -410,13 +409,6 @@ class _Room:
         self.taken[number] = job_id
         if not is_counted:
             self._active += len(job.plans) if job.is_array else 1
-
-
-def _missing(now: SubmissionStatus, queue: Queue, room: _Room) -> Iterator[tuple[int, str | None]]:
-    """Numbers of the jobs to submit, from 0, each with the id of the job that it is to wait for."""
-    for number, state in enumerate(now.states):
-        if state not in ("submitted", "begun"):
-            yield number, _before(now, number, queue, room) if now.series.chain else None
 
 
 def _before(now: SubmissionStatus, number: int, queue: Queue, room: _Room) -> str | None:

@@ -71,7 +71,8 @@ class Watch:
         now = submission_status(self._root, self._id)
         wanted = [run_id for job in now.series.jobs for run_id in job.runs]
         left = [run_id for run_id in wanted if run_id not in self._recorded]
-        read = [run for run in map(self._read, left) if run is not None]
+        folders = [self._root / run_id for run_id in left]
+        read = [read_launched(folder) for folder in folders if (folder / "plan.json").exists()]
         found, problems = run_statuses(read)
         if problems:
             raise IncompleteDataError(problems[0])
@@ -92,10 +93,6 @@ class Watch:
             runs={**self._recorded, **by_id},
             is_over=is_settled and not (now.submitted < now.total and is_held(self._root, self._id)),
         )
-
-    def _read(self, run_id: str) -> LaunchedRun | None:
-        path = self._root / run_id
-        return read_launched(path) if (path / "plan.json").exists() else None
 
 
 def wait(
@@ -186,7 +183,6 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
     queued = next(iter(queue.of(submission.reference)), None)
 
     def ahead_of(queued: QueuedJob, state: str, detail: str) -> RunStatus:
-        """Of a job that has not ended."""
         ahead: Ahead = "nothing" if queued.is_stuck else "comes"
         known = {"reason": queued.reason, "starts": queued.starts, "detail": detail.strip()}
         return RunStatus(run_id=run_id, state=state, job=job, ahead=ahead, **known)

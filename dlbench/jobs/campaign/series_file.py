@@ -71,7 +71,6 @@ class SubmissionStatus:
 
     @property
     def total(self) -> int:
-        """Jobs of the series."""
         return len(self.states)
 
     @property
@@ -302,24 +301,18 @@ def held(root: Path, series_id: str) -> Iterator[int]:
     Raises `BusyError`: another one does. `RunError`: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
-        _lock(file.fileno(), series_id)
+        for left in reversed(range(_LOCK_TRIES)):
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                # Who only looks (`is_held`) has it for a moment, too.
+                if not left:
+                    raise BusyError(f"series {series_id} is being submitted by another process") from None
+                time.sleep(_LOCK_PAUSE_S)
+            except OSError:  # no locks
+                break
         yield file.fileno()
-
-
-def _lock(number: int, series_id: str) -> None:
-    """Takes a lock, if the file system has any. Raises `BusyError`: another process has it."""
-    for left in reversed(range(_LOCK_TRIES)):
-        try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            # Who only looks (`is_held`) has it for a moment, too.
-            if not left:
-                raise BusyError(f"series {series_id} is being submitted by another process") from None
-            time.sleep(_LOCK_PAUSE_S)
-        except OSError:
-            return
-        else:
-            return
 
 
 def append(path: Path, text: str) -> None:

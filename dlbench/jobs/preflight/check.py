@@ -25,7 +25,7 @@ from dlbench.jobs.slurm.environment import asked, call, job_environment, on_clus
 from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
 from dlbench.opening import read_end, read_text
 from dlbench.records.files import write_atomic, write_json
-from dlbench.records.preflight import Finding, PreflightFolder, PreflightNode, PreflightReport
+from dlbench.records.preflight import Finding, PreflightFolder, PreflightReport
 from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
 from dlbench.specs.series import Counts
@@ -197,11 +197,8 @@ def look_command(plan: LaunchPlan, folder: PreflightFolder, python: str) -> list
     `plan`: of the pre-flight; its launcher is not `local`.
     """
     before = launch.before_rank(plan, words_of(folder.run))
-    return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *_program(folder, python)]
-
-
-def _program(folder: PreflightFolder, python: str) -> list[str]:
-    return [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
+    program = [python, "-P", "-m", "dlbench.supervisor", "-m", MODULE, str(folder.run.plan)]
+    return [*before, "bash", "-c", _LOOK, "dlbench-preflight", str(folder.seen), *program]
 
 
 def preflight(
@@ -250,7 +247,17 @@ def _looked(
     with Interruption() as interruption:
         waited = wait(job_id, folder, timeout_s, interruption.check, lambda state: notify(f"job {job_id}: {state}"))
     if waited.end != "ended":
-        finding, code = _given_up(job_id, waited, folder)
+        after = format_seconds(waited.seconds)
+        if waited.end == "pending":
+            why = f" ({waited.reason})" if waited.reason else ""
+            found = f"{job_id} was pending{why} for {after} and was cancelled: nothing is known of the nodes"
+            remedy = "--timeout with more seconds, another partition, or fewer --nodes"
+            finding = Finding(subject="job", state="unknown", found=found, remedy=remedy)
+            code = ExitCode.INCONCLUSIVE
+        else:
+            found = f"{job_id} had not ended after {after} and was cancelled: see {folder.path}/slurm-{job_id}.out"
+            finding = Finding(subject="job", state="wrong", found=found)
+            code = ExitCode.TIMEOUT
         nodes = judge(plan, folder, _hosts(folder)) if waited.end == "running" else ()
         content = {"job": (tried, finding), "nodes": nodes, "exclude": excluded(nodes)}
         return _report(plan, job_id=job_id, exit_code=int(code), **content)
@@ -261,17 +268,6 @@ def _looked(
         ran = Finding(subject="job", state="wrong", found=f"{job_id} reached no node's rank: {why}")
         return _report(plan, job_id=job_id, job=(tried, ran), exit_code=int(ExitCode.ENVIRONMENT))
     return _judged(plan, folder, (tried, ran), _hosts(folder), job_id)
-
-
-def _given_up(job_id: str, waited: Waited, folder: PreflightFolder) -> tuple[Finding, ExitCode]:
-    after = format_seconds(waited.seconds)
-    if waited.end == "pending":
-        why = f" ({waited.reason})" if waited.reason else ""
-        found = f"{job_id} was pending{why} for {after} and was cancelled: nothing is known of the nodes"
-        remedy = "--timeout with more seconds, another partition, or fewer --nodes"
-        return Finding(subject="job", state="unknown", found=found, remedy=remedy), ExitCode.INCONCLUSIVE
-    found = f"{job_id} had not ended after {after} and was cancelled: see {folder.path}/slurm-{job_id}.out"
-    return Finding(subject="job", state="wrong", found=found), ExitCode.TIMEOUT
 
 
 def _script_failed(folder: PreflightFolder) -> str:
@@ -315,15 +311,13 @@ def _judged(
         for node in nodes
     )
     findings = (*before, exchange)
-    code = _exit_code(nodes, findings)
+    num_failed = sum(bool(node.problems) for node in nodes)
+    wrong = [finding.subject for finding in findings if finding.state == "wrong"]
+    code = ExitCode.OK
+    if 0 < num_failed < len(nodes):
+        code = ExitCode.RUN_FAILED
+    elif num_failed or any(subject not in ("all-reduce", "look") for subject in wrong):
+        code = ExitCode.ENVIRONMENT  # the same is lacking everywhere
+    elif wrong:
+        code = ExitCode.RUN_FAILED
     return _report(plan, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code))
-
-
-def _exit_code(nodes: tuple[PreflightNode, ...], findings: tuple[Finding, ...]) -> ExitCode:
-    """3: some nodes failed, and others did not, or they cannot exchange. 5: the same lacks everywhere."""
-    failed = [node for node in nodes if node.problems]
-    if 0 < len(failed) < len(nodes):
-        return ExitCode.RUN_FAILED
-    if failed or any(one.state == "wrong" and one.subject not in ("all-reduce", "look") for one in findings):
-        return ExitCode.ENVIRONMENT
-    return ExitCode.RUN_FAILED if any(one.state == "wrong" for one in findings) else ExitCode.OK

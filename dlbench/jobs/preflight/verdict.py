@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -24,7 +24,12 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
     """
     per_node = plan.layout.ranks_per_node
     seen = {rank: _seen(folder, rank) for rank in range(plan.layout.ranks)}
-    common = _common([one for one in seen.values() if isinstance(one, SeenRank)])
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for one in seen.values():
+        if isinstance(one, SeenRank):
+            for name, version in one.versions.items():
+                counts[name][version] += 1
+    common = {name: versions.most_common(1)[0][0] for name, versions in counts.items()}
     nodes = []
     for number in range(plan.layout.nodes):
         ranks = range(number * per_node, (number + 1) * per_node)
@@ -79,14 +84,6 @@ def _host(
         if said := _text(folder, rank, "begun"):
             return said
     return hosts[number] if number < len(hosts) else f"node {number + 1}"
-
-
-def _common(seen: Sequence[SeenRank]) -> dict[str, str]:
-    found: dict[str, Counter[str]] = {}
-    for one in seen:
-        for name, version in one.versions.items():
-            found.setdefault(name, Counter())[version] += 1
-    return {name: versions.most_common(1)[0][0] for name, versions in found.items()}
 
 
 def _problems(plan: CommPlan, seen: Sequence[SeenRank], common: Mapping[str, str]) -> Iterator[str]:

@@ -135,34 +135,27 @@ def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
     Podman refuses two mounts at one place.
     """
     given = {(mount.split(":") * 2)[1]: mount for mount in plan.system.container.mounts}
-    found = {path: joined(path, path, by=":") for path in (folder, variable("TMPDIR"), *_scratch(plan))}
+    found = {path: joined(path, path, by=":") for path in (folder, variable("TMPDIR"))}
+    inputs: list[object] = []
+    if isinstance(plan, RunPlan):
+        data = plan.workload.data
+        if data.staging != "none":
+            tier = _tier_folder(plan.system.storage.tier(data.staging_tier))
+            if tier != "/dev/shm":  # noqa: S108  # all kinds have the node's
+                found[tier] = joined(tier, tier, by=":")
+        keys = data.model_dump()
+        inputs = [keys.get(key) for key in ("source", "validation", "vocabulary")]
+        inputs += [plan.checkpoint.resume_from, plan.checkpoint.initialize_from]
+    paths = [path for path in inputs if isinstance(path, str) and path.startswith("/")]
     package = _package()
     siblings = [package.parent / name for name in ("workloads", "systems", "slurm", "reports")]
     sources = [package, *(path for path in siblings if path.is_dir())] if plan.system.container.mount_dlbench else []
-    found |= {str(path): f"{path}:{path}:ro" for path in (*sources, *_inputs(plan))}
+    found |= {str(path): f"{path}:{path}:ro" for path in (*sources, *paths)}
     for path in found:
         if re.search(r"[:,]", path):
             raise UserError(f"{path}: cannot be mounted in a container: its name holds a colon or a comma")
     own = [mount for path, mount in found.items() if path not in given]
     return [*own, *(mount if ":" in mount else f"{mount}:{mount}" for mount in given.values())]
-
-
-def _inputs(plan: LaunchPlan) -> list[str]:
-    if not isinstance(plan, RunPlan):
-        return []
-    data = plan.workload.data.model_dump()
-    named = [data.get(key) for key in ("source", "validation", "vocabulary")]
-    named += [plan.checkpoint.resume_from, plan.checkpoint.initialize_from]
-    return [str(path) for path in named if isinstance(path, str) and path.startswith("/")]
-
-
-def _scratch(plan: LaunchPlan) -> list[str]:
-    data = plan.workload.data if isinstance(plan, RunPlan) else None
-    if data is None or data.staging == "none":
-        return []
-    path = _tier_folder(plan.system.storage.tier(data.staging_tier))
-    # All kinds have the node's /dev/shm.
-    return [] if path == "/dev/shm" else [path]  # noqa: S108
 
 
 def _tier_folder(tier: TierSpec) -> str:

@@ -86,7 +86,6 @@ class Job:
 
     @property
     def run_ids(self) -> tuple[str, ...]:
-        """Of its runs, in their order."""
         return tuple(plan.run_id for plan in self.plans)
 
     @property

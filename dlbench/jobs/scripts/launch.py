@@ -86,9 +86,13 @@ def start_command(plan: LaunchPlan, folder: RunFolder, python: str) -> list[str]
     """What starts one rank under launcher local, else all of them; arguments as `render_run_script`."""
     own = plan.system.python or python
     of_ranks = containers.python_of(plan, own)
+    words = words_of(folder)
     if plan.system.launch.launcher == "local":
-        return local_command(plan, words_of(folder), of_ranks, own)
-    return launcher_command(plan, words_of(folder), of_ranks)
+        command = node_command(words.plan, of_ranks)
+        runtime = containers.in_container(plan, words.folder)
+        # A container is under a supervisor of its own, which ends the container's runtime.
+        return supervised([*runtime, *command], own) if runtime else command
+    return launcher_command(plan, words, of_ranks)
 
 
 def sbatch_options(
@@ -121,18 +125,12 @@ def sbatch_options(
     options += [f"--{option}" for option in slurm.extra]
     # All that sbatch is given, which is little: see `dlbench.jobs.slurm.scheduler`. Unlike NIL and a list of names,
     # every version of Slurm reads ALL alike, and runs no login shell on the node for it.
-    return [*options, "--export=ALL", *_ends(plan, warn_script), "--open-mode=append"]
-
-
-def _ends(plan: LaunchPlan, warn_script: bool) -> list[str]:
-    """What happens before and after the end of a job's time.
-
-    The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
-    """
-    slurm = plan.system.slurm
-    is_told = slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun")
-    warning = [f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}"] if is_told else []
-    return [*warning, "--requeue" if slurm.requeue else "--no-requeue"]
+    options.append("--export=ALL")
+    # The tasks of mpirun's steps are daemons, which get no signal: only mpirun itself passes one on.
+    if slurm.warning_s and (warn_script or plan.system.launch.launcher != "mpirun"):
+        options.append(f"--signal={'B:' if warn_script else ''}USR1@{slurm.warning_s}")
+    requeue = "--requeue" if slurm.requeue else "--no-requeue"
+    return [*options, requeue, "--open-mode=append"]
 
 
 def threading_options(plan: LaunchPlan) -> list[str]:
@@ -234,7 +232,13 @@ def supervised(launcher_command: list[str], python: str) -> list[str]:
 def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
     """Variables that every rank gets, whatever starts it; of those given by reference, where their values are."""
     # A rank's output must be in its log when it dies.
-    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1", **_few_files(plan)}
+    variables: dict[str, str | VariableSource] = {"PYTHONUNBUFFERED": "1"}
+    # Python leaves shared folders alone where no module is to come from: see python(1). Ranks on this machine alone are
+    # few, and keep what they compile for the next start.
+    if plan.system.launch.launcher != "local":
+        variables |= {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        if Path(site.getusersitepackages()) not in Path(__file__).parents:
+            variables["PYTHONNOUSERSITE"] = "1"
     variables |= containers.facts(plan)
     if plan.yields:
         # Open MPI spins while it waits; with more ranks than cores that starves the one it waits for.
@@ -244,18 +248,6 @@ def rank_environment(plan: LaunchPlan) -> dict[str, str | VariableSource]:
         variables["OMPI_MCA_btl"] = "^tcp,ofi"
     # What the site says has the last word.
     return {**variables, **plan.system.launch.environment}
-
-
-def _few_files(plan: LaunchPlan) -> dict[str, str]:
-    """Variables with which Python leaves shared folders alone where no module is to come from: see python(1).
-
-    Ranks on this machine alone are few, and keep what they compile for the next start.
-    """
-    if plan.system.launch.launcher == "local":
-        return {}
-    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    own = Path(site.getusersitepackages())
-    return variables if own in Path(__file__).parents else {**variables, "PYTHONNOUSERSITE": "1"}
 
 
 def local_environments(plan: LaunchPlan, token: str) -> list[dict[str, str | VariableSource]]:
@@ -291,8 +283,14 @@ def _mpirun(plan: LaunchPlan, hosts: str) -> list[str]:
     ]
 
 
-def _srun(plan: LaunchPlan, run: RunWords, hosts: str) -> list[str]:
-    """Srun inside an allocation."""
+def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
+    """What comes before a rank's own command: the plan's launcher, which is not `local`, and a container's runtime.
+
+    `hosts`: names of its nodes with commas between them; empty: all nodes of the allocation.
+    """
+    in_container = containers.in_container(plan, run.folder)
+    if plan.system.launch.launcher == "mpirun":
+        return [*_mpirun(plan, hosts), *in_container]
     nodes = [joined("--nodelist=", hosts)] if hosts else []
     return [
         *(UNBOUND if _unbinds_tasks(plan) else ()),
@@ -300,26 +298,8 @@ def _srun(plan: LaunchPlan, run: RunWords, hosts: str) -> list[str]:
         # By its name, which is the run's, accounting finds the step again.
         *("srun", joined("--job-name=", run.run_id), *srun_options(plan), *nodes),
         *containers.srun_words(plan, run.folder),
+        *in_container,
     ]
-
-
-def local_command(plan: LaunchPlan, run: RunWords, python: str, own: str) -> list[str]:
-    """A rank of launcher `local`; a container is under a supervisor of its own, which ends the container's runtime.
-
-    `python`: Python of the ranks. `own`: Python of this machine.
-    """
-    runtime = containers.in_container(plan, run.folder)
-    command = node_command(run.plan, python)
-    return supervised([*runtime, *command], own) if runtime else command
-
-
-def before_rank(plan: LaunchPlan, run: RunWords, hosts: str = "") -> list[str]:
-    """What comes before a rank's own command: the plan's launcher, which is not `local`, and a container's runtime.
-
-    `hosts`: names of its nodes with commas between them; empty: all nodes of the allocation.
-    """
-    launcher = _mpirun(plan, hosts) if plan.system.launch.launcher == "mpirun" else _srun(plan, run, hosts)
-    return [*launcher, *containers.in_container(plan, run.folder)]
 
 
 def launcher_command(plan: LaunchPlan, run: RunWords, python: str, hosts: str = "") -> list[str]:
@@ -339,6 +319,12 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
     ways = _ways(job, python)
     record = folders[0].record if isinstance(plan, RunPlan) else folders[0].comm
     words = {plan.series.side: side_words(plan) for plan in job.plans if isinstance(plan, RunPlan) and plan.series.side}
+    swept: dict[str, list[str]] = {}
+    for run in job.plans:
+        if isinstance(run, RunPlan):
+            for key, value in run.series.named.items():
+                swept.setdefault(key, []).append(value_text(key, value))
+    swept_text = ", ".join(f"{key}={','.join(dict.fromkeys(values))}" for key, values in swept.items())
     return render(
         "job.sbatch.j2",
         plan=plan,
@@ -346,7 +332,7 @@ def render_job(job: Job, folders: Sequence[RunFolder], python: str, comment: str
         **told_options(job, folders[0], comment),
         **shell_values(job),
         what=_what(job),
-        place={"series": plan.series.id, "swept": _swept(job)},
+        place={"series": plan.series.id, "swept": swept_text},
         sides=[{"name": side, "words": words[side]} for side in sorted(words)],
         configurations=list({way["name"]: way for way in ways}.values()),
         runs=[{"configuration": way["name"], "folder": folder.path} for way, folder in zip(ways, folders, strict=True)],
@@ -365,14 +351,6 @@ def _what(job: Job) -> str:
     name = f"{plan.workload.name} ({plan.workload.preset})" if isinstance(plan, RunPlan) else plan.title
     how = "one in each job of an array" if job.is_array else "one after the other on the same nodes"
     return f"{len(job.plans)} runs of {name}, {how}"
-
-
-def _swept(job: Job) -> str:
-    values: dict[str, list[str]] = {}
-    for plan in job.plans:
-        for key, value in plan.series.named.items() if isinstance(plan, RunPlan) else ():
-            values.setdefault(key, []).append(value_text(key, value))
-    return ", ".join(f"{key}={','.join(dict.fromkeys(found))}" for key, found in values.items())
 
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:

@@ -123,9 +123,20 @@ def _squeue(arguments: Sequence[str]) -> Queue:
     if done is None:
         return Queue(unanswered=why)
     jobs: dict[str, QueuedJob] = {}
-    for cluster, line in _by_cluster(done.stdout):
+    cluster = ""
+    for line in done.stdout.splitlines():
+        # Written before the jobs of each cluster, where it lists those of several.
+        if line.startswith("CLUSTER: "):
+            cluster = f";{line.removeprefix('CLUSTER: ').strip()}"
+            continue
+        if "|" not in line:
+            continue
         job, state, starts, reason, rest = [*(part.strip() for part in line.split("|", 4)), "", "", "", "", ""][:5]
-        comment, folder = _comment_and_folder(rest)
+        # COMMENT|FOLDER: both may hold the sign between them; a folder begins with a slash.
+        comment, _, folder = rest.rpartition("|")
+        if "|/" in rest:
+            comment, _, folder = rest.partition("|/")
+            folder = f"/{folder}"
         if not job or not state:
             continue
         job_id, state = f"{job}{cluster}", state.split()[0]
@@ -143,25 +154,6 @@ def _squeue(arguments: Sequence[str]) -> Queue:
             folder=folder,
         )
     return Queue(jobs=jobs, unanswered=why)
-
-
-def _comment_and_folder(text: str) -> tuple[str, str]:
-    """`COMMENT|FOLDER`, both of which may hold the sign between them; a folder begins with a slash."""
-    comment, mark, folder = text.partition("|/")
-    if mark:
-        return comment, f"/{folder}"
-    comment, _, folder = text.rpartition("|")
-    return comment, folder
-
-
-def _by_cluster(text: str) -> Iterator[tuple[str, str]]:
-    """Lines of squeue, each with `;CLUSTER` where it lists several."""
-    cluster = ""
-    for line in text.splitlines():
-        if line.startswith("CLUSTER: "):
-            cluster = f";{line.removeprefix('CLUSTER: ').strip()}"
-        elif "|" in line:
-            yield cluster, line
 
 
 def _sacct(wanted: Sequence[str], cluster: str, owners: str) -> tuple[dict[str, QueuedJob], str]:

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dlbench.jobs.scripts.job import PLAIN_PATH, let_through
@@ -94,27 +95,19 @@ def job_environment(plans: Sequence[LaunchPlan], variables: Mapping[str, str] = 
         return client
     names = let_through(plans)
     chosen = {name: value for name, value in client.items() if name in names or _TO_REACH_THE_CLUSTER.fullmatch(name)}
+    # A plain path, in which Slurm's programs are found where they lie here.
+    path = PLAIN_PATH
+    sbatch = shutil.which("sbatch", path=client.get("PATH"))
+    if sbatch is not None and str(Path(sbatch).parent) not in PLAIN_PATH.split(":"):
+        path = f"{Path(sbatch).parent}:{PLAIN_PATH}"
+    person = {}
+    with suppress(KeyError):  # a user without an entry, as in some containers
+        user = pwd.getpwuid(os.getuid())
+        person = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell}
     # A variable of the job itself may be referred to; it is not to be had here.
-    return {"PATH": _path(client.get("PATH")), **_person(), **chosen}
+    return {"PATH": path, **person, **chosen}
 
 
 def exported_names(plans: Sequence[LaunchPlan]) -> tuple[str, ...]:
     """Names of these variables, or `ALL` where nothing is held back."""
     return (ALL_VARIABLES,) if plans[0].system.slurm.exports_all else tuple(sorted(job_environment(plans)))
-
-
-def _path(path: str | None) -> str:
-    """A plain one, in which Slurm's programs are found where they lie here."""
-    sbatch = shutil.which("sbatch", path=path)
-    if sbatch is None:
-        return PLAIN_PATH
-    folder = str(Path(sbatch).parent)
-    return PLAIN_PATH if folder in PLAIN_PATH.split(":") else f"{folder}:{PLAIN_PATH}"
-
-
-def _person() -> dict[str, str]:
-    try:
-        found = pwd.getpwuid(os.getuid())
-    except KeyError:  # a user without an entry, as in some containers
-        return {}
-    return {"HOME": found.pw_dir, "USER": found.pw_name, "LOGNAME": found.pw_name, "SHELL": found.pw_shell}

@@ -119,16 +119,10 @@ class Slurm:
             by_cluster.setdefault(cluster_of(job), []).append(job.partition(";")[0])
         said = []
         for cluster, ids in by_cluster.items():
-            parts = (ids[start : start + _AT_ONCE] for start in range(0, len(ids), _AT_ONCE))
-            said += [_scancel([*on_cluster(cluster), *part]) for part in parts]
+            for start in range(0, len(ids), _AT_ONCE):
+                done = asked(["scancel", *on_cluster(cluster), *ids[start : start + _AT_ONCE]])
+                if isinstance(done, str):
+                    said.append(done)
+                elif done.returncode != 0:
+                    said.append(" ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}")
         return "; ".join(filter(None, said))
-
-
-def _scancel(arguments: Sequence[str]) -> str:
-    """What it said against it; empty if nothing."""
-    done = asked(["scancel", *arguments])
-    if isinstance(done, str):
-        return done
-    if done.returncode == 0:
-        return ""
-    return " ".join(done.stderr.split())[:300] or f"scancel ended with {done.returncode}"

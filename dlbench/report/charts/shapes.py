@@ -90,16 +90,14 @@ def lines(
     return _layer(*([dashed] if ideal else []), line, *([rule] if has_intervals else []), marks)
 
 
-def stacked(
-    rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, y: str = "place", names: Sequence[str] = (), limit: int = 0
-) -> Any:
-    """Horizontal bars of parts, a bar for each `y`; rows say by `order` which part comes first.
+def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequence[str] = (), limit: int = 0) -> Any:
+    """Horizontal bars of parts, a bar for each `place`; rows say by `order` which part comes first.
 
     `names`: of all bars in their order; empty: as they first come. `limit`: width of the names, pixels; 0: Vega's own.
     """
     alt = _altair()
     value = _channel(alt.X, x).stack("zero")
-    name = _names(y, names or list(dict.fromkeys(row[y] for row in rows)), limit)
+    name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)), limit)
     bars = _data(rows).mark_bar(height={"band": 0.72})
     return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
 

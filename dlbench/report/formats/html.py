@@ -116,6 +116,10 @@ def to_html(document: Document) -> str:
     scripts.append(_script((bundled.folder("reports") / "page.js").read_text(encoding="utf-8")))
     digests = [_base64(hashlib.sha256(str(script).encode("utf-8")).digest()) for script in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
+    json_block = json.dumps(
+        {"config": CONFIG, "charts": specs, "tables": tables}, allow_nan=False, separators=(",", ":")
+    )
+    json_block = json_block.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return (
         _environment()
         .get_template("document.html.j2")
@@ -129,7 +133,7 @@ def to_html(document: Document) -> str:
             further=groups[MAX_GROUPS:],
             num_charted=len(charted),
             downloads=_downloads(document),
-            specs=_json_block({"config": CONFIG, "charts": specs, "tables": tables}),
+            specs=_trusted(json_block),
             style=_trusted((bundled.folder("reports") / "style.css").read_text(encoding="utf-8")),
             scripts=scripts,
             policy=f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; img-src data:; "
@@ -211,10 +215,14 @@ def _shown(
         table = sheet.to_display()
         if table.rows:
             kept = table.rows[: sheet.max_rows]
+            sheet_id = f"table-{sheet.name}-{group}" if group else f"table-{sheet.name}"
+            ids[sheet_id] += 1
+            if ids[sheet_id] > 1:
+                sheet_id = f"{sheet_id}-{ids[sheet_id]}"
             sheets.append(
                 ShownSheet(
                     sheet,
-                    _sheet_id(sheet.name, group, ids),
+                    sheet_id,
                     TextTable(table.header, kept),
                     num_left_out=len(table.rows) - len(kept),
                     has_file=bool(sheet.names) and any(map(sheet.is_data, sheet.rows)),
@@ -222,6 +230,10 @@ def _shown(
                 )
             )
     headline, words = _headline(section)
+    # Whether most numbers of charts stand in tables; a chart also draws what tables leave out, such as the ideal.
+    in_tables = {cell.text for one in sheets for row in one.table.rows for cell in row.cells}
+    in_charts = [cell.text for one in drawn for row in one.chart.table.rows for cell in row.cells[1:]]
+    are_in_tables = 2 * sum(text in in_tables for text in in_charts) > len(in_charts)
     is_narrow = bool(sheets) and all(len(one.table.header) <= PAIR_COLUMNS for one in sheets)
     is_small = len(drawn) == 1 and drawn[0].chart.spec.get("width", 0) <= WIDE
     return Shown(
@@ -230,7 +242,7 @@ def _shown(
         tuple(sheets),
         tuple(_shown(inner, charts, charted, ids, group) for inner in section.sections),
         without_charts=section.is_group and section.id not in charted,
-        has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or _hold(sheets, drawn),
+        has_numbers=bool(section.cards) or any(one.sheet.is_drawn for one in sheets) or are_in_tables,
         headline=headline,
         words=words,
         is_pair=is_small and is_narrow and not section.cards,
@@ -254,13 +266,6 @@ def _glances(cards: Sequence[Card]) -> Glances | None:
     )
 
 
-def _hold(sheets: Sequence[ShownSheet], drawn: Sequence[Drawn]) -> bool:
-    """Whether most numbers of charts stand in tables; a chart also draws what tables leave out, such as the ideal."""
-    known = {cell.text for one in sheets for row in one.table.rows for cell in row.cells}
-    cells = [cell.text for one in drawn for row in one.chart.table.rows for cell in row.cells[1:]]
-    return 2 * sum(text in known for text in cells) > len(cells)
-
-
 def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
     """The line that stands for a folded section, and the words that are left to say below it."""
     if section.headline or not section.words:
@@ -269,13 +274,6 @@ def _headline(section: Section) -> tuple[str, tuple[str, ...]]:
     if len(first) <= HEADLINE:
         return first, section.words[1:]
     return first[:HEADLINE].rsplit(" ", 1)[0].rstrip(",;:") + " \N{HORIZONTAL ELLIPSIS}", section.words
-
-
-def _sheet_id(name: str, group: str, taken: Counter[str]) -> str:
-    """The anchor of a table; a second one of the same name gets a number."""
-    wanted = f"table-{name}-{group}" if group else f"table-{name}"
-    taken[wanted] += 1
-    return wanted if taken[wanted] == 1 else f"{wanted}-{taken[wanted]}"
 
 
 def _downloads(document: Document) -> list[dict[str, str]]:
@@ -325,11 +323,6 @@ def _trusted(text: str) -> Markup:
 def _script(source: str) -> Markup:
     """A script as it stands between its tags: nothing in it can end the element early."""
     return _trusted(re.sub(r"<(?=/script|!--)", r"\\x3c", source, flags=re.IGNORECASE))
-
-
-def _json_block(value: Any) -> Markup:
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return _trusted(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _base64(data: bytes) -> str:

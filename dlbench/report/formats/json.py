@@ -37,7 +37,12 @@ def dumped(data: object) -> str:
 def as_plain(value: Any) -> Any:
     """Dataclasses, records, tuples and numbers as JSON has them; a number that is not finite becomes None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
+        fields: dict[str, Any] = {}
+        for field in dataclasses.fields(value):
+            if field.metadata.get(HIDDEN, True):
+                plain = as_plain(getattr(value, field.name))
+                fields |= plain if field.metadata.get(INLINE) else {field.name: plain}
+        return fields
     if isinstance(value, BaseModel):
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields}
     if isinstance(value, Mapping):
@@ -47,15 +52,6 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return clean(value) if isinstance(value, str) else value
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
-        if field.metadata.get(HIDDEN, True):
-            plain = as_plain(getattr(value, field.name))
-            found |= plain if field.metadata.get(INLINE) else {field.name: plain}
-    return found
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -84,7 +80,6 @@ class _Maker:
         self.names: dict[type, str] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of any type."""
         if kind in _PLAIN:
             return {"type": _PLAIN[kind]}
         if kind is float:
@@ -111,16 +106,14 @@ class _Maker:
         raise TypeError(f"{kind}: is no plain data")
 
     def _name(self, kind: type) -> str:
-        if kind not in self.names:
-            taken = set(self.names.values())
+        if kind in self.names:
+            return self.names[kind]
+        name = kind.__name__
+        if name in self.names.values():
             # Two subjects may have a class of one name: the second is named with its folder.
-            name = kind.__name__ if kind.__name__ not in taken else f"{kind.__module__.split('.')[-2]}.{kind.__name__}"
-            self.names[kind] = name
-            self.defs[name] = {}
-            self.defs[name] = self._object(kind)
-        return self.names[kind]
-
-    def _object(self, kind: type) -> dict[str, Any]:
+            name = f"{kind.__module__.split('.')[-2]}.{name}"
+        self.names[kind] = name
+        self.defs[name] = {}  # its place among the others, which its fields may lead to
         hints = typing.get_type_hints(kind)
         properties: dict[str, Any] = {}
         if _is_record(kind):
@@ -130,7 +123,9 @@ class _Maker:
                 properties |= {key: self.of(inner) for key, inner in self.inline[kind].items()}
             elif field.metadata.get(HIDDEN, True):
                 properties[field.name] = self.of(hints[field.name])
-        return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        shape = {"type": "object", "properties": properties, "required": list(properties)}
+        self.defs[name] = {**shape, "additionalProperties": False}
+        return name
 
 
 def _is_record(kind: Any) -> TypeGuard[type[BaseModel]]:

@@ -95,7 +95,9 @@ def stands_out(part: Part, adjusted: float) -> bool:
 def diagnose(case: Case) -> Verdict:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
-    certain = _certain(case)
+    # The parts whose loss is certain, the largest first.
+    certain = [part for part in case.parts if stands_out(part, case.adjusted_p.get(part.name, 1.0))]
+    certain.sort(key=lambda part: -part.lost.value)
     finding = _finding(case, largest, certain)
     named = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
@@ -126,12 +128,6 @@ def _largest(case: Case) -> Part | None:
         return found if found.seconds.value > 0 else None
     found = max(case.parts, key=lambda part: part.lost.value)
     return found if found.lost.value > 0 else None
-
-
-def _certain(case: Case) -> list[Part]:
-    """Returns the parts whose loss is certain, the largest first."""
-    parts = [part for part in case.parts if stands_out(part, case.adjusted_p.get(part.name, 1.0))]
-    return sorted(parts, key=lambda part: -part.lost.value)
 
 
 def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
@@ -385,11 +381,21 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
     adjusted = adjusted_p(measured, sum(count > 1 for count in cells.values()))
     own = {host for run in group.runs for host in table.causes[run.plan.run_id].hosts}
     described = describe(group.sample)
+    watched = [run.record.watch for run in group.runs if run.record is not None and run.record.watch is not None]
+    costs = [watch.overhead for watch in watched if watch.overhead is not None]
+    watch_cost = None
+    if costs:
+        watch_cost = WatchCost(
+            value=statistics.median(cost.value for cost in costs),
+            low=min(cost.low for cost in costs),
+            high=max(cost.high for cost in costs),
+            num_runs=len(costs),
+        )
     return LostPercent(
         diagnosed=Diagnosed(
             watching=described["watching"],
             fault=described["fault"],
-            watch_cost=_watch_cost(group.runs),
+            watch_cost=watch_cost,
             limits=_limits(table.runs[group.points[-1].run_ids[0]]),
             points=tuple(
                 _point(point, found, by_name, table, history.exclude)
@@ -424,6 +430,13 @@ def _point(
         main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
         exclude=exclude,
     )
+    planted_s: dict[int, float] = {}
+    for run, run_causes in zip(runs, own, strict=True):
+        assert run.record is not None
+        for rank in run.record.ranks:
+            if rank.planted_s:
+                step_s = rank.planted_s / run_causes.steps / len(runs)
+                planted_s[rank.rank] = planted_s.get(rank.rank, 0.0) + step_s
     return CausePoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -436,7 +449,7 @@ def _point(
         whole=whole,
         waiting_ranks=ranks,
         waiting_hosts=hosts,
-        planted=_planted(runs, own),
+        planted=tuple(sorted(planted_s.items())),
     )
 
 
@@ -454,10 +467,14 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     def seconds(of: Point) -> dict[RunKey, dict[str, float]]:
         return {table.keys[run_id]: table.causes[run_id].seconds_without(unknown) for run_id in of.run_ids}
 
+    # Samples per rank and step of the point over those of the baseline, over the runs that the efficiency is made of.
+    samples = {run_id: row["samples"] / (row["ranks"] * row["steps"]) for run_id, row in table.figures.items()}
+    work = {table.keys[run_id]: float(samples[run_id]) for run_id in point.run_ids}
+    base_work = {table.keys[run_id]: float(samples[run_id]) for run_id in baseline.run_ids}
     found = attribute(
         seconds(point),
         seconds(baseline),
-        work=_work(point, baseline, table),
+        work=ratio_estimate(work, base_work).value,
         names=CAUSES,
         more=(EXCHANGE_PHASE, *COMPUTE_PARTS, *inputs),
         is_baseline=point.is_baseline,
@@ -479,14 +496,6 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
     return tuple(map(share, found.parts)), found.more[EXCHANGE_PHASE], whole
 
 
-def _work(point: Point, baseline: Point, table: RunTable) -> float:
-    """Samples per rank and step of a point over those of the baseline, over the runs that the efficiency is made of."""
-    samples = {run_id: row["samples"] / (row["ranks"] * row["steps"]) for run_id, row in table.figures.items()}
-    keys = table.keys
-    own, base = ({keys[run_id]: float(samples[run_id]) for run_id in one.run_ids} for one in (point, baseline))
-    return ratio_estimate(own, base).value
-
-
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     """How the runs of a point know a cause, or why it is 0."""
     if name == "input" and any(one.knows_readers for one in runs):
@@ -494,30 +503,6 @@ def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
     if name not in ("launch", "throttling", "memory", "gather"):
         return ()
     return tuple(dict.fromkeys(filter(None, (getattr(one, f"{name}_evidence") for one in runs))))
-
-
-def _planted(runs: Sequence[Run], causes: Sequence[Causes]) -> tuple[tuple[int, float], ...]:
-    """Ranks with an injected fault and seconds per step that it added, mean over the runs."""
-    added: dict[int, float] = {}
-    for run, found in zip(runs, causes, strict=True):
-        assert run.record is not None
-        for rank in run.record.ranks:
-            if rank.planted_s:
-                added[rank.rank] = added.get(rank.rank, 0.0) + rank.planted_s / found.steps / len(runs)
-    return tuple(sorted(added.items()))
-
-
-def _watch_cost(runs: Sequence[Run]) -> WatchCost | None:
-    watched = [run.record.watch for run in runs if run.record is not None and run.record.watch is not None]
-    costs = [watch.overhead for watch in watched if watch.overhead is not None]
-    if not costs:
-        return None
-    return WatchCost(
-        value=statistics.median(one.value for one in costs),
-        low=min(one.low for one in costs),
-        high=max(one.high for one in costs),
-        num_runs=len(costs),
-    )
 
 
 def _limits(sample: Run) -> tuple[str, ...]:
