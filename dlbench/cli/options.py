@@ -87,18 +87,18 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    missing = [note for plan in plans for note in (_variable_missing(plan.system), _variables_unused(plan.system))]
+    # Settings of sbatch in this shell, the account that a site's profile sets among them.
+    sbatch = ", ".join(sorted(name for name in os.environ if name.startswith("SBATCH_")))
+    missing: list[str | None] = []
+    for system in (plan.system for plan in plans):
+        missing.append(_variable_missing(system))
+        if system.scheduler == "slurm" and sbatch:
+            missing.append(
+                f"{sbatch}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
+            )
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
-
-
-def _variables_unused(system: SystemSpec) -> str | None:
-    """Which of sbatch's settings in this shell it will not see, the account that a site's profile sets among them."""
-    names = sorted(name for name in os.environ if name.startswith("SBATCH_"))
-    if system.scheduler != "slurm" or not names:
-        return None
-    return f"{', '.join(names)}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
 
 
 def _variable_missing(system: SystemSpec) -> str | None:

@@ -78,7 +78,9 @@ def _facts(
 ) -> Iterable[tuple[str, Callable[[], Mapping[str, str]]]]:
     for name, call in _SINGLE.items():
         yield name, partial(_fact, name, call)
-    yield "container", lambda: _container(variables)
+    # What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers).
+    container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
+    yield "container", lambda: container
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
     allowed = {
         k: v
@@ -130,21 +132,12 @@ def _line(path: str, pattern: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _os_name() -> str:
-    return _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system()
-
-
 def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
     for name in names:
         try:
             yield name, importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-
-
-def _container(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers)."""
-    return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
 
 
 def _list_digest(folders: str) -> str:
@@ -190,7 +183,7 @@ def _gpus() -> dict[str, str]:
 _SINGLE: dict[str, Callable[[], str]] = {
     "host": platform.node,
     "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),
-    "os": _os_name,
+    "os": lambda: _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system(),
     "kernel": platform.release,
     "python": platform.python_version,
     "libc": lambda: " ".join(platform.libc_ver()),

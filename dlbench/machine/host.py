@@ -291,23 +291,20 @@ def _core_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str
     if cores.count > MAX_CORES:
         facts["host.about.cores"] = f"{cores.count} cores, more than {MAX_CORES}: only their mean and maximum are kept"
         few = (Field(name="host.cpu.mean.busy"), Field(name="host.cpu.max.busy"))
-        return [Reading(fields=few, call=lambda: _mean_and_maximum(cores.busy())), *readings]
-    fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in _core_numbers(root, cores.count))
-    return [Reading(fields=fields, call=cores.busy), *readings]
 
+        def mean_and_maximum() -> Values:
+            known = [share for share in cores.busy() if not math.isnan(share)]
+            return [sum(known) / len(known), max(known)] if known else [math.nan, math.nan]
 
-def _mean_and_maximum(shares: list[float]) -> Values:
-    known = [share for share in shares if not math.isnan(share)]
-    return [sum(known) / len(known), max(known)] if known else [math.nan, math.nan]
-
-
-def _core_numbers(root: Path, count: int) -> list[int]:
-    """The kernel's numbers of the cores that are online, where it tells as many as psutil; else from 0."""
+        return [Reading(fields=few, call=mean_and_maximum), *readings]
     try:
         numbers = sorted(cpu_list(read_line(root / "sys/devices/system/cpu/online")))
     except ReadingFailedError:
         numbers = []
-    return numbers if len(numbers) == count else list(range(count))
+    if len(numbers) != cores.count:  # psutil tells of others
+        numbers = list(range(cores.count))
+    fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in numbers)
+    return [Reading(fields=fields, call=cores.busy), *readings]
 
 
 def _mean_frequency() -> Values:

@@ -332,11 +332,17 @@ def expand_comm(
             raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
         if request.shards is not None and request.shards > ranks:
             raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
-        chosen, note = _for_layout(request, spec, layout)
+        chosen = dict(spec)
         if spec["collective"] == PAIRS:
             chosen |= _pairs(request, layout)
-        if note is not None and note not in notes:
-            notes.append(note)
+        problem = group_problem(request.group_size, layout)
+        grouped = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
+        if request.algorithms == "all" and problem is not None and grouped:
+            # Named ones stay, right or wrong.
+            chosen["algorithms"] = tuple(name for name in spec["algorithms"] if name not in grouped)
+            note = f"{', '.join(grouped)} left out at {ranks} ranks: {problem}; see --group-size"
+            if note not in notes:
+                notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
         plans.append(_comm_plan(request, chosen, layout, system, place, index, moment))
     return CommRuns(plans=plans, notes=tuple(notes))
@@ -424,17 +430,6 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
         "pairs": victims,
         "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
     }
-
-
-def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:
-    """Of `all` algorithms those that the layout permits, and what was left out; named ones stay, right or wrong."""
-    problem = group_problem(request.group_size, layout)
-    left = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
-    if request.algorithms != "all" or problem is None or not left:
-        return spec, None
-    kept = tuple(name for name in spec["algorithms"] if name not in left)
-    note = f"{', '.join(left)} left out at {layout.ranks} ranks: {problem}; see --group-size"
-    return {**spec, "algorithms": kept}, note
 
 
 Acts = Callable[[dict[str, Any], SystemSpec], bool]

@@ -117,7 +117,9 @@ class _Trials:
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
         """Seconds by which a second of transfers alongside it lengthens computing."""
-        once = self._timed(compute)
+        begin = self._now()
+        compute()
+        once = self._now_of_compute() - begin
         lasts = max(once, _ALONGSIDE_S)
         # Enough to last, but no more memory than two of the largest units take, which training holds as well.
         most = min(MOST_BYTES, 2 * num_bytes)
@@ -155,17 +157,15 @@ class _Trials:
         self._now()
         self._tier.watch(False)
         moving = [(one.start_ns, min(one.end_ns, end_ns)) for one in self._tier.take_transfers()]
-        beside_s = _covered(moving, begin_ns) / 1e9
-        return max(0.0, (together - alone) / beside_s) if beside_s > 0 else 0.0
+        moving_ns, reach_ns = 0, begin_ns  # of the union of these times
+        for start_ns, stop_ns in sorted(moving):
+            moving_ns += max(0, stop_ns - max(start_ns, reach_ns))
+            reach_ns = max(reach_ns, stop_ns)
+        return max(0.0, (together - alone) / (moving_ns / 1e9)) if moving_ns > 0 else 0.0
 
     def _storage(self, num_bytes: int) -> torch.UntypedStorage:
         # Written to, so that a CPU really gives the memory.
         return torch.full((num_bytes,), 1, dtype=torch.uint8, device=self._device).untyped_storage()
-
-    def _timed(self, compute: Callable[[], object]) -> float:
-        begin = self._now()
-        compute()
-        return self._now_of_compute() - begin
 
     def _now(self) -> float:
         if self._calls is not None:
@@ -191,15 +191,6 @@ def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, fl
         if latency >= 0:
             return rate, latency
     return many / max(many_s, 1e-9), 0.0
-
-
-def _covered(intervals: Sequence[tuple[int, int]], begin: int) -> int:
-    """Length of the union of intervals from `begin` on."""
-    total, reach = 0, begin
-    for first, last in sorted(intervals):
-        total += max(0, last - max(first, reach))
-        reach = max(reach, last)
-    return total
 
 
 Batch = dict[str, Tensor]

@@ -217,7 +217,8 @@ class PinnedTier:
         if free is not None:
             self._out.wait_event(free)
             self._spare.append(free)
-        ticket.left = self._copy(self._out, ticket, _as_bytes(storage), block, is_out=True)
+        leaving = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        ticket.left = self._copy(self._out, ticket, leaving, block, is_out=True)
         return ticket
 
     def is_out(self, ticket: PinnedTicket) -> bool:
@@ -280,7 +281,11 @@ class PinnedTier:
         if self._timed:
             self._calls.synchronize(self._device)
         taken, self._timed = self._timed, []
-        return sorted((self._transfer(*one) for one in taken), key=lambda one: one.start_ns)
+        transfers = []
+        for (event, event_ns), is_out, block, num_bytes, *ends in taken:
+            start_ns, end_ns = (event_ns + round(event.elapsed_time(end) * 1e6) for end in ends)
+            transfers.append(Transfer(is_out, block, num_bytes, start_ns, end_ns))
+        return sorted(transfers, key=lambda one: one.start_ns)
 
     def close(self) -> None:
         if self._pools:
@@ -335,13 +340,3 @@ class PinnedTier:
         event = self._calls.new_event(True)
         event.record(stream)
         return event
-
-    def _transfer(
-        self, anchor: tuple[Any, int], is_out: bool, block: int, num_bytes: int, start: Any, end: Any
-    ) -> Transfer:
-        first, last = (anchor[1] + round(anchor[0].elapsed_time(event) * 1e6) for event in (start, end))
-        return Transfer(is_out, block, num_bytes, first, last)
-
-
-def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
