@@ -33,8 +33,7 @@ class Nccl:
 class Nvcc:
     """A CUDA compiler with the runtime's headers."""
 
-    home: Path
-    """Holds bin/nvcc."""
+    home: Path  # Holds bin/nvcc.
     version: str
     architectures: tuple[str, ...]
     """Compute capabilities that it builds for, e.g. 90; empty where it does not list them."""

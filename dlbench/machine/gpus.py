@@ -119,7 +119,6 @@ class Gpu:
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a part of a GPU."""
         return self.uuid.startswith("MIG-")
 
 

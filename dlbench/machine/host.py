@@ -218,9 +218,9 @@ _ABOUT = {
 }
 
 
-def open_sources(root: Path = Path("/")) -> Source:
+def open_sources() -> Source:
     """GPUs and host of this machine in one source; what it lacks is in `unavailable`, and is no error."""
-    return open_nvml().joined(open_host(root))
+    return open_nvml().joined(open_host())
 
 
 def open_host(root: Path = Path("/")) -> Source:

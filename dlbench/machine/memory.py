@@ -51,9 +51,9 @@ def _kilobytes(path: Path, name: str) -> int | None:
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
-def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
+def lies_in_memory(folder: Path) -> bool:
     """Whether a folder's file system is in memory, by the mount point nearest above it (/proc/self/mountinfo)."""
-    return file_system_of(folder, root) in _IN_MEMORY
+    return file_system_of(folder) in _IN_MEMORY
 
 
 def memory_room(root: Path = Path("/")) -> int | None:

@@ -124,7 +124,6 @@ class _Device:
         return ReadingFailedError(str(error), self.prefix if is_gone else "")
 
     def failed(self, code: int) -> ReadingFailedError:
-        """The same of a return code."""
         return self.failure(self.nvml.NVMLError(code))
 
     def reading(self, fields: tuple[Field, ...], *ways: Call) -> Reading:
@@ -318,7 +317,6 @@ class _Gpm:
         self._taken_s = time.monotonic()
 
     def reading(self) -> Reading:
-        """All metrics by one call."""
         prefix = self._device.prefix
         fields = tuple(Field(name=prefix + name, kind=kind, is_slow=True) for name, _, _, kind in METRICS)
         return self._device.reading(fields, self._values)

@@ -293,8 +293,7 @@ class FitError(Spec):
         return self.median > POOR_MEDIAN or self.worst > POOR_WORST
 
 
-DATA_SHEET = "data sheet"
-"""Transport of a network that was not measured."""
+DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class NetworkModel(Spec):

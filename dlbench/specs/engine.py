@@ -180,7 +180,6 @@ class EngineSpec(Spec):
 
     @property
     def kind(self) -> EngineKind:
-        """What is known of the engine."""
         return ENGINES[self.name]
 
     @property

@@ -39,8 +39,7 @@ class UnitModule:
     joins: bool
     """Whether a block may hold it and the unit before: only it uses that unit's output, and their other arguments
     agree."""
-    shared: bool
-    """Whether others hold its input as well, or, of the first, are given it: then it cannot leave."""
+    shared: bool  # Whether others hold its input as well, or, of the first, are given it: then it cannot leave.
 
 
 @dataclass(frozen=True)

@@ -79,10 +79,6 @@ class DiskTier:
         slow = f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache"
         return () if self._is_direct else (slow,)
 
-    @property
-    def file_bytes(self) -> int:
-        return self._length
-
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:
         with self._changed:
             self._require()

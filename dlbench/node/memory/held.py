@@ -52,10 +52,8 @@ class StepMemory:
     def before_warmup(self, *, is_watched: bool) -> None:
         """Between two steps; `is_watched`: whether the next one is that step."""
         self.end()
-        if is_watched:
-            self._begin()
-
-    def _begin(self) -> None:
+        if not is_watched:
+            return
         try:
             meter = peaks_on(self._device)
         except EnvironmentLacksError:

@@ -188,10 +188,8 @@ class PinnedTier:
         self._calls = calls or Calls()
         self._beat = beat
         self._out, self._in = self._calls.new_stream(device), self._calls.new_stream(device)
-        self._edge = self._calls.new_event(False)
-        """Recorded and waited for at once, so that one serves for all."""
-        self._spare: list[Any] = []
-        """Events that nothing will wait for any more."""
+        self._edge = self._calls.new_event(False)  # Recorded and waited for at once, so that one serves for all.
+        self._spare: list[Any] = []  # Events that nothing will wait for any more.
         self._pools: list[tuple[torch.Tensor, Slots]] = []
         self._read: dict[tuple[int, int], Any] = {}
         """Event after which a place may be written to again, by pool and offset."""

@@ -98,7 +98,6 @@ class SamplerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process number while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -116,7 +115,6 @@ class SamplerProcess:
         self._send(self._order.to_line())
 
     def measuring(self, on: bool) -> None:
-        """Says that the measured steps begin or end now."""
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:

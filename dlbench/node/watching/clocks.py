@@ -53,11 +53,9 @@ class ClockServer:
         self.problem = ""  # Why it answers no longer; empty while it does.
 
     def start(self) -> None:
-        """Begins to answer."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
         self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
@@ -154,10 +152,9 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 class ClockFollower:
     """Asks node 0 for the time, on a thread: at the start, every minute, at the end; `path`: `clock.json`."""
 
-    def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
+    def __init__(self, path: Path, token: str) -> None:
         self._path = path
         self._token = token
-        self._clock = clock
         self._every_s = EVERY_S
         self._ending = threading.Event()
         self._estimates: list[OffsetEstimate] = []
@@ -165,7 +162,6 @@ class ClockFollower:
         self._thread = threading.Thread(target=self._run, name="clock follower", daemon=True)
 
     def start(self) -> None:
-        """Begins to wait for node 0."""
         self._thread.start()
 
     def finish(self, timeout_s: float = END_TIMEOUT_S + 1) -> tuple[tuple[OffsetEstimate, ...], str]:
@@ -210,7 +206,7 @@ class ClockFollower:
 
     def _burst(self, place: tuple[str, int], rounds: int, timeout_s: float) -> None:
         try:
-            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s, clock=self._clock))
+            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s))
         except (OSError, ValueError) as error:
             self._failure = f"node 0's clock at {place[0]} port {place[1]}: {error}"
             return

@@ -42,7 +42,6 @@ class SamplerOrder:
     parent: int = 0  # Number of the process that starts it and without which it ends; 0: it is not started directly.
 
     def to_line(self) -> bytes:
-        """The order as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod

@@ -104,19 +104,8 @@ class RankSpans:
         self.add(STAGE, self._stage, self._since_ns, now)
         self._stage, self._since_ns = following, now
 
-    def add(
-        self,
-        lane: int,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        *,
-        step: int = -1,
-        track: int = 0,
-        num_bytes: int = -1,
-        queued_ns: int = 0,
-    ) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds; see `SpanWriter.add`. What does not fit is counted."""
+    def add(self, lane: int, name: str, start_ns: int, end_ns: int, **details: int) -> None:
+        """One span, CLOCK_MONOTONIC nanoseconds; `details`: as of `SpanWriter.add`. What does not fit is counted."""
         self._given += 1
         writer = self._writer
         if writer is None:
@@ -128,7 +117,7 @@ class RankSpans:
                 self._names.add(name)
                 self._name_bytes += len(name) + _NOTE_BYTES
         try:
-            writer.add(lane, name, start_ns, end_ns, step=step, track=track, num_bytes=num_bytes, queued_ns=queued_ns)
+            writer.add(lane, name, start_ns, end_ns, **details)
         except OSError as error:
             self._give_up(error)
 
@@ -143,7 +132,7 @@ class RankSpans:
                 writer.close()
             except OSError as error:
                 self.problem = _reason(error)
-            self._count(writer)
+            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
         return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
@@ -159,10 +148,7 @@ class RankSpans:
         if writer is not None:
             with contextlib.suppress(OSError):  # it was reported just now
                 writer.close()
-            self._count(writer)
-
-    def _count(self, writer: SpanWriter) -> None:
-        self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
+            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
 
 
 def _reason(error: OSError) -> str:
@@ -228,7 +214,6 @@ class LayerWatch:
         self._step: int | None = None
 
     def open(self) -> None:
-        """Hooks every leaf module."""
         self._clock.anchor()
         for name, module in self._model.named_modules():
             if next(module.children(), None) is None:
