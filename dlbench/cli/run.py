@@ -100,25 +100,20 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
         click.echo(f"no figures here: {names} not installed; remedy: {INSTALL_ANALYSIS}", err=True)
     else:
         if not request.sides:
-            _tell_figures(found)
+            from dlbench.cli.report import emit
+            from dlbench.views.series_result import result_of
+
+            report, document = result_of(found)
+            for line in report.damaged:
+                if line not in found.problems:
+                    click.echo(f"dlbench: damaged: {clean(line)}", err=True)
+            if report.groups:
+                emit(document, "text", None)
         own = {plan.run_id for plan in plans}
         found.runs = [run for run in found.runs if run.plan.run_id in own]
         _tell_comparison(request, found)
     what = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
     click.echo(f"next: dlbench {what} --where series={series}", err=True)
-
-
-def _tell_figures(found: Scan) -> None:
-    from dlbench.cli.report import emit
-    from dlbench.report.wording import clean
-    from dlbench.views.series_result import result_of
-
-    report, document = result_of(found)
-    for line in report.damaged:
-        if line not in found.problems:
-            click.echo(f"dlbench: damaged: {clean(line)}", err=True)
-    if report.groups:
-        emit(document, "text", None)
 
 
 def _tell_comparison(request: Request, found: Scan) -> None:

@@ -96,9 +96,7 @@ class MemoryKills:
         self._full = self._times_full()
 
     def since(self) -> str:
-        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest group that was full; empty:
-        nothing.
-        """
+        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest full group; empty: nothing."""
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:
             return ""

@@ -355,9 +355,7 @@ class NetworkModel(Spec):
         return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Returns least and largest of measured over fitted at the fitted rank counts next to this one; of all
-        algorithms, if none.
-        """
+        """Returns least and largest of measured over fitted at the nearest fitted rank counts, or of all algorithms."""
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals
         counts = sorted({one.ranks for one in known})

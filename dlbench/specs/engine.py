@@ -18,7 +18,6 @@ class EngineKind:
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
     synchronises: bool = True  # Whether it takes two ranks or more.
     fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
-    thread: str = "the engine"  # What takes core time from the backward pass.
     package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
@@ -31,7 +30,6 @@ ENGINES = {
         title="Horovod",
         on_ranks="dlbench.node.sync.horovod.engine:HorovodEngine",
         fusion="128MiB",  # operations.cc of Horovod 0.28
-        thread="Horovod's background thread",
         package="horovod",
         contiguous_only=True,  # mpi_ops.py of Horovod 0.28.1, `_check_function`
     ),
@@ -39,14 +37,12 @@ ENGINES = {
         title="PyTorch DDP",
         on_ranks="dlbench.node.sync.ddp:DdpEngine",
         fusion="25MiB",
-        thread="the threads of torch.distributed",
         overlaps_compiled=True,
         capture_passes=11,
     ),
     "fsdp": EngineKind(
         title="PyTorch FSDP",
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
-        thread="the threads of torch.distributed",
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),

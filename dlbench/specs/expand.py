@@ -29,7 +29,7 @@ from dlbench.specs.comm import (
 )
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
-from dlbench.specs.inert import refuse_absent_ranks, refuse_inert, why_inert
+from dlbench.specs.inert import refuse_inert, why_inert
 from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
@@ -161,7 +161,14 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
     if request.sides:
         refuse_uneven(plans)
         refuse_equal(request, plans)
-    refuse_absent_ranks(plans)
+    for fault in [plan.fault for plan in plans if plan.fault is not None]:
+        largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
+        absent = [rank for rank in fault.ranks or () if rank >= largest]
+        if absent:
+            raise UserError(
+                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
+                f"has {largest}"
+            )
     for problem in filter(None, map(apart_problem, plans)):
         raise UserError(problem)
 

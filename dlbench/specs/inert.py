@@ -277,15 +277,3 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 def why_inert(key: str, plan: RunPlan) -> str:
     """Why a key acts not in a run; empty where it does."""
     return next((why for prefix, acts, why in INERT if key.startswith(prefix) and not acts(plan)), "")
-
-
-def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses an injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
-    for fault in [plan.fault for plan in plans if plan.fault is not None]:
-        largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
-        absent = [rank for rank in fault.ranks or () if rank >= largest]
-        if absent:
-            raise UserError(
-                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
-                f"has {largest}"
-            )

@@ -80,9 +80,7 @@ class Model(Spec):
         return "masked"
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Returns multiply-adds of a sample's forward pass (products of tensors): of a convolution of the input, and
-        the rest.
-        """
+        """Returns multiply-adds of a sample's forward pass: those of a convolution of the input, and the rest."""
         layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
@@ -211,9 +209,7 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """An encoder layer is a block. The masked-LM head is counted for max_predictions positions, which is what it
-        computes.
-        """
+        """An encoder layer is a block; the masked-LM head computes, and is counted for, max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
         found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden

@@ -36,21 +36,11 @@ class UnitModule:
     name: str  # name of its first module in the network
     modules: tuple[nn.Module, ...]
     """Called one after the other: more than one where a module changes its input in place or returns a view of it."""
-    joins: bool
-    """Whether a block may hold it and the unit before: only it uses that unit's output, and their other arguments
-    agree."""
+    joins: bool  # Whether a block may hold it and the unit before, whose output only it uses: other arguments agree.
     shared: bool  # Whether others hold its input as well, or, of the first, are given it: then it cannot leave.
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The units of a network, and what is not among them."""
-
-    units: tuple[UnitModule, ...]
-    outside: tuple[str, ...]  # modules with parameters that are in no unit, each with why
-
-
-def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
+def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitModule, ...]:
     """Returns the longest chain of modules in a network, each as small as the network's module tree allows.
 
     `run_once`: one forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
@@ -79,7 +69,7 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
     for number, calls in enumerate(units):
         joins = number > 0 and number not in shared and _agree(units[number - 1][-1], calls[0])
         found.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins, number in shared))
-    return Cut(units=tuple(found), outside=tuple(_outside(model, root, called, found)))
+    return tuple(found)
 
 
 @contextmanager
@@ -287,25 +277,6 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
         for hook in hooks:
             hook.remove()
     return uses.shared
-
-
-def _outside(model: nn.Module, root: _Call, called: Mapping[int, int], units: Sequence[UnitModule]) -> Iterator[str]:
-    within = {id(module) for unit in units for top in unit.modules for module in top.modules()}
-    order = {id(call.module): place for place, call in enumerate(root.all())}
-    first, last = order[id(units[0].modules[0])], order[id(units[-1].modules[-1])]
-    for name, module in model.named_modules():
-        if id(module) in within or next(module.parameters(recurse=False), None) is None:
-            continue
-        place = order.get(id(module))
-        if place is None:
-            why = "never called"
-        elif called[id(module)] > 1:
-            why = f"called {called[id(module)]} times per pass"
-        elif any(id(one) in within for one in module.modules()):
-            why = "holds the chain"
-        else:
-            why = "before the chain" if place < first else "after the chain" if place > last else "next to the chain"
-        yield f"{name or 'the network itself'}: {why}"
 
 
 BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.

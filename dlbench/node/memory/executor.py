@@ -422,9 +422,7 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _bring(self, running: Pass, number: int) -> None:
-        """Issues blocks in backward order while there is room; the one whose turn it is in any case, after transfers
-        out.
-        """
+        """Issues blocks in backward order while there is room; after transfers out the one whose turn it is anyway."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return

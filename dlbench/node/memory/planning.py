@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.memory.cut import Cut, find_units
+from dlbench.node.memory.cut import UnitModule, find_units
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
@@ -209,7 +209,7 @@ _CUT_BATCH = 2  # samples of the passes in which units are found
 class MemoryPlan:
     """What was found, measured and planned; the same on every rank but for the time that it took."""
 
-    cut: Cut
+    units: tuple[UnitModule, ...]
     chain: Chain
     rates: TransferRates | None
     plan: BlockPlan
@@ -237,27 +237,25 @@ class Workbench:
     exchange_bytes: int = 0
     gradients_stay: bool = False
 
-    def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
+    def measure(self) -> tuple[tuple[UnitModule, ...], Chain, TransferRates | None, list[str]]:
         """Returns units, chain and transfer rates, and what a person should know of them."""
         self.beat("the network's units")
         small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
-        cut = find_units(self.model, lambda: self.loss_of(small))
+        units = find_units(self.model, lambda: self.loss_of(small))
         self.gather(None)  # all ranks measure at the same time, as they will train
-        own, warnings = self._chain(cut)
+        own, warnings = self._chain(units)
         chain = slowest_chain([Chain.model_validate(each) for each in self.gather(own.model_dump(mode="json"))])
         rates = None
         if self.train.swap != "none":
             found = self._rates(chain)
             rates = slowest_rates([TransferRates.model_validate(each) for each in self.gather(found)])
-        return cut, chain, rates, warnings
+        return units, chain, rates, warnings
 
-    def _chain(self, cut: Cut) -> tuple[Chain, list[str]]:
+    def _chain(self, units: tuple[UnitModule, ...]) -> tuple[Chain, list[str]]:
         wanted = self.train.batch_per_rank // self.train.gradient_accumulation
         # Gradients to which several passes add outlast each of them.
         keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
-        profile = ChainProfile(
-            model=self.model, units=cut.units, device=self.device, keeps_gradients=keeps, beat=self.beat
-        )
+        profile = ChainProfile(model=self.model, units=units, device=self.device, keeps_gradients=keeps, beat=self.beat)
         samples, update, warnings = wanted, 0, list[str]()
         # The host updates group by group, alongside the next forward pass.
         if self.train.optimizer_state != "host":
@@ -397,11 +395,11 @@ def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
 def plan_memory(bench: Workbench) -> MemoryPlan:
     """Measures and plans; the same plan on every rank."""
     begin = time.monotonic()
-    cut, chain, rates, warnings = bench.measure()
+    units, chain, rates, warnings = bench.measure()
     bench.beat("the plan for memory")
     found, in_core = planned(chain, rates, bench.train)
     return MemoryPlan(
-        cut=cut,
+        units=units,
         chain=chain,
         rates=rates,
         plan=found,

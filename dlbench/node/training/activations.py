@@ -157,7 +157,7 @@ class ActivationMemory:
         leaving = simulate(chain, plan.blocks, found.rates, capacity, prefetch=prefetch).leaving if moves else ()
         self._blocks = OutOfCore(
             model,
-            found.cut.units,
+            found.units,
             plan.blocks,
             tier=self._tier,
             budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),
