@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from dlbench.jobs.processes import OnProgress
 
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
-
 WIDE = 110  # Columns of a terminal that has room for a bar next to the words.
-
 _MEASURING = "measuring"
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
-
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 

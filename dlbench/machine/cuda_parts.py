@@ -19,6 +19,8 @@ _LIBRARY_FOLDERS = ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-g
 _NCCL_LIBRARIES = ("libnccl_static.a", "libnccl.so", "libnccl.so.2")
 """As Horovod's FindNCCL.cmake prefers them; the last one it finds only by a link without the number."""
 
+_VERSION_PARTS = ("MAJOR", "MINOR", "PATCH")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Nccl:
@@ -102,9 +104,6 @@ def _find_nccl(packages: Path | None, environment: Mapping[str, str], root: Path
         headless = headless or f"libnccl.so is missing beside {header}"
     looked = ", ".join(named) or ", ".join(map(str, places))
     return headless or f"nccl.h is missing (looked for include/nccl.h in {looked}; HOROVOD_NCCL_HOME names another)"
-
-
-_VERSION_PARTS = ("MAJOR", "MINOR", "PATCH")
 
 
 def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str], root: Path) -> Nvcc | str:

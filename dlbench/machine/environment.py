@@ -56,6 +56,16 @@ INTERNAL = re.compile(
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 
+# Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
+_OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
+
+# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
+_MPI_TEXT = 8192
+
+HOST_NAME_REMEDY = (
+    "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
+)
+
 
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
@@ -115,10 +125,6 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
     ]
 
 
-# Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
-_OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
-
-
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
@@ -145,10 +151,6 @@ def _list_digest(folders: str) -> str:
     digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
     count = folders.count(os.pathsep) + 1
     return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"
-
-
-# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
-_MPI_TEXT = 8192
 
 
 def _mpi_library() -> str:
@@ -199,11 +201,6 @@ _SINGLE: dict[str, Callable[[], str]] = {
     "dlbench.files": bundled.installed_files,
 }
 """Facts that are one text each, by their names."""
-
-
-HOST_NAME_REMEDY = (
-    "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
-)
 
 
 def host_name_problem() -> str:

@@ -38,9 +38,21 @@ from dlbench.machine.sources import (
 )
 
 MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
-
 _SATURATED = 2**32 - 1
 _ENDS = ("received_bytes", "sent_bytes")
+KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
+MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
+
+_LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
+
+_ABOUT = {
+    "host.about.busy": "share of the time since the reading before, not idle and not waiting for I/O; time that a "
+    "hypervisor took counts as busy",
+    "host.about.cpu_frequency": "mean over the cores that tell it",
+    "host.about.memory_used_bytes": "MemTotal less MemAvailable: what is not free and could not be freed at once",
+    "host.about.page_cache_bytes": "Cached of /proc/meminfo: files in memory, and shared memory",
+    "host.about.disks": "whole disks; what goes through md or dm shows there and again on the disks below",
+}
 
 
 def _moved_bytes(
@@ -137,9 +149,6 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
     return call
 
 
-KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
-
-
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """One counter of joules for each package, and for each package's memory; no two of them overlap.
 
@@ -202,20 +211,6 @@ def _joules(zone: Path) -> Callable[[], Values]:
             raise ReadingFailedError(reason) from error
 
     return call
-
-
-MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
-
-_LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
-
-_ABOUT = {
-    "host.about.busy": "share of the time since the reading before, not idle and not waiting for I/O; time that a "
-    "hypervisor took counts as busy",
-    "host.about.cpu_frequency": "mean over the cores that tell it",
-    "host.about.memory_used_bytes": "MemTotal less MemAvailable: what is not free and could not be freed at once",
-    "host.about.page_cache_bytes": "Cached of /proc/meminfo: files in memory, and shared memory",
-    "host.about.disks": "whole disks; what goes through md or dm shows there and again on the disks below",
-}
 
 
 def open_sources() -> Source:

@@ -18,6 +18,7 @@ from dlbench.units import format_bytes
 _MAX_FILE = 1 << 20
 _STATUS = Path("/proc/self/status")
 _RESET_PEAK = "5"  # What clear_refs takes for it (proc(5), since Linux 4.0).
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def resident_bytes() -> int | None:
@@ -46,9 +47,6 @@ def _kilobytes(path: Path, name: str) -> int | None:
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
     except (OSError, ValueError, IndexError):
         return None
-
-
-_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def lies_in_memory(folder: Path) -> bool:

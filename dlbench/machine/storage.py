@@ -21,6 +21,14 @@ from typing import Any, NamedTuple
 
 from dlbench.machine.sources import ReadingFailedError, read_text
 
+COUNTER = Path("/proc/thread-self/io")
+_COUNTING = ("tmpfs", "ramfs", "overlay", "btrfs")
+"""File systems without a device of their own number that count: from memory nothing is fetched, the others read through
+a block device within the call."""
+_opened = threading.local()
+
+_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
+
 
 class Mount(NamedTuple):
     """A line of mountinfo (proc(5))."""
@@ -72,13 +80,6 @@ def _device(path: Path) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-COUNTER = Path("/proc/thread-self/io")
-_COUNTING = ("tmpfs", "ramfs", "overlay", "btrfs")
-"""File systems without a device of their own number that count: from memory nothing is fetched, the others read through
-a block device within the call."""
-_opened = threading.local()
-
-
 def storage_reads() -> int | None:
     """Bytes fetched from storage for the calling thread so far; None where the kernel does not count."""
     # Opened once: the file belongs to the thread, and a forked process has another.
@@ -109,9 +110,6 @@ def counts_reads(path: Path) -> bool:
         return next((mount.kind in _COUNTING for mount in mounts() if mount.device == device), False)
     except (OSError, ReadingFailedError):
         return False
-
-
-_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
 
 
 def call_rates(files: Sequence[Path], seconds: float, seed: int) -> dict[str, float]:

@@ -46,15 +46,22 @@ PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of 
 RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")  # Libraries whose own collectives are timed next to them, as references.
-
 LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
 """The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
 buffer, as osu_allreduce of OSU's micro-benchmarks does."""
 
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
-
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+LevelName = Literal["inside", "across", "beyond"]
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
+"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
+
+POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
+POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
+DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class CommSpec(Spec):
@@ -173,12 +180,6 @@ class CommPlan(LaunchPlan):
         return self
 
 
-LevelName = Literal["inside", "across", "beyond"]
-
-LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
-"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
-
-
 class Piece(Spec):
     """Costs of messages up to a size (Hockney's model: alpha + bytes x beta)."""
 
@@ -276,10 +277,6 @@ class Residual(Spec):
     most: Positive = Field(description="Measured over fitted, the largest of its points.")
 
 
-POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
-POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
-
-
 class FitError(Spec):
     """How far predictions of one algorithm were off at points that the fit did not see."""
 
@@ -291,9 +288,6 @@ class FitError(Spec):
     @property
     def is_poor(self) -> bool:
         return self.median > POOR_MEDIAN or self.worst > POOR_WORST
-
-
-DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class NetworkModel(Spec):

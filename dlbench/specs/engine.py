@@ -9,6 +9,25 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
 
+HOROVOD_VARIABLES = {
+    "fusion_threshold": "sync.fusion",
+    "cycle_time": "engine.horovod.cycle_time_ms",
+    "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
+    "torus_allreduce": "sync.exchange=horovod-torus",
+    "autotune": "engine.horovod.autotune",
+    "autotune_warmup_samples": "engine.horovod.autotune_warmup_samples",
+    "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
+    "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
+}
+"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
+    ),
+    "compression": "sync.wire",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
@@ -63,25 +82,6 @@ def _known_engine(value: object) -> str:
 
 
 EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enum": list(ENGINES), "type": "string"})]
-
-HOROVOD_VARIABLES = {
-    "fusion_threshold": "sync.fusion",
-    "cycle_time": "engine.horovod.cycle_time_ms",
-    "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
-    "torus_allreduce": "sync.exchange=horovod-torus",
-    "autotune": "engine.horovod.autotune",
-    "autotune_warmup_samples": "engine.horovod.autotune_warmup_samples",
-    "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
-    "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
-}
-"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
-
-_OTHER_NAMES = {
-    **dict.fromkeys(
-        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
-    ),
-    "compression": "sync.wire",
-}
 
 
 def key_for_name(name: str) -> str | None:

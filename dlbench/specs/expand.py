@@ -51,6 +51,24 @@ from dlbench.specs.series import (
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
+Acts = Callable[[dict[str, Any], SystemSpec], bool]
+
+_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
+    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.launch.mpi_plugin",
+        lambda spec, system: system.launch.launcher == "srun-mpi",
+        "only launcher srun-mpi reads it",
+    ),
+    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
+    (
+        "system.launch.interface",
+        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
+        "MPI chooses its own",
+    ),
+)
+"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
+
 
 def expand(
     request: Request,
@@ -437,25 +455,6 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
         "pairs": victims,
         "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
     }
-
-
-Acts = Callable[[dict[str, Any], SystemSpec], bool]
-
-_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
-    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
-    (
-        "system.launch.mpi_plugin",
-        lambda spec, system: system.launch.launcher == "srun-mpi",
-        "only launcher srun-mpi reads it",
-    ),
-    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
-    (
-        "system.launch.interface",
-        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
-        "MPI chooses its own",
-    ),
-)
-"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
 
 
 def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:

@@ -26,13 +26,12 @@ AxisValue = Scalar | tuple[Scalar, ...]  # What ``--set``, ``--sweep`` and ``--a
 Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
 
-
 Side = Literal["a", "b"]  # Of a paired comparison.
 
-
 YIELD = "OMPI_MCA_mpi_yield_when_idle"  # The variable by which Open MPI yields its core while it waits.
-
 MOST_PREFETCH_BATCHES = 8  # Of one reader process, that the automatic choice tries.
+MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -42,9 +41,6 @@ def value_text(key: str, value: AxisValue) -> str:
     if isinstance(value, int) and key.endswith("_bytes"):
         return exact_bytes(value)
     return str(value)
-
-
-MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
 
 
 def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
@@ -94,9 +90,6 @@ class LayoutSpec(Spec):
         if self.ranks % self.nodes:
             raise ValueError(f"{self.ranks} ranks cannot be spread evenly over {self.nodes} nodes")
         return self
-
-
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
 
 
 class CheckpointSpec(Spec):

@@ -27,6 +27,18 @@ _SETTING = re.compile(
     re.DOTALL,
 )
 
+KEY_OF = {
+    "engine": "engine.name",
+    "data": "data.source",
+    "resume": "checkpoint.resume_from",
+    "launcher": "system.launch.launcher",
+}
+"""Keys that fields of a request, and options of these names, stand for."""
+
+STEP = 4  # Factor between two sizes of a range that names no count.
+MAX_COUNT = 1000
+MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRequest:
@@ -60,15 +72,6 @@ class Request(SeriesRequest):
     """What each side of a paired comparison sets; empty: no comparison."""
     ladder: bool = False  # Each step of the workload's ladder, on top of those before it.
     tags: dict[str, str] = field(default_factory=dict)
-
-
-KEY_OF = {
-    "engine": "engine.name",
-    "data": "data.source",
-    "resume": "checkpoint.resume_from",
-    "launcher": "system.launch.launcher",
-}
-"""Keys that fields of a request, and options of these names, stand for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +227,6 @@ def _value(text: str, origin: str) -> AxisValue:
                 "a workload file, and text in brackets quotes of its own: '\"[...]\"'"
             )
     return tuple(parts) if isinstance(value, list) else parts[0]
-
-
-STEP = 4  # Factor between two sizes of a range that names no count.
-
-MAX_COUNT = 1000
-MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:

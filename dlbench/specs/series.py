@@ -28,6 +28,14 @@ from dlbench.specs.system import SystemSpec
 
 PointT = TypeVar("PointT")
 
+SUFFIXES: dict[Variant, str] = {
+    "plain": "",
+    "synthetic-input": "-synthetic",
+    "cached-input": "-cached",
+    "no-exchange": "-apart",
+}
+"""What a run's name ends with."""
+
 
 def refuse_too_many(runs: int, option: str) -> None:
     """Refuses a series that nobody can plan, run or read."""
@@ -196,15 +204,6 @@ def side_words(plan: RunPlan) -> str:
         return ""
     settings = plan.series.sides.get(plan.series.side, {})
     return ", ".join(f"{key}={value_text(key, value)}" for key, value in settings.items()) or PLAIN
-
-
-SUFFIXES: dict[Variant, str] = {
-    "plain": "",
-    "synthetic-input": "-synthetic",
-    "cached-input": "-cached",
-    "no-exchange": "-apart",
-}
-"""What a run's name ends with."""
 
 
 def option_of(request: Request) -> str:

@@ -31,8 +31,10 @@ from dlbench.specs.training import QualitySpec, TrainSpec
 MemoryFormat = Literal["contiguous", "channels-last"]
 Staging = Literal["none", "replicate", "shard", "lazy"]
 
-
 Shape = tuple[int, ...]
+
+BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
+SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -567,9 +569,6 @@ def _of_this_site() -> Iterator[type[Model]]:
         own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
         yield from (one for one in own if issubclass(one, Model))
 
-
-BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
-SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
 """Every network there is: here a new one is registered."""

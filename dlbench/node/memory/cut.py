@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_iter
 from dlbench.errors import RunError, UserError
 from dlbench.node.memory.saved import is_of_parameter
 
+BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
+
 
 @dataclass(frozen=True)
 class UnitModule:
@@ -277,9 +279,6 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
         for hook in hooks:
             hook.remove()
     return uses.shared
-
-
-BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
 
 
 class Block:

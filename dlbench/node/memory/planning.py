@@ -36,6 +36,11 @@ MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not 
 _PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
 _ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so long
 
+Batch = dict[str, Tensor]
+Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
+
+_CUT_BATCH = 2  # samples of the passes in which units are found
+
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
     """A small and a large transfer as a plan may ask for: of storages of the chain's median and largest unit, bytes."""
@@ -72,7 +77,8 @@ def measure_rates(
     for _ in range(REPEATS):  # in turns
         few.append(trials.both_ways(small, IN_A_ROW))
         many.append(trials.both_ways(large, 1))
-    (small_out, small_in), (large_out, large_in) = _medians(few), _medians(many)
+    small_out, small_in = map(statistics.median, zip(*few, strict=True))
+    large_out, large_in = map(statistics.median, zip(*many, strict=True))
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))
     beat("the measurement of transfers alongside computation")
@@ -178,10 +184,6 @@ class _Trials:
         return time.perf_counter()
 
 
-def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return statistics.median(out for out, _ in pairs), statistics.median(back for _, back in pairs)
-
-
 def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
     """Bytes per second and fixed seconds of a straight line through two points (bytes, seconds)."""
     (few, few_s), (many, many_s) = small, large
@@ -193,16 +195,9 @@ def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, fl
     return many / max(many_s, 1e-9), 0.0
 
 
-Batch = dict[str, Tensor]
-Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
-
-
 def alone(value: Any) -> list[Any]:
     """A `Gather` of one rank."""
     return [value]
-
-
-_CUT_BATCH = 2  # samples of the passes in which units are found
 
 
 @dataclass(frozen=True, kw_only=True)

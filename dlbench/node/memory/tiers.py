@@ -23,6 +23,9 @@ import torch
 
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock, pieces
 
+ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
+_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
+
 
 @dataclass(slots=True)
 class Transfer:
@@ -84,10 +87,6 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Ends threads and gives everything back; twice does no harm."""
-
-
-ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
-_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
 
 
 def aligned(num_bytes: int) -> int:

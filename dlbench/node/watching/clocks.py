@@ -28,11 +28,20 @@ GREETING_S = 1.0  # How long a connection may take to greet; others wait for the
 BURST_S = 2.0  # How long one connection is served.
 PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
 MAX_ROUNDS = 1000  # Requests answered on one connection.
-
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
 _REQUEST = struct.Struct("<q")
 _ANSWER = struct.Struct("<qqq")
+
+FORMAT, VERSION = "dlbench.clock", 1
+MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
+BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
+SHORT_ROUNDS = 20  # Exchanges in between.
+EVERY_S = 60.0
+MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
+WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
+START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
 
 
 def greeting(token: str) -> bytes:
@@ -129,18 +138,6 @@ def _receive(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the connection was closed")
         data += more
     return data
-
-
-FORMAT, VERSION = "dlbench.clock", 1
-
-MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
-BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
-SHORT_ROUNDS = 20  # Exchanges in between.
-EVERY_S = 60.0
-MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
-WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
-START_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0
 
 
 def publish(path: Path, server: ClockServer, token: str) -> None:

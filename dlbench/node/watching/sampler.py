@@ -30,7 +30,6 @@ from dlbench.node.watching.clocks import ClockFollower, ClockServer, publish
 from dlbench.node.watching.sampling import Commands, SamplerOrder, Sampling, await_termination
 
 NICENESS = 5  # Where cores are shared, ranks go first; how late samples are because of it is in each of them.
-
 _PR_SET_PDEATHSIG = 1
 _OPENING_S = 3.0
 

@@ -45,6 +45,15 @@ _BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they ca
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
+MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
+_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
+
+AddSpan = Callable[..., None]  # `RankSpans.add`.
+
+ANCHOR = "dlbench profiler anchor"
+_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
+MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
+
 
 class RankSpans:
     """Spans of one rank: stages without a gap from `start_ns` (None: now) on, and single spans of the window."""
@@ -155,11 +164,6 @@ def _reason(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
 
 
-MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
-
-_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
-
-
 class MomentClock(Protocol):
     """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
 
@@ -174,9 +178,6 @@ class MomentClock(Protocol):
 
     def monotonic_ns(self, moment: Any) -> int:
         """A moment as nanoseconds of CLOCK_MONOTONIC."""
-
-
-AddSpan = Callable[..., None]  # `RankSpans.add`.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -324,13 +325,6 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _tensors(part)
-
-
-ANCHOR = "dlbench profiler anchor"
-
-_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
-
-MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
 
 
 class ProfileWindow:
