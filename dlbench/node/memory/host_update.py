@@ -333,7 +333,13 @@ class HostUpdate:
         """The update of a step, with the gradients and the rates that are there now; returns before it is done."""
         self.settle()
         if not self._groups:
-            self._arrange()
+            for needed in self._order.groups():
+                group = _Group(needed, self._host, self._spec)
+                for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
+                    # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
+                    group.optimizer.state[tensor] = self._optimizer.state[parameter]
+                self._groups.append(group)
+                self._group_of |= dict.fromkeys(needed.places, group)
         # Rates and counts of steps as they stand in the optimizer's groups, which then count this step.
         for number, whole in enumerate(self._optimizer.param_groups):
             for group in self._groups:
@@ -347,15 +353,6 @@ class HostUpdate:
         self._updates += 1
         if self._updates <= self._whole_steps:
             self.settle()
-
-    def _arrange(self) -> None:
-        for needed in self._order.groups():
-            group = _Group(needed, self._host, self._spec)
-            for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
-                # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
-                group.optimizer.state[tensor] = self._optimizer.state[parameter]
-            self._groups.append(group)
-            self._group_of |= dict.fromkeys(needed.places, group)
 
     def _reach(self, module: nn.Module) -> None:
         group = self._group_of.get(module)

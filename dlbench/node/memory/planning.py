@@ -20,6 +20,7 @@ from dlbench.node.memory.cut import UnitModule, find_units
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
+from dlbench.node.models.build import Batch
 from dlbench.perfmodels.memory.blocks import block_starts
 from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
 from dlbench.perfmodels.memory.search import DoesNotFitError
@@ -36,7 +37,6 @@ MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not 
 _PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
 _ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so long
 
-Batch = dict[str, Tensor]
 Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
 
 _CUT_BATCH = 2  # samples of the passes in which units are found
