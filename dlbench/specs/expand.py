@@ -344,7 +344,14 @@ def expand_comm(
     # What another Python has is not known here.
     spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
     _counts(request).refuse_without_effect(system)
-    _refuse_inert(request, spec, system)
+    if request.shards is not None and "parameter-server" not in spec["algorithms"]:
+        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
+    if request.transport != "torch" and not spec["algorithms"]:
+        raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
+    for key in request.overrides:
+        for prefix, acts, why in _COMM_INERT:
+            if key.startswith(prefix) and not acts(spec, system):
+                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
     refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
@@ -455,17 +462,6 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
         "pairs": victims,
         "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
     }
-
-
-def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:
-    if request.shards is not None and "parameter-server" not in spec["algorithms"]:
-        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
-    if request.transport != "torch" and not spec["algorithms"]:
-        raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
-    for key in request.overrides:
-        for prefix, acts, why in _COMM_INERT:
-            if key.startswith(prefix) and not acts(spec, system):
-                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
 
 
 def _comm_plan(
