@@ -141,6 +141,7 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
     """From what a run says; nothing is measured."""
     from dlbench.perfmodels.memory.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
+    from dlbench.specs.memory import MemorySpec
 
     for option in shared.given_options(*_OF_WORKLOADS):
         raise UserError(f"{option}: has no effect on a finished run, which decided that")
@@ -165,18 +166,12 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan
             chain = scaled(chain, samples)
     wanted = memory.plan.capacity_bytes
     if capacity is not None:
-        wanted = _wanted(capacity, in_core_bytes(chain))
+        in_core = in_core_bytes(chain)
+        try:
+            wanted = MemorySpec(capacity=capacity).capacity_bytes(in_core)
+        except ValueError:
+            raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None
     if wanted is None:
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
     of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
     return _planned(run.plan, chain, memory.rates, wanted, warnings=tuple(warnings), **of)
-
-
-def _wanted(capacity: str, in_core: int) -> int | None:
-    """A capacity in bytes, where training holds `in_core` bytes in core. Raises UserError: it is none."""
-    from dlbench.specs.memory import MemorySpec
-
-    try:
-        return MemorySpec(capacity=capacity).capacity_bytes(in_core)
-    except ValueError:
-        raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None

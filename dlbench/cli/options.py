@@ -21,6 +21,32 @@ if TYPE_CHECKING:
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+FILE = click.Path(path_type=Path)
+
+# Options that several commands have.
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
+PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
+SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
+SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
+LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
+OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
+
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
+INSTALL_NODE = "pip install 'dlbench[node]'"
+
+OPTION_GROUPS = {
+    "What is trained": "preset engine data to_accuracy resume overrides",
+    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
+    "Where": "system launcher fail_fast",
+    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
+    "Output": "out series tags dry_run all_scripts write_only no_progress help",
+}
+"""How the help of `run` and `submit` groups options, by the names of their parameters."""
+
 
 class InOrder(click.Group):
     """Lists commands in the order of work."""
@@ -87,18 +113,18 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    missing = [note for plan in plans for note in (_variable_missing(plan.system), _variables_unused(plan.system))]
+    # Settings of sbatch in this shell, the account that a site's profile sets among them.
+    sbatch = ", ".join(sorted(name for name in os.environ if name.startswith("SBATCH_")))
+    missing: list[str | None] = []
+    for system in (plan.system for plan in plans):
+        missing.append(_variable_missing(system))
+        if system.scheduler == "slurm" and sbatch:
+            missing.append(
+                f"{sbatch}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
+            )
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
-
-
-def _variables_unused(system: SystemSpec) -> str | None:
-    """Which of sbatch's settings in this shell it will not see, the account that a site's profile sets among them."""
-    names = sorted(name for name in os.environ if name.startswith("SBATCH_"))
-    if system.scheduler != "slurm" or not names:
-        return None
-    return f"{', '.join(names)}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
 
 
 def _variable_missing(system: SystemSpec) -> str | None:
@@ -160,40 +186,10 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     )
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-FILE = click.Path(path_type=Path)
-
-
 def value_option(names: str, metavar: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
     """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
     shown = {} if default is None else {"default": default, "show_default": True}
     return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
-
-
-# Options that several commands have.
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
-NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
-PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
-SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
-SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
-LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
-OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
-
-COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
-
-INSTALL_NODE = "pip install 'dlbench[node]'"
-
-
-OPTION_GROUPS = {
-    "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
-    "Where": "system launcher fail_fast",
-    "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
-    "Output": "out series tags dry_run all_scripts write_only no_progress help",
-}
-"""How the help of `run` and `submit` groups options, by the names of their parameters."""
 
 
 class GroupedCommand(click.Command):

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from dlbench.jobs.processes import OnProgress
 
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
-
 WIDE = 110  # Columns of a terminal that has room for a bar next to the words.
-
 _MEASURING = "measuring"
 
 
@@ -108,24 +106,23 @@ class SeriesProgress:
     def now(self, plan: LaunchPlan) -> str:
         """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
         with self._lock:
-            return "" if self.num_done == len(self._plans) else self._now(plan)
-
-    def _now(self, plan: LaunchPlan) -> str:
-        done = self._last[1] if self._last is not None else 0
-        parts = [self._stage or "starting"]
-        if done and self._of:
-            is_comm = isinstance(plan, CommPlan)
-            parts = [f"point {done} of {self._of} ({self._stage})" if is_comm else f"step {done} of {self._of}"]
-        rate = self.steps_per_s
-        if rate is not None and isinstance(plan, RunPlan):
-            parts.append(_throughput(plan, rate * plan.global_batch))
-        most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
-        left, whole = self.left_of_run_s, self.left_s(is_between=False)
-        if left is not None:
-            parts.append(f"{most}{_roughly(left)} left")
-        text = ", ".join(parts)
-        is_last = self.num_done + 1 == len(self._plans)
-        return text if whole is None or is_last else f"{text}; all: {_roughly(whole)}"
+            if self.num_done == len(self._plans):
+                return ""
+            done = self._last[1] if self._last is not None else 0
+            parts = [self._stage or "starting"]
+            if done and self._of:
+                is_comm = isinstance(plan, CommPlan)
+                parts = [f"point {done} of {self._of} ({self._stage})" if is_comm else f"step {done} of {self._of}"]
+            rate = self.steps_per_s
+            if rate is not None and isinstance(plan, RunPlan):
+                parts.append(_throughput(plan, rate * plan.global_batch))
+            most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
+            left, whole = self.left_of_run_s, self.left_s(is_between=False)
+            if left is not None:
+                parts.append(f"{most}{_roughly(left)} left")
+            text = ", ".join(parts)
+            is_last = self.num_done + 1 == len(self._plans)
+            return text if whole is None or is_last else f"{text}; all: {_roughly(whole)}"
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
-
 INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 
@@ -100,7 +99,15 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
         click.echo(f"no figures here: {names} not installed; remedy: {INSTALL_ANALYSIS}", err=True)
     else:
         if not request.sides:
-            _tell_figures(found)
+            from dlbench.cli.report import emit
+            from dlbench.views.series_result import result_of
+
+            report, document = result_of(found)
+            for line in report.damaged:
+                if line not in found.problems:
+                    click.echo(f"dlbench: damaged: {clean(line)}", err=True)
+            if report.groups:
+                emit(document, "text", None)
         own = {plan.run_id for plan in plans}
         found.runs = [run for run in found.runs if run.plan.run_id in own]
         _tell_comparison(request, found)
@@ -108,41 +115,35 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     click.echo(f"next: dlbench {what} --where series={series}", err=True)
 
 
-def _tell_figures(found: Scan) -> None:
-    from dlbench.cli.report import emit
-    from dlbench.report.wording import clean
-    from dlbench.views.series_result import result_of
-
-    report, document = result_of(found)
-    for line in report.damaged:
-        if line not in found.problems:
-            click.echo(f"dlbench: damaged: {clean(line)}", err=True)
-    if report.groups:
-        emit(document, "text", None)
-
-
 def _tell_comparison(request: Request, found: Scan) -> None:
     """What the variants or sides of a series show."""
     from dlbench.gate.page import paired_lines
-    from dlbench.report.formats.terminal import WIDTH
+    from dlbench.report.formats.terminal import WIDTH, fitted
     from dlbench.report.wording import clean
 
     if request.sides:
         lines = [clean(line) for line in paired_lines(found)]
     else:
-        chosen = {_decomposition: request.decompose, _ladder: request.ladder}
-        said = [line for words, is_asked in chosen.items() if is_asked for line in words(found)]
-        lines = [part for line in said for part in _wrapped(clean(line), WIDTH)]
+        said = []
+        if request.decompose:
+            from dlbench.views.decomposition import decomposition_lines, decompositions
+
+            said += decomposition_lines(decompositions(found.runs))
+        if request.ladder:
+            from dlbench.analysis.table import tabulate
+            from dlbench.views.sweep.numbers import sweeps
+            from dlbench.views.sweep.view import settings_sheet
+
+            for sweep in sweeps(tabulate(found, with_causes=True)):
+                for cell in sweep.cells:
+                    said += fitted(settings_sheet(sweep, cell).to_display(brief=True), WIDTH)
+                    said += [cell.verdict, f"Next: {cell.advice}"]
+        lines = []
+        for line in map(clean, said):
+            indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
     for line in lines:
         click.echo(line)
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line and those that it goes on in, indented more than it."""
-    indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.wrap(
-        line, width, initial_indent="", subsequent_indent=f"{indent}  ", break_on_hyphens=False, drop_whitespace=True
-    )
 
 
 def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
@@ -159,23 +160,6 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
     return found
-
-
-def _decomposition(found: Scan) -> list[str]:
-    from dlbench.views.decomposition import decomposition_lines, decompositions
-
-    return decomposition_lines(decompositions(found.runs))
-
-
-def _ladder(found: Scan) -> list[str]:
-    from dlbench.analysis.table import tabulate
-    from dlbench.report.formats.terminal import WIDTH, fitted
-    from dlbench.views.sweep.numbers import sweeps
-    from dlbench.views.sweep.view import settings_sheet
-
-    cells = [(sweep, cell) for sweep in sweeps(tabulate(found, with_causes=True)) for cell in sweep.cells]
-    tables = ((fitted(settings_sheet(*both).to_display(brief=True), WIDTH), both[1]) for both in cells)
-    return [line for table, cell in tables for line in (*table, cell.verdict, f"Next: {cell.advice}")]
 
 
 def require_here(system: SystemSpec) -> None:

@@ -44,10 +44,12 @@ _FIRST_CORE = 1 << 16
 
 def native_precisions(root: Path = Path("/")) -> frozenset[str] | None:
     """Returns those of `bf16` and `fp16` that the CPU computes in natively; None where its flags do not say."""
-    flags = _flags(root)
-    if not flags:
+    architecture = _architecture()
+    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _start(root / "proc/cpuinfo"), re.MULTILINE)
+    flags = set(match[1].split()) if match else set()
+    if not architecture or not flags:
         return None
-    return frozenset(name for name, of in INSTRUCTIONS.items() if flags & set(of[_architecture()]))
+    return frozenset(name for name, of in INSTRUCTIONS.items() if flags & set(of[architecture]))
 
 
 def lacking_arithmetic(precision: str, root: Path = Path("/")) -> str:
@@ -97,14 +99,6 @@ def _architecture() -> str:
     """`x86`, `arm`, or empty for another."""
     machine = platform.machine()
     return "x86" if machine == "x86_64" else "arm" if machine == "aarch64" else ""
-
-
-def _flags(root: Path) -> set[str]:
-    """Flags of the first core; empty where none are shown, or on another architecture."""
-    if not _architecture():
-        return set()
-    match = re.search(r"^(?:flags|Features)\s*:(.*)$", _start(root / "proc/cpuinfo"), re.MULTILINE)
-    return set(match[1].split()) if match else set()
 
 
 def _start(path: Path) -> str:

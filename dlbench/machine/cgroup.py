@@ -46,10 +46,6 @@ class Group:
                 return
             folder = folder.parent
 
-    def shown(self, folder: Path) -> str:
-        """The group's name within its hierarchy, as a fact."""
-        return fact("/" + str(folder.relative_to(self.top)).removeprefix("."))
-
 
 def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """Reads throttled time and memory of the group with the tightest limit; of the own one where none is limited."""
@@ -67,7 +63,8 @@ def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
             continue
         folder, limit = tightest(group, limit_of)
         facts[limit_name] = limit
-        facts[f"host.cgroup.{controller}_group"] = f"{group.shown(folder)} (version {group.version})"
+        name_inside = "/" + str(folder.relative_to(group.top)).removeprefix(".")
+        facts[f"host.cgroup.{controller}_group"] = f"{fact(name_inside)} (version {group.version})"
         readings.append(Reading(fields=(Field(name=name, kind=DOUBLE),), call=reader(group, folder)))
     return readings
 

@@ -40,15 +40,11 @@ class Exchange:
         return ((self.received_ns - self.sent_ns) + (self.answered_ns - self.returned_ns)) // 2
 
     @property
-    def round_trip_ns(self) -> int:
-        """(t3 - t0) - (t2 - t1): time under way, without the other side's work."""
-        return (self.returned_ns - self.sent_ns) - (self.answered_ns - self.received_ns)
-
-    @property
     def bound_ns(self) -> int:
         """Returns the largest error of `offset_ns`: half the round trip, drift meanwhile, and 1 for whole numbers."""
-        drift = _rounded_up((self.returned_ns - self.sent_ns) * MAX_DRIFT_PPM, 1_000_000)
-        return _rounded_up(self.round_trip_ns, 2) + drift + 1
+        passed_ns = self.returned_ns - self.sent_ns
+        round_trip_ns = passed_ns - (self.answered_ns - self.received_ns)  # without the other side's work
+        return _rounded_up(round_trip_ns, 2) + _rounded_up(passed_ns * MAX_DRIFT_PPM, 1_000_000) + 1
 
 
 @dataclass(frozen=True, kw_only=True)

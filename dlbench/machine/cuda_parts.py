@@ -11,13 +11,15 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _LIBRARY_FOLDERS = ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 _NCCL_LIBRARIES = ("libnccl_static.a", "libnccl.so", "libnccl.so.2")
 """As Horovod's FindNCCL.cmake prefers them; the last one it finds only by a link without the number."""
+
+_VERSION_PARTS = ("MAJOR", "MINOR", "PATCH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +35,7 @@ class Nccl:
 class Nvcc:
     """A CUDA compiler with the runtime's headers."""
 
-    home: Path
-    """Holds bin/nvcc."""
+    home: Path  # Holds bin/nvcc.
     version: str
     architectures: tuple[str, ...]
     """Compute capabilities that it builds for, e.g. 90; empty where it does not list them."""
@@ -105,13 +106,18 @@ def _find_nccl(packages: Path | None, environment: Mapping[str, str], root: Path
     return headless or f"nccl.h is missing (looked for include/nccl.h in {looked}; HOROVOD_NCCL_HOME names another)"
 
 
-_VERSION_PARTS = ("MAJOR", "MINOR", "PATCH")
-
-
 def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str], root: Path) -> Nvcc | str:
     major = cuda.partition(".")[0]
+    variables = ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")
+    homes = [Path(environment[name]) for name in variables if environment.get(name)]
+    if on_path := shutil.which("nvcc", path=environment.get("PATH", "")):
+        # Distributions put a link there; what belongs to the compiler lies next to the file itself.
+        homes.append(Path(on_path).resolve().parent.parent)
+    homes.append(root / "usr/local/cuda")
+    if packages is not None:
+        homes.append(packages / "nvidia" / f"cu{major}")
     others = []
-    for home in _cuda_homes(major, packages, environment, root):
+    for home in homes:
         match = re.search(r"\bV(\d[\d.]*)", _answer((home / "bin" / "nvcc"), "--version"))
         version = match[1] if match else None
         if version is None:
@@ -130,17 +136,6 @@ def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str],
     )
     by_pip = f", or pip install {parts}" if int(major or 0) >= 13 else ""
     return f"nvcc of CUDA {cuda} is missing (load its module, or set CUDA_HOME{by_pip})"
-
-
-def _cuda_homes(major: str, packages: Path | None, environment: Mapping[str, str], root: Path) -> Iterator[Path]:
-    named = [environment[name] for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH") if environment.get(name)]
-    yield from map(Path, named)
-    if on_path := shutil.which("nvcc", path=environment.get("PATH", "")):
-        # Distributions put a link there; what belongs to the compiler lies next to the file itself.
-        yield Path(on_path).resolve().parent.parent
-    yield root / "usr/local/cuda"
-    if packages is not None:
-        yield packages / "nvidia" / f"cu{major}"
 
 
 def _answer(program: Path, question: str) -> str:

@@ -56,6 +56,16 @@ INTERNAL = re.compile(
     r"|PMIX_(RANK|NAMESPACE|ID|HOSTNAME|SERVER_\w+|DSTORE_\w+|\w*TMPDIR|\w*URI\w*)$|MPICH_INTERFACE_HOSTNAME)"
 )
 
+# Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
+_OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
+
+# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
+_MPI_TEXT = 8192
+
+HOST_NAME_REMEDY = (
+    "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
+)
+
 
 def capture(
     problems: list[str], variables: Mapping[str, str] = os.environ, *, withheld: Collection[str] = ()
@@ -78,7 +88,9 @@ def _facts(
 ) -> Iterable[tuple[str, Callable[[], Mapping[str, str]]]]:
     for name, call in _SINGLE.items():
         yield name, partial(_fact, name, call)
-    yield "container", lambda: _container(variables)
+    # What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers).
+    container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
+    yield "container", lambda: container
     yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
     allowed = {
         k: v
@@ -113,10 +125,6 @@ def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: I
     ]
 
 
-# Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
-_OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
-
-
 def _text(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
@@ -130,10 +138,6 @@ def _line(path: str, pattern: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _os_name() -> str:
-    return _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system()
-
-
 def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
     for name in names:
         try:
@@ -142,20 +146,11 @@ def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
             continue
 
 
-def _container(variables: Mapping[str, str]) -> dict[str, str]:
-    """What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers)."""
-    return {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
-
-
 def _list_digest(folders: str) -> str:
     """How many folders a list has, and twelve digits of its SHA-256."""
     digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
     count = folders.count(os.pathsep) + 1
     return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"
-
-
-# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
-_MPI_TEXT = 8192
 
 
 def _mpi_library() -> str:
@@ -190,7 +185,7 @@ def _gpus() -> dict[str, str]:
 _SINGLE: dict[str, Callable[[], str]] = {
     "host": platform.node,
     "boot_id": lambda: _text("/proc/sys/kernel/random/boot_id"),
-    "os": _os_name,
+    "os": lambda: _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system(),
     "kernel": platform.release,
     "python": platform.python_version,
     "libc": lambda: " ".join(platform.libc_ver()),
@@ -206,11 +201,6 @@ _SINGLE: dict[str, Callable[[], str]] = {
     "dlbench.files": bundled.installed_files,
 }
 """Facts that are one text each, by their names."""
-
-
-HOST_NAME_REMEDY = (
-    "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
-)
 
 
 def host_name_problem() -> str:

@@ -25,6 +25,41 @@ _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 """Base class of PCI devices: display controllers, those without a display among them (PCI Code and ID Assignment)."""
 
+_DRIVERS = {"efa": "EFA", "hfi1": "Omni-Path"}  # Whose ports do not say what they are by their link layer.
+_LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
+ORDER, VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
+BY_BUS = "PCI_BUS_ID"
+
+_NVML_REMEDIES = {
+    "NVMLError_LibRmVersionMismatch": "NVIDIA's driver was updated and the kernel still runs the old module: reboot "
+    "the node, or end what uses its GPUs and reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
+    "modprobe nvidia)",
+    "NVMLError_GpuIsLost": "a GPU no longer answers: look for Xid in the kernel's log (dmesg) and reboot the node; if "
+    "it is lost again, the GPU or its slot is defective",
+}
+
+_WAIT_S = 5.0  # How long NVML may take to answer.
+
+_MODES = {
+    "NVML_COMPUTEMODE_EXCLUSIVE_PROCESS": "exclusive process mode",
+    "NVML_COMPUTEMODE_PROHIBITED": "prohibited mode",
+}
+
+HIDES = "hide the GPU with CUDA_VISIBLE_DEVICES= to train on the CPU"
+LOST = "run nvidia-smi, and look for Xid in the kernel's log (dmesg)"
+AMD_LOST = "run rocminfo, and look for amdgpu in the kernel's log (dmesg)"
+
+_OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
+"""Oldest branch of NVIDIA's driver that runs what a CUDA of this first number built: NVIDIA, CUDA Compatibility, "Minor
+Version Compatibility", table 1. With packages for forward compatibility older ones do: only CUDA knows for sure."""
+
+_WHEELS = {13: "cu130", 12: "cu126"}
+"""Names of torch's wheels by CUDA's first number: pytorch.org, "Previous versions"; there is none for 11 since 2.8."""
+_LAST_FOR_12 = (2, 14)
+"""Newest release of torch with wheels for CUDA 12 (pytorch#190385), and with kernels for V100 and older."""
+
+_MARKS_OF_CONTAINERS = (".dockerenv", "run/.containerenv", ".singularity.d")  # Of Docker, Podman, Apptainer.
+
 
 def nvidia_buses(root: Path = Path("/")) -> tuple[str, ...]:
     """PCI addresses of all NVIDIA GPUs of the machine, in order: also of those that a control group hides."""
@@ -64,10 +99,6 @@ def adapters(root: Path = Path("/")) -> dict[str, int]:
     return found
 
 
-_DRIVERS = {"efa": "EFA", "hfi1": "Omni-Path"}  # Whose ports do not say what they are by their link layer.
-_LAYERS = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}
-
-
 def fabric_adapters(root: Path = Path("/")) -> dict[str, str]:
     """Returns the kind of each adapter of a fast network that has an active link, as far as it says so, by its name.
 
@@ -104,10 +135,6 @@ def _text(path: Path) -> str:
         return ""
 
 
-ORDER, VISIBLE = "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"
-BY_BUS = "PCI_BUS_ID"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """One device as CUDA counts it: a whole GPU, or a MIG slice of one."""
@@ -119,7 +146,6 @@ class Gpu:
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a part of a GPU."""
         return self.uuid.startswith("MIG-")
 
 
@@ -148,15 +174,6 @@ def shut_down(nvml: ModuleType) -> None:
         nvml.nvmlShutdown()
     except nvml.NVMLError:
         return  # the driver went away meanwhile; there is nothing left to give back
-
-
-_NVML_REMEDIES = {
-    "NVMLError_LibRmVersionMismatch": "NVIDIA's driver was updated and the kernel still runs the old module: reboot "
-    "the node, or end what uses its GPUs and reload the module (rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia; "
-    "modprobe nvidia)",
-    "NVMLError_GpuIsLost": "a GPU no longer answers: look for Xid in the kernel's log (dmesg) and reboot the node; if "
-    "it is lost again, the GPU or its slot is defective",
-}
 
 
 def nvml_remedy(error: str) -> str:
@@ -227,9 +244,6 @@ def slices_listed(listed: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (listed or "").split(",") if part.strip().upper().startswith("MIG-"))
 
 
-_WAIT_S = 5.0  # How long NVML may take to answer.
-
-
 def gpu_trouble(uuid: str) -> str:
     """Returns what NVML says against a GPU, empty for nothing; on a thread: a driver may wait for a lost GPU."""
 
@@ -242,12 +256,6 @@ def gpu_trouble(uuid: str) -> str:
 
     said = _asked(trouble)
     return f"nothing within {_WAIT_S:.0f} s" if said is None else said
-
-
-_MODES = {
-    "NVML_COMPUTEMODE_EXCLUSIVE_PROCESS": "exclusive process mode",
-    "NVML_COMPUTEMODE_PROHIBITED": "prohibited mode",
-}
 
 
 def restricted_mode(uuid: str | None) -> str:
@@ -286,21 +294,6 @@ def _asked(question: Callable[[ModuleType], str]) -> str | None:
     asking.start()
     asking.join(_WAIT_S)
     return answers[0] if answers else None
-
-
-HIDES = "hide the GPU with CUDA_VISIBLE_DEVICES= to train on the CPU"
-
-LOST = "run nvidia-smi, and look for Xid in the kernel's log (dmesg)"
-AMD_LOST = "run rocminfo, and look for amdgpu in the kernel's log (dmesg)"
-
-_OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
-"""Oldest branch of NVIDIA's driver that runs what a CUDA of this first number built: NVIDIA, CUDA Compatibility, "Minor
-Version Compatibility", table 1. With packages for forward compatibility older ones do: only CUDA knows for sure."""
-
-_WHEELS = {13: "cu130", 12: "cu126"}
-"""Names of torch's wheels by CUDA's first number: pytorch.org, "Previous versions"; there is none for 11 since 2.8."""
-_LAST_FOR_12 = (2, 14)
-"""Newest release of torch with wheels for CUDA 12 (pytorch#190385), and with kernels for V100 and older."""
 
 
 def wheel_for(torch: str, cuda: int = 12) -> str:
@@ -351,9 +344,6 @@ def _lacking_group(file: Path) -> str:
         return grp.getgrgid(found.st_gid).gr_name
     except KeyError:
         return str(found.st_gid)
-
-
-_MARKS_OF_CONTAINERS = (".dockerenv", "run/.containerenv", ".singularity.d")  # Of Docker, Podman, Apptainer.
 
 
 def hidden_gpus(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Unusable | None:

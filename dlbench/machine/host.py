@@ -38,9 +38,21 @@ from dlbench.machine.sources import (
 )
 
 MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
-
 _SATURATED = 2**32 - 1
 _ENDS = ("received_bytes", "sent_bytes")
+KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
+MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
+
+_LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
+
+_ABOUT = {
+    "host.about.busy": "share of the time since the reading before, not idle and not waiting for I/O; time that a "
+    "hypervisor took counts as busy",
+    "host.about.cpu_frequency": "mean over the cores that tell it",
+    "host.about.memory_used_bytes": "MemTotal less MemAvailable: what is not free and could not be freed at once",
+    "host.about.page_cache_bytes": "Cached of /proc/meminfo: files in memory, and shared memory",
+    "host.about.disks": "whole disks; what goes through md or dm shows there and again on the disks below",
+}
 
 
 def _moved_bytes(
@@ -137,9 +149,6 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
     return call
 
 
-KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
-
-
 def _energy_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
     """One counter of joules for each package, and for each package's memory; no two of them overlap.
 
@@ -204,23 +213,9 @@ def _joules(zone: Path) -> Callable[[], Values]:
     return call
 
 
-MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
-
-_LEFT_OUT_DISKS = re.compile(r"(loop|ram|zram|sr|fd)\d+$")
-
-_ABOUT = {
-    "host.about.busy": "share of the time since the reading before, not idle and not waiting for I/O; time that a "
-    "hypervisor took counts as busy",
-    "host.about.cpu_frequency": "mean over the cores that tell it",
-    "host.about.memory_used_bytes": "MemTotal less MemAvailable: what is not free and could not be freed at once",
-    "host.about.page_cache_bytes": "Cached of /proc/meminfo: files in memory, and shared memory",
-    "host.about.disks": "whole disks; what goes through md or dm shows there and again on the disks below",
-}
-
-
-def open_sources(root: Path = Path("/")) -> Source:
+def open_sources() -> Source:
     """GPUs and host of this machine in one source; what it lacks is in `unavailable`, and is no error."""
-    return open_nvml().joined(open_host(root))
+    return open_nvml().joined(open_host())
 
 
 def open_host(root: Path = Path("/")) -> Source:
@@ -291,23 +286,20 @@ def _core_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str
     if cores.count > MAX_CORES:
         facts["host.about.cores"] = f"{cores.count} cores, more than {MAX_CORES}: only their mean and maximum are kept"
         few = (Field(name="host.cpu.mean.busy"), Field(name="host.cpu.max.busy"))
-        return [Reading(fields=few, call=lambda: _mean_and_maximum(cores.busy())), *readings]
-    fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in _core_numbers(root, cores.count))
-    return [Reading(fields=fields, call=cores.busy), *readings]
 
+        def mean_and_maximum() -> Values:
+            known = [share for share in cores.busy() if not math.isnan(share)]
+            return [sum(known) / len(known), max(known)] if known else [math.nan, math.nan]
 
-def _mean_and_maximum(shares: list[float]) -> Values:
-    known = [share for share in shares if not math.isnan(share)]
-    return [sum(known) / len(known), max(known)] if known else [math.nan, math.nan]
-
-
-def _core_numbers(root: Path, count: int) -> list[int]:
-    """The kernel's numbers of the cores that are online, where it tells as many as psutil; else from 0."""
+        return [Reading(fields=few, call=mean_and_maximum), *readings]
     try:
         numbers = sorted(cpu_list(read_line(root / "sys/devices/system/cpu/online")))
     except ReadingFailedError:
         numbers = []
-    return numbers if len(numbers) == count else list(range(count))
+    if len(numbers) != cores.count:  # psutil tells of others
+        numbers = list(range(cores.count))
+    fields = tuple(Field(name=f"host.cpu.{number}.busy") for number in numbers)
+    return [Reading(fields=fields, call=cores.busy), *readings]
 
 
 def _mean_frequency() -> Values:

@@ -18,6 +18,7 @@ from dlbench.units import format_bytes
 _MAX_FILE = 1 << 20
 _STATUS = Path("/proc/self/status")
 _RESET_PEAK = "5"  # What clear_refs takes for it (proc(5), since Linux 4.0).
+_IN_MEMORY = ("tmpfs", "ramfs")
 
 
 def resident_bytes() -> int | None:
@@ -48,12 +49,9 @@ def _kilobytes(path: Path, name: str) -> int | None:
         return None
 
 
-_IN_MEMORY = ("tmpfs", "ramfs")
-
-
-def lies_in_memory(folder: Path, root: Path = Path("/")) -> bool:
+def lies_in_memory(folder: Path) -> bool:
     """Whether a folder's file system is in memory, by the mount point nearest above it (/proc/self/mountinfo)."""
-    return file_system_of(folder, root) in _IN_MEMORY
+    return file_system_of(folder) in _IN_MEMORY
 
 
 def memory_room(root: Path = Path("/")) -> int | None:
@@ -96,9 +94,7 @@ class MemoryKills:
         self._full = self._times_full()
 
     def since(self) -> str:
-        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest group that was full; empty:
-        nothing.
-        """
+        """Returns e.g. ``the cgroup's limit is 2 GiB (memory.max)``, of the tightest full group; empty: nothing."""
         kills = self._count()
         if self._group is None or kills is None or self._kills is None or kills <= self._kills:
             return ""

@@ -35,41 +35,12 @@ _VALUE_TYPES = (
     ("NVML_VALUE_TYPE_UNSIGNED_SHORT", "usVal"),
 )
 
-
-class _Single(NamedTuple):
-    """A field that is one number of one call."""
-
-    name: str
-    functions: tuple[str, ...]  # The call; older names after newer ones, the first that answers is used.
-    arguments: tuple[str, ...] = ()  # Names of NVML's constants, after the device.
-    factor: float = 1.0  # Its unit from NVML's.
-    kind: Kind = FLOAT
-    is_slow: bool = False
-
-
 _ECC = "nvmlDeviceGetTotalEccErrors"
 _CLOCK, _MAX_CLOCK = ("nvmlDeviceGetClockInfo",), ("nvmlDeviceGetMaxClockInfo",)
 _REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 _TEMPERATURE = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 _PCIE = ("nvmlDeviceGetPcieThroughput",)
-_SINGLES = (
-    _Single("power_w", ("nvmlDeviceGetPowerUsage",), factor=1e-3),
-    _Single("energy_j", ("nvmlDeviceGetTotalEnergyConsumption",), factor=1e-3, kind=DOUBLE),
-    _Single("sm_clock_hz", _CLOCK, ("NVML_CLOCK_SM",), 1e6),
-    _Single("clock_reasons", _REASONS, kind=DOUBLE),
-    _Single("sm_clock_max_hz", _MAX_CLOCK, ("NVML_CLOCK_SM",), 1e6, is_slow=True),
-    _Single("memory_clock_hz", _CLOCK, ("NVML_CLOCK_MEM",), 1e6, is_slow=True),
-    _Single("temperature_c", _TEMPERATURE, ("NVML_TEMPERATURE_GPU",), is_slow=True),
-    _Single("pcie_replays", ("nvmlDeviceGetPcieReplayCounter",), kind=DOUBLE, is_slow=True),
-    _Single("ecc_corrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
-    _Single("ecc_uncorrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
-    # Each of these two watches the bus for 20 ms, which is why they come last.
-    _Single("pcie_received_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_RX_BYTES",), 1e3, is_slow=True),
-    _Single("pcie_sent_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_TX_BYTES",), 1e3, is_slow=True),
-)
-
 LEAST_S = 0.1  # Between two readings of GPM; only the first, which shows whether the GPU answers, has to wait for it.
-
 _MIB = 2.0**20
 METRICS: tuple[tuple[str, str, float, Kind], ...] = (
     # Field, NVML's constant, factor to the field's unit.
@@ -99,6 +70,34 @@ _ABOUT = {
 }
 
 
+class _Single(NamedTuple):
+    """A field that is one number of one call."""
+
+    name: str
+    functions: tuple[str, ...]  # The call; older names after newer ones, the first that answers is used.
+    arguments: tuple[str, ...] = ()  # Names of NVML's constants, after the device.
+    factor: float = 1.0  # Its unit from NVML's.
+    kind: Kind = FLOAT
+    is_slow: bool = False
+
+
+_SINGLES = (
+    _Single("power_w", ("nvmlDeviceGetPowerUsage",), factor=1e-3),
+    _Single("energy_j", ("nvmlDeviceGetTotalEnergyConsumption",), factor=1e-3, kind=DOUBLE),
+    _Single("sm_clock_hz", _CLOCK, ("NVML_CLOCK_SM",), 1e6),
+    _Single("clock_reasons", _REASONS, kind=DOUBLE),
+    _Single("sm_clock_max_hz", _MAX_CLOCK, ("NVML_CLOCK_SM",), 1e6, is_slow=True),
+    _Single("memory_clock_hz", _CLOCK, ("NVML_CLOCK_MEM",), 1e6, is_slow=True),
+    _Single("temperature_c", _TEMPERATURE, ("NVML_TEMPERATURE_GPU",), is_slow=True),
+    _Single("pcie_replays", ("nvmlDeviceGetPcieReplayCounter",), kind=DOUBLE, is_slow=True),
+    _Single("ecc_corrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_CORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
+    _Single("ecc_uncorrected", (_ECC,), ("NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"), 1.0, DOUBLE, True),
+    # Each of these two watches the bus for 20 ms, which is why they come last.
+    _Single("pcie_received_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_RX_BYTES",), 1e3, is_slow=True),
+    _Single("pcie_sent_bytes_per_s", _PCIE, ("NVML_PCIE_UTIL_TX_BYTES",), 1e3, is_slow=True),
+)
+
+
 class _Device:
     """A GPU, or one of its MIG instances."""
 
@@ -124,7 +123,6 @@ class _Device:
         return ReadingFailedError(str(error), self.prefix if is_gone else "")
 
     def failed(self, code: int) -> ReadingFailedError:
-        """The same of a return code."""
         return self.failure(self.nvml.NVMLError(code))
 
     def reading(self, fields: tuple[Field, ...], *ways: Call) -> Reading:
@@ -318,7 +316,6 @@ class _Gpm:
         self._taken_s = time.monotonic()
 
     def reading(self) -> Reading:
-        """All metrics by one call."""
         prefix = self._device.prefix
         fields = tuple(Field(name=prefix + name, kind=kind, is_slow=True) for name, _, _, kind in METRICS)
         return self._device.reading(fields, self._values)

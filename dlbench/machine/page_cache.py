@@ -140,7 +140,6 @@ def evict(files: Sequence[Path], report: list[str], drop_caches: Path = DROP_CAC
 
 
 def _advise(files: Sequence[Path], report: list[str]) -> Iterator[None]:
-    """Each file is synced and advised as not needed."""
     refused: list[str] = []
 
     def advise(path: Path, _stopped: threading.Event) -> None:

@@ -18,6 +18,11 @@ Kind = Literal["<f4", "<f8"]
 FLOAT: Kind = "<f4"  # For gauges: keeps seven digits.
 DOUBLE: Kind = "<f8"  # For counters, bytes and bit masks: keeps whole numbers up to 2^53.
 
+Values = Sequence["float | ReadingFailedError"]
+
+_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError, NotImplementedError)
+"""What a library raises or answers where a driver or the kernel says what it did not expect."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
@@ -35,12 +40,6 @@ class ReadingFailedError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.ends = ends
-
-
-Values = Sequence["float | ReadingFailedError"]
-
-_UNEXPECTED = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, OSError, NotImplementedError)
-"""What a library raises or answers where a driver or the kernel says what it did not expect."""
 
 
 def guarded(call: Callable[[], T]) -> T:

@@ -21,6 +21,14 @@ from typing import Any, NamedTuple
 
 from dlbench.machine.sources import ReadingFailedError, read_text
 
+COUNTER = Path("/proc/thread-self/io")
+_COUNTING = ("tmpfs", "ramfs", "overlay", "btrfs")
+"""File systems without a device of their own number that count: from memory nothing is fetched, the others read through
+a block device within the call."""
+_opened = threading.local()
+
+_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
+
 
 class Mount(NamedTuple):
     """A line of mountinfo (proc(5))."""
@@ -72,22 +80,15 @@ def _device(path: Path) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
 
 
-COUNTER = Path("/proc/thread-self/io")
-_COUNTING = ("tmpfs", "ramfs", "overlay", "btrfs")
-"""File systems without a device of their own number that count: from memory nothing is fetched, the others read through
-a block device within the call."""
-_opened = threading.local()
-
-
-def storage_reads(counter: Path = COUNTER) -> int | None:
+def storage_reads() -> int | None:
     """Bytes fetched from storage for the calling thread so far; None where the kernel does not count."""
     # Opened once: the file belongs to the thread, and a forked process has another.
-    if getattr(_opened, "owner", None) != (os.getpid(), counter):
+    if getattr(_opened, "owner", None) != os.getpid():
         if getattr(_opened, "file", None) is not None:
             os.close(_opened.file)
-        _opened.owner = os.getpid(), counter
+        _opened.owner = os.getpid()
         try:
-            _opened.file = os.open(counter, os.O_RDONLY | os.O_CLOEXEC)
+            _opened.file = os.open(COUNTER, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             _opened.file = None
     if _opened.file is None:
@@ -100,18 +101,15 @@ def storage_reads(counter: Path = COUNTER) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def counts_reads(path: Path, root: Path = Path("/")) -> bool:
+def counts_reads(path: Path) -> bool:
     """Whether reads of a file are sure to be counted, because its file system reads through a block device."""
     try:
         device = _device(path)
-        if (root / "sys/dev/block" / device).exists():
+        if Path("/sys/dev/block", device).exists():
             return True
-        return next((mount.kind in _COUNTING for mount in mounts(root) if mount.device == device), False)
+        return next((mount.kind in _COUNTING for mount in mounts() if mount.device == device), False)
     except (OSError, ReadingFailedError):
         return False
-
-
-_ASKED = 1 << 16  # files of a data set, and names of one of its folders, at most
 
 
 def call_rates(files: Sequence[Path], seconds: float, seed: int) -> dict[str, float]:

@@ -9,15 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from dlbench.units import parse_bytes
 
-
-class Spec(BaseModel):
-    """A validated, immutable part of a plan. Validation only checks; it never fills in from the machine."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
-
-
 MAX_COUNT = 2**53 - 1  # The largest whole number that every reader of JSON takes as written (RFC 8259, section 6).
-
 MAX_RANKS = 1_000_000  # More than the devices of any machine, and each rank writes files into the run's folder.
 
 MAX_RUNS = 10_000
@@ -35,6 +27,19 @@ NonNegative = Annotated[float, Field(strict=True, ge=0)]
 Fraction = Annotated[float, Field(strict=True, ge=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
 
+FromText = BeforeValidator(
+    lambda value: tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+)
+"""Lets a list of words be one text with commas, as `--set` and `--ab` take it; an empty text is none."""
+MAX_TAG_VALUE = 200
+TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
+
+
+class Spec(BaseModel):
+    """A validated, immutable part of a plan. Validation only checks; it never fills in from the machine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
+
 
 def size_in_bytes(value: object) -> object:
     """A text such as ``64MiB`` as a number of bytes; a number as it is. Raises `ValueError`: neither."""
@@ -47,12 +52,6 @@ def size_in_bytes(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(size_in_bytes), Field(strict=True, gt=0, le=MAX_COUNT)]
-
-
-FromText = BeforeValidator(
-    lambda value: tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
-)
-"""Lets a list of words be one text with commas, as `--set` and `--ab` take it; an empty text is none."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,6 @@ RunName = Annotated[
 Tag = Annotated[
     str, Field(pattern=r"^[A-Za-z][A-Za-z0-9._-]{0,63}$"), Form("letters, digits and . _ -, the first a letter")
 ]
-MAX_TAG_VALUE = 200
-TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
 def _known_precision(value: object) -> object:

@@ -119,7 +119,6 @@ class WorkloadFile:
         return f"{self.path} (ladder, step {step})"
 
     def is_meant_for_gpus(self, preset: str) -> bool:
-        """Whether a preset says that it is made for GPUs."""
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> Layers:

@@ -54,8 +54,16 @@ IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
 buffer, as osu_allreduce of OSU's micro-benchmarks does."""
 
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
-
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+LevelName = Literal["inside", "across", "beyond"]
+
+LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
+"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
+
+POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
+POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
+DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class CommSpec(Spec):
@@ -174,12 +182,6 @@ class CommPlan(LaunchPlan):
         return self
 
 
-LevelName = Literal["inside", "across", "beyond"]
-
-LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
-"""Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
-
-
 class Piece(Spec):
     """Costs of messages up to a size (Hockney's model: alpha + bytes x beta)."""
 
@@ -277,10 +279,6 @@ class Residual(Spec):
     most: Positive = Field(description="Measured over fitted, the largest of its points.")
 
 
-POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
-POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
-
-
 class FitError(Spec):
     """How far predictions of one algorithm were off at points that the fit did not see."""
 
@@ -292,10 +290,6 @@ class FitError(Spec):
     @property
     def is_poor(self) -> bool:
         return self.median > POOR_MEDIAN or self.worst > POOR_WORST
-
-
-DATA_SHEET = "data sheet"
-"""Transport of a network that was not measured."""
 
 
 class NetworkModel(Spec):
@@ -357,9 +351,7 @@ class NetworkModel(Spec):
         return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Returns least and largest of measured over fitted at the fitted rank counts next to this one; of all
-        algorithms, if none.
-        """
+        """Returns least and largest of measured over fitted at the nearest fitted rank counts, or of all algorithms."""
         own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
         known = own or self.residuals
         counts = sorted({one.ranks for one in known})

@@ -20,7 +20,6 @@ from dlbench.specs.launch import VariableName
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$"), Form("64 hexadecimal digits, as sha256sum prints them")]
 
-
 ContainerKind = Literal["none", "apptainer", "pyxis", "podman-hpc", "podman"]
 
 _MOUNT = re.compile(r"/[^:,\x00-\x1f]*(:/[^:,\x00-\x1f]*(:(ro|rw))?)?")
@@ -30,7 +29,6 @@ _OF_THE_HOST = (
     *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE"),
     *("VIRTUAL_ENV", "CONDA_PREFIX"),
 )
-
 
 ImageName = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f-][^\x00-\x1f]*$"), Form("a path from / or an image's name")]
 Mount = Annotated[

@@ -9,6 +9,25 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
 
+HOROVOD_VARIABLES = {
+    "fusion_threshold": "sync.fusion",
+    "cycle_time": "engine.horovod.cycle_time_ms",
+    "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
+    "torus_allreduce": "sync.exchange=horovod-torus",
+    "autotune": "engine.horovod.autotune",
+    "autotune_warmup_samples": "engine.horovod.autotune_warmup_samples",
+    "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
+    "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
+}
+"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(
+        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
+    ),
+    "compression": "sync.wire",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
@@ -18,7 +37,6 @@ class EngineKind:
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
     synchronises: bool = True  # Whether it takes two ranks or more.
     fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
-    thread: str = "the engine"  # What takes core time from the backward pass.
     package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
@@ -31,7 +49,6 @@ ENGINES = {
         title="Horovod",
         on_ranks="dlbench.node.sync.horovod.engine:HorovodEngine",
         fusion="128MiB",  # operations.cc of Horovod 0.28
-        thread="Horovod's background thread",
         package="horovod",
         contiguous_only=True,  # mpi_ops.py of Horovod 0.28.1, `_check_function`
     ),
@@ -39,14 +56,12 @@ ENGINES = {
         title="PyTorch DDP",
         on_ranks="dlbench.node.sync.ddp:DdpEngine",
         fusion="25MiB",
-        thread="the threads of torch.distributed",
         overlaps_compiled=True,
         capture_passes=11,
     ),
     "fsdp": EngineKind(
         title="PyTorch FSDP",
         on_ranks="dlbench.node.sync.fsdp.engine:FsdpEngine",
-        thread="the threads of torch.distributed",
         contiguous_only=True,  # _fsdp_param.py of torch 2.13, `_init_sharded_param`
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
@@ -67,25 +82,6 @@ def _known_engine(value: object) -> str:
 
 
 EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enum": list(ENGINES), "type": "string"})]
-
-HOROVOD_VARIABLES = {
-    "fusion_threshold": "sync.fusion",
-    "cycle_time": "engine.horovod.cycle_time_ms",
-    "hierarchical_allreduce": "sync.exchange=horovod-hierarchical",
-    "torus_allreduce": "sync.exchange=horovod-torus",
-    "autotune": "engine.horovod.autotune",
-    "autotune_warmup_samples": "engine.horovod.autotune_warmup_samples",
-    "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
-    "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
-}
-"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
-
-_OTHER_NAMES = {
-    **dict.fromkeys(
-        ("fusion_threshold_bytes", "fusion_threshold_mb", "bucket_cap_mb", "bucket_cap_bytes"), "sync.fusion"
-    ),
-    "compression": "sync.wire",
-}
 
 
 def key_for_name(name: str) -> str | None:
@@ -180,7 +176,6 @@ class EngineSpec(Spec):
 
     @property
     def kind(self) -> EngineKind:
-        """What is known of the engine."""
         return ENGINES[self.name]
 
     @property

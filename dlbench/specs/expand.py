@@ -29,7 +29,7 @@ from dlbench.specs.comm import (
 )
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
-from dlbench.specs.inert import refuse_absent_ranks, refuse_inert, why_inert
+from dlbench.specs.inert import refuse_inert, why_inert
 from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
@@ -50,6 +50,24 @@ from dlbench.specs.series import (
 )
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
+
+Acts = Callable[[dict[str, Any], SystemSpec], bool]
+
+_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
+    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
+    (
+        "system.launch.mpi_plugin",
+        lambda spec, system: system.launch.launcher == "srun-mpi",
+        "only launcher srun-mpi reads it",
+    ),
+    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
+    (
+        "system.launch.interface",
+        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
+        "MPI chooses its own",
+    ),
+)
+"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
 
 
 def expand(
@@ -161,7 +179,14 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
     if request.sides:
         refuse_uneven(plans)
         refuse_equal(request, plans)
-    refuse_absent_ranks(plans)
+    for fault in [plan.fault for plan in plans if plan.fault is not None]:
+        largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
+        absent = [rank for rank in fault.ranks or () if rank >= largest]
+        if absent:
+            raise UserError(
+                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
+                f"has {largest}"
+            )
     for problem in filter(None, map(apart_problem, plans)):
         raise UserError(problem)
 
@@ -319,7 +344,14 @@ def expand_comm(
     # What another Python has is not known here.
     spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
     _counts(request).refuse_without_effect(system)
-    _refuse_inert(request, spec, system)
+    if request.shards is not None and "parameter-server" not in spec["algorithms"]:
+        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
+    if request.transport != "torch" and not spec["algorithms"]:
+        raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
+    for key in request.overrides:
+        for prefix, acts, why in _COMM_INERT:
+            if key.startswith(prefix) and not acts(spec, system):
+                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
     refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
@@ -332,11 +364,17 @@ def expand_comm(
             raise UserError(f"--group-size {request.group_size}: does not divide {ranks} ranks into groups")
         if request.shards is not None and request.shards > ranks:
             raise UserError(f"--shards {request.shards}: needs as many ranks, here are {ranks}")
-        chosen, note = _for_layout(request, spec, layout)
+        chosen = dict(spec)
         if spec["collective"] == PAIRS:
             chosen |= _pairs(request, layout)
-        if note is not None and note not in notes:
-            notes.append(note)
+        problem = group_problem(request.group_size, layout)
+        grouped = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
+        if request.algorithms == "all" and problem is not None and grouped:
+            # Named ones stay, right or wrong.
+            chosen["algorithms"] = tuple(name for name in spec["algorithms"] if name not in grouped)
+            note = f"{', '.join(grouped)} left out at {ranks} ranks: {problem}; see --group-size"
+            if note not in notes:
+                notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
         plans.append(_comm_plan(request, chosen, layout, system, place, index, moment))
     return CommRuns(plans=plans, notes=tuple(notes))
@@ -425,47 +463,6 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
         "pairs": victims,
         "congestors": () if request.congestors is None else parse_pairs(request.congestors, "--congestors", others),
     }
-
-
-def _for_layout(request: CommRequest, spec: dict[str, Any], layout: LayoutSpec) -> tuple[dict[str, Any], str | None]:
-    """Of `all` algorithms those that the layout permits, and what was left out; named ones stay, right or wrong."""
-    problem = group_problem(request.group_size, layout)
-    left = [name for name in spec["algorithms"] if name in GROUPED_ALGORITHMS]
-    if request.algorithms != "all" or problem is None or not left:
-        return spec, None
-    kept = tuple(name for name in spec["algorithms"] if name not in left)
-    note = f"{', '.join(left)} left out at {layout.ranks} ranks: {problem}; see --group-size"
-    return {**spec, "algorithms": kept}, note
-
-
-Acts = Callable[[dict[str, Any], SystemSpec], bool]
-
-_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
-    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
-    (
-        "system.launch.mpi_plugin",
-        lambda spec, system: system.launch.launcher == "srun-mpi",
-        "only launcher srun-mpi reads it",
-    ),
-    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
-    (
-        "system.launch.interface",
-        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
-        "MPI chooses its own",
-    ),
-)
-"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
-
-
-def _refuse_inert(request: CommRequest, spec: dict[str, Any], system: SystemSpec) -> None:
-    if request.shards is not None and "parameter-server" not in spec["algorithms"]:
-        raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
-    if request.transport != "torch" and not spec["algorithms"]:
-        raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
-    for key in request.overrides:
-        for prefix, acts, why in _COMM_INERT:
-            if key.startswith(prefix) and not acts(spec, system):
-                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
 
 
 def _comm_plan(

@@ -22,6 +22,12 @@ from dlbench.opening import file_sha256, read_named, why_unreadable
 
 Kind = Literal["workloads", "systems"]
 
+MAX_BYTES = 1_000_000  # Of a file at most: a larger one is no specification.
+MAX_DEPTH = 20
+
+BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that make a terminal or page show another order than the text has."""
+
 
 def search_path(kind: Kind) -> list[Path]:
     """Folders searched for a name, in order. A folder of ``DLBENCH_PATH`` holds `workloads/` and `systems/`."""
@@ -51,13 +57,6 @@ def find(kind: Kind, name: str) -> Path:
         more = " With --set model.stage_blocks=[3,4,23,3] that has 101 layers" if name.startswith("resnet") else ""
         raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}{more}")
     return names[name]
-
-
-MAX_BYTES = 1_000_000  # Of a file at most: a larger one is no specification.
-MAX_DEPTH = 20
-
-BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that make a terminal or page show another order than the text has."""
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

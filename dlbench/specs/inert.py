@@ -10,6 +10,14 @@ from dlbench.specs.sync import GROUPED
 from dlbench.specs.training import DECAYS_TO_AN_END
 from dlbench.specs.workload import ImageData
 
+DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
+"""Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
+
+_Acts = Callable[[RunPlan], bool]
+
+_NO_READER = "synthetic data has no reader"
+_WRAPPER = " ".join(f"engine.ddp.{key}" for key in DDP_WRAPPER)
+
 
 def _warms_up(plan: RunPlan) -> bool:
     schedule = plan.workload.train.at_batch(plan.global_batch).schedule
@@ -24,12 +32,6 @@ def _counts_epochs(plan: RunPlan) -> bool:
 
 def _has_window(plan: RunPlan) -> bool:
     return plan.watch is not None and plan.watch.window_steps > 0
-
-
-DDP_WRAPPER = ("gradient_as_bucket_view", "static_graph")
-"""Settings of DDP's wrapper, which is left out where dlbench exchanges, or nobody."""
-
-_Acts = Callable[[RunPlan], bool]
 
 
 def _uses_network(plan: RunPlan) -> bool:
@@ -80,8 +82,6 @@ def _row(*own: str) -> tuple[_Acts, str]:
     return is_left, f"{why}train.optimizer.learning_rate_scaling to none, linear or sqrt"
 
 
-_NO_READER = "synthetic data has no reader"
-_WRAPPER = " ".join(f"engine.ddp.{key}" for key in DDP_WRAPPER)
 _ROWS: tuple[tuple[str, _Acts, str], ...] = (
     (
         "engine.horovod.",
@@ -277,15 +277,3 @@ def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> 
 def why_inert(key: str, plan: RunPlan) -> str:
     """Why a key acts not in a run; empty where it does."""
     return next((why for prefix, acts, why in INERT if key.startswith(prefix) and not acts(plan)), "")
-
-
-def refuse_absent_ranks(plans: Sequence[RunPlan]) -> None:
-    """Refuses an injected fault on a rank that no run has. Raises `UserError`: some fault names such a rank."""
-    for fault in [plan.fault for plan in plans if plan.fault is not None]:
-        largest = max(plan.layout.ranks for plan in plans if plan.fault == fault)
-        absent = [rank for rank in fault.ranks or () if rank >= largest]
-        if absent:
-            raise UserError(
-                f"fault.ranks: rank {absent[0]} is in no run of this request: ranks count from 0, and the largest run "
-                f"has {largest}"
-            )

@@ -22,12 +22,92 @@ LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
 
-
 # Variables that bash does not let a script set; `export` of one would end it.
 _READ_ONLY = frozenset({"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"})
 
 _BY_INTERFACE = frozenset({"GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE"})
 """Variables that ranks are given by `interface`; NCCL's is left as it is where a person sets it."""
+
+_REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
+
+_OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
+
+_BY_PLAN = "the plan decides it"
+_TOLD_BY_KEY = {
+    "hint": "slurm.hint",
+    "threads-per-core": "slurm.threads_per_core",
+    "gpus": "slurm.gpu_request",
+    "gpus-per-node": "slurm.gpu_request",
+    "gpus-per-task": "slurm.gpu_request",
+    "gpus-per-socket": "slurm.gpu_request",
+    "cpus-per-gpu": "slurm.cpus_per_gpu",
+    "mem-per-gpu": "slurm.mem_per_gpu",
+}
+_SIZE = (
+    *("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket"),
+    *("tasks-per-node", "cpus-per-task"),
+)
+_PLACE = ("chdir", "output", "error", "input")
+_NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts nothing")
+
+OF_SBATCH: Mapping[str, str] = {
+    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
+    **{
+        option: f"system.slurm.{key} is for it"
+        for option, key in {
+            **{name: name for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist")},
+            **{name: name for name in ("exclude", "exclusive", "mem", "gres", "export")},
+            "time": "time_limit",
+            "signal": "warn_before_s",
+        }.items()
+    },
+    **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
+    "array": "it would start several jobs into one run's folder",
+    "dependency": "runs of a series wait for each other by dlbench submit",
+    "export-file": "system.slurm.export is for it",
+    **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit needs its own"),
+    **dict.fromkeys(("requeue", "no-requeue"), "system.slurm.requeue is for it"),
+    **_NO_JOB,
+}
+"""Options that `slurm.extra` may not hold, with the reason."""
+
+DENIED_OF_SRUN: Mapping[str, str] = {
+    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
+    "cpu-bind": "system.slurm.cpu_bind is for it",
+    "gpu-bind": "system.slurm.gpu_bind is for it",
+    "mem-bind": "system.slurm.mem_bind is for it",
+    "distribution": "system.slurm.distribution is for it",
+    "mpi": "system.launch.mpi_plugin is for it",
+    **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
+    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench needs its own"),
+    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "ranks are not started so"),
+    **_NO_JOB,
+}
+"""The same of `slurm.srun_args`."""
+
+Memory = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^([0-9]+[KMGT]?|site)$"),
+    Form("MiB, or a number with K, M, G or T, e.g. 450G; or site"),
+]
+"""Bytes as sbatch takes them: MiB, or with a letter; `site` for not given."""
+
+OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_args"})
+"""Keys that sbatch never sees: runs of one job may differ in them."""
+
+ALL_VARIABLES = "ALL"
+
+TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
+"""A time limit as Slurm writes it (sbatch(1), --time)."""
+TimeLimit = Annotated[
+    str, Field(pattern=TIME), Form('a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00"')
+]
+
+WARNING_S = 120
+"""Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
+
+EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
 
 
 class VariableSource(Spec):
@@ -45,9 +125,6 @@ class VariableSource(Spec):
         if (self.variable is None) == (self.file is None):
             raise ValueError("give one of the two: variable: NAME or file: PATH")
         return self
-
-
-_REFERENCE = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
 
 
 def _referenced(value: object) -> object:
@@ -128,62 +205,6 @@ class LaunchSpec(Spec):
         return value
 
 
-_OPTION = re.compile(r"[a-z][a-z0-9-]*(=.*)?", re.DOTALL)
-
-_BY_PLAN = "the plan decides it"
-_TOLD_BY_KEY = {
-    "hint": "slurm.hint",
-    "threads-per-core": "slurm.threads_per_core",
-    "gpus": "slurm.gpu_request",
-    "gpus-per-node": "slurm.gpu_request",
-    "gpus-per-task": "slurm.gpu_request",
-    "gpus-per-socket": "slurm.gpu_request",
-    "cpus-per-gpu": "slurm.cpus_per_gpu",
-    "mem-per-gpu": "slurm.mem_per_gpu",
-}
-_SIZE = (
-    *("nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node", "ntasks-per-socket"),
-    *("tasks-per-node", "cpus-per-task"),
-)
-_PLACE = ("chdir", "output", "error", "input")
-_NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts nothing")
-
-OF_SBATCH: Mapping[str, str] = {
-    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
-    **{
-        option: f"system.slurm.{key} is for it"
-        for option, key in {
-            **{name: name for name in ("partition", "account", "qos", "reservation", "constraint", "nodelist")},
-            **{name: name for name in ("exclude", "exclusive", "mem", "gres", "export")},
-            "time": "time_limit",
-            "signal": "warn_before_s",
-        }.items()
-    },
-    **dict.fromkeys((*_SIZE, *_PLACE, "job-name"), _BY_PLAN),
-    "array": "it would start several jobs into one run's folder",
-    "dependency": "runs of a series wait for each other by dlbench submit",
-    "export-file": "system.slurm.export is for it",
-    **dict.fromkeys(("open-mode", "parsable", "wait", "wrap"), "dlbench submit needs its own"),
-    **dict.fromkeys(("requeue", "no-requeue"), "system.slurm.requeue is for it"),
-    **_NO_JOB,
-}
-"""Options that `slurm.extra` may not hold, with the reason."""
-
-DENIED_OF_SRUN: Mapping[str, str] = {
-    **{option: f"system.{key} is for it" for option, key in _TOLD_BY_KEY.items()},
-    "cpu-bind": "system.slurm.cpu_bind is for it",
-    "gpu-bind": "system.slurm.gpu_bind is for it",
-    "mem-bind": "system.slurm.mem_bind is for it",
-    "distribution": "system.slurm.distribution is for it",
-    "mpi": "system.launch.mpi_plugin is for it",
-    **dict.fromkeys((*_SIZE, *_PLACE, "nodelist", "nodefile", "exclude", "relative"), _BY_PLAN),
-    **dict.fromkeys(("export", "kill-on-bad-exit", "label", "job-name", "jobid"), "dlbench needs its own"),
-    **dict.fromkeys(("async", "het-group", "multi-prog", "no-kill", "pack-group", "pty"), "ranks are not started so"),
-    **_NO_JOB,
-}
-"""The same of `slurm.srun_args`."""
-
-
 def words_of(value: object) -> object:
     """A list as it is; a text as its words, as a shell would divide it; dashes before a name are left away."""
     if isinstance(value, str):
@@ -241,14 +262,6 @@ Argument = Annotated[str, Field(min_length=1), AfterValidator(_printable)]
 Hosts = Annotated[Argument | None, BeforeValidator(_hosts)]
 """Hosts as one text in Slurm's short form; given as a list or with commas; None for none."""
 
-Memory = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Field(pattern=r"^([0-9]+[KMGT]?|site)$"),
-    Form("MiB, or a number with K, M, G or T, e.g. 450G; or site"),
-]
-"""Bytes as sbatch takes them: MiB, or with a letter; `site` for not given."""
-
 SbatchWords = Annotated[
     tuple[str, ...],
     BeforeValidator(words_of),
@@ -261,25 +274,6 @@ SrunWords = Annotated[
     AfterValidator(lambda words: refuse(words, DENIED_OF_SRUN)),
     Form("options by their long names, e.g. [--network=sharp]"),
 ]
-
-
-OF_SRUN = frozenset({"gpu_bind", "cpu_bind", "mem_bind", "distribution", "srun_args"})
-"""Keys that sbatch never sees: runs of one job may differ in them."""
-
-ALL_VARIABLES = "ALL"
-
-
-TIME = r"^([0-9]+|[0-9]+:[0-9]{2}(:[0-9]{2})?|[0-9]+-[0-9]+(:[0-9]{2}){0,2})$"
-"""A time limit as Slurm writes it (sbatch(1), --time)."""
-TimeLimit = Annotated[
-    str, Field(pattern=TIME), Form('a time limit as Slurm writes it, in quotes: "00:30:00" or "1-12:00:00"')
-]
-
-
-WARNING_S = 120
-"""Slurm may send the signal a minute early or late (sbatch(1), --signal); the rest is for a step and a checkpoint."""
-
-EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds.
 
 
 class SlurmSpec(Spec):

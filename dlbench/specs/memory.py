@@ -17,8 +17,12 @@ from dlbench.units import parse_bytes
 Recompute = Literal["none", "blocks", "planned"]
 Swap = Literal["none", "offload", "streamed", "planned"]
 
-
 Capacity = Annotated[str, Field(pattern=r"^[0-9][0-9A-Za-z. ]*%?$"), Form("a size or a share, e.g. 8GiB or 50%")]
+
+Decision = Literal["keep", "swap", "recompute", "recompute-swap"]
+"""keep: activations stay. swap: they leave the device after the forward pass and are back for the backward pass.
+recompute: only the block's input stays, the forward pass is repeated before the backward pass. recompute-swap: the
+same, and the input is swapped."""
 
 
 class MemorySpec(Spec):
@@ -66,12 +70,6 @@ class MemorySpec(Spec):
         if self.capacity.endswith("%"):
             return round(float(self.capacity[:-1]) / 100 * in_core_bytes)
         return parse_bytes(self.capacity)
-
-
-Decision = Literal["keep", "swap", "recompute", "recompute-swap"]
-"""keep: activations stay. swap: they leave the device after the forward pass and are back for the backward pass.
-recompute: only the block's input stays, the forward pass is repeated before the backward pass. recompute-swap: the
-same, and the input is swapped."""
 
 
 class PlannedBlock(Spec):

@@ -19,6 +19,8 @@ from dlbench.specs.problems import Problem, keys_of, problem_of
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
+_DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
+
 
 class Layers:
     """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
@@ -66,9 +68,6 @@ class Layers:
                 self._merge(below, value, origin, here)
             else:
                 target[key] = value
-
-
-_DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
 
 
 def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:

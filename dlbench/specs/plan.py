@@ -26,13 +26,12 @@ AxisValue = Scalar | tuple[Scalar, ...]  # What ``--set``, ``--sweep`` and ``--a
 Variant = Literal["plain", "synthetic-input", "cached-input", "no-exchange", "unwatched"]
 """What of a series' request a run leaves away, to show by the difference what that costs."""
 
-
 Side = Literal["a", "b"]  # Of a paired comparison.
 
-
 YIELD = "OMPI_MCA_mpi_yield_when_idle"  # The variable by which Open MPI yields its core while it waits.
-
 MOST_PREFETCH_BATCHES = 8  # Of one reader process, that the automatic choice tries.
+MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -44,13 +43,17 @@ def value_text(key: str, value: AxisValue) -> str:
     return str(value)
 
 
-MAX_JOB_NAME = 64  # Characters of a job's name: as many as squeue can be asked to show in a line that a person reads.
-
-
 def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
     """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; a digest where values do not fit."""
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
-    texts = [_axis_word(key, value) for key, value in axes.items()]
+    texts = []
+    for key, value in axes.items():
+        text = value_text(key, value)
+        # A word explains itself; a number or a size gets the first word of its key.
+        if not isinstance(value, str) or text[:1].isdigit():
+            separator = "-" if isinstance(value, bool) or value is None else ""
+            text = key.rpartition(".")[2].partition("_")[0] + separator + text
+        texts.append(text)
     swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)
     around = f"{what[:24]}-{nodes}-{ranks}-{last}"
     room = MAX_JOB_NAME - len(around) - 1
@@ -61,15 +64,6 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
         digest = hashlib.sha256(repr(list(axes.items())).encode()).hexdigest()[:6]
         swept = f"{swept[: room - 7]}-{digest}".lstrip("-")
     return "-".join(part for part in (what[:24], nodes, ranks, swept, last) if part)
-
-
-def _axis_word(key: str, value: AxisValue) -> str:
-    """A swept value with the first word of its key; a word explains itself, a number or a size does not."""
-    text = value_text(key, value)
-    if isinstance(value, str) and not text[:1].isdigit():
-        return text
-    name = key.rpartition(".")[2].partition("_")[0]
-    return f"{name}-{text}" if isinstance(value, bool) or value is None else f"{name}{text}"
 
 
 class LayoutSpec(Spec):
@@ -96,9 +90,6 @@ class LayoutSpec(Spec):
         if self.ranks % self.nodes:
             raise ValueError(f"{self.ranks} ranks cannot be spread evenly over {self.nodes} nodes")
         return self
-
-
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files in which PyTorch pickles weights.
 
 
 class CheckpointSpec(Spec):

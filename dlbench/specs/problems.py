@@ -16,6 +16,9 @@ from pydantic_core import ErrorDetails
 from dlbench.errors import nearest
 from dlbench.specs.base import MAX_COUNT, Form, size_in_bytes
 
+_SHOWN = 80  # Characters of a wrong value that are repeated.
+_MOST_OTHERS = 8  # Further wrong places that are named with what would be right.
+
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
@@ -89,10 +92,6 @@ def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[
 def is_size_reader(metadata: object) -> bool:
     """Whether it is what makes a number of bytes of 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes
-
-
-_SHOWN = 80  # Characters of a wrong value that are repeated.
-_MOST_OTHERS = 8  # Further wrong places that are named with what would be right.
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,18 @@ _SETTING = re.compile(
     re.DOTALL,
 )
 
+KEY_OF = {
+    "engine": "engine.name",
+    "data": "data.source",
+    "resume": "checkpoint.resume_from",
+    "launcher": "system.launch.launcher",
+}
+"""Keys that fields of a request, and options of these names, stand for."""
+
+STEP = 4  # Factor between two sizes of a range that names no count.
+MAX_COUNT = 1000
+MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
+
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRequest:
@@ -60,15 +72,6 @@ class Request(SeriesRequest):
     """What each side of a paired comparison sets; empty: no comparison."""
     ladder: bool = False  # Each step of the workload's ladder, on top of those before it.
     tags: dict[str, str] = field(default_factory=dict)
-
-
-KEY_OF = {
-    "engine": "engine.name",
-    "data": "data.source",
-    "resume": "checkpoint.resume_from",
-    "launcher": "system.launch.launcher",
-}
-"""Keys that fields of a request, and options of these names, stand for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +127,9 @@ def parse_sides(texts: tuple[str, str] | None) -> dict[Side, dict[str, AxisValue
     if texts is None:
         return {}
     sides: dict[Side, dict[str, AxisValue]] = {"a": _side(texts[0], "a"), "b": _side(texts[1], "b")}
-    if sides["a"] and _exactly(sides["a"]) == _exactly(sides["b"]):
+    # Python takes 1, 1.0 and true for equal; a plan does not.
+    first, second = (repr(sorted(settings.items())) for settings in sides.values())
+    if sides["a"] and first == second:
         raise UserError(
             f"--ab: both sides set {texts[0]}; for two equal sides give --ab {PLAIN} {PLAIN}, and what both share to "
             "--set"
@@ -151,11 +156,6 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
         result[key] = _value(found["value"], f"{option} {key}")
         position = found.end()
     return result
-
-
-def _exactly(settings: dict[str, AxisValue]) -> set[tuple[str, str]]:
-    """Python takes 1, 1.0 and true for equal; a plan does not."""
-    return {(key, repr(value)) for key, value in settings.items()}
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
@@ -229,12 +229,6 @@ def _value(text: str, origin: str) -> AxisValue:
     return tuple(parts) if isinstance(value, list) else parts[0]
 
 
-STEP = 4  # Factor between two sizes of a range that names no count.
-
-MAX_COUNT = 1000
-MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit.
-
-
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
     """Returns bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm) or `A,B,C`, ascending."""
     shown = f"--sizes {text[:80]!r}"
@@ -250,7 +244,11 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
     if low >= high:
         raise UserError(f"{shown}: a range must begin below its end")
     if len(parts) == 2:
-        return _sizes_by_steps(low, high)
+        sizes = []
+        while low < high:
+            sizes.append(low)
+            low *= STEP
+        return (*sizes, high)
     count = int(parts[2]) if re.fullmatch(r"[0-9]{1,9}", parts[2]) else 0
     if not 2 <= count <= MAX_COUNT:
         raise UserError(f"{shown}: the count must be a whole number from 2 to {MAX_COUNT}")
@@ -260,14 +258,6 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
     if len(set(spaced)) != count:
         raise UserError(f"{shown}: holds fewer than {count} sizes of whole {dtype} elements")
     return spaced
-
-
-def _sizes_by_steps(low: int, high: int) -> tuple[int, ...]:
-    made = []
-    while low < high:
-        made.append(low)
-        low *= STEP
-    return (*made, high)
 
 
 def _message_size(text: str, dtype: Precision) -> int:

@@ -28,6 +28,14 @@ from dlbench.specs.system import SystemSpec
 
 PointT = TypeVar("PointT")
 
+SUFFIXES: dict[Variant, str] = {
+    "plain": "",
+    "synthetic-input": "-synthetic",
+    "cached-input": "-cached",
+    "no-exchange": "-apart",
+}
+"""What a run's name ends with."""
+
 
 def refuse_too_many(runs: int, option: str) -> None:
     """Refuses a series that nobody can plan, run or read."""
@@ -198,15 +206,6 @@ def side_words(plan: RunPlan) -> str:
     return ", ".join(f"{key}={value_text(key, value)}" for key, value in settings.items()) or PLAIN
 
 
-SUFFIXES: dict[Variant, str] = {
-    "plain": "",
-    "synthetic-input": "-synthetic",
-    "cached-input": "-cached",
-    "no-exchange": "-apart",
-}
-"""What a run's name ends with."""
-
-
 def option_of(request: Request) -> str:
     """The option that asks for variants; empty where none does.
 
@@ -313,7 +312,12 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
     content["series"]["variant"] = which
     if which == "synthetic-input":
         content["workload"]["data"] |= {"source": "synthetic", "cache": "any", "staging": "none"}
-        content["fault"] = _without_input_delay(content["fault"])
+        fault = content["fault"]
+        if fault is not None:
+            # An injected delay of batches belongs to the reader, and goes with it.
+            fault["input_delay_s"] = 0.0
+            if not fault["step_delay_s"] and fault["compute_factor"] == 1.0:
+                content["fault"] = None
     elif which == "cached-input":
         content["workload"]["data"]["cache"] = "warm"
     else:
@@ -329,11 +333,3 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
     if problem is not None:
         raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")
     return made
-
-
-def _without_input_delay(fault: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A injected delay of batches belongs to the reader, and goes with it."""
-    if fault is None:
-        return None
-    rest = {**fault, "input_delay_s": 0.0}
-    return rest if rest["step_delay_s"] or rest["compute_factor"] != 1.0 else None

@@ -12,11 +12,8 @@ from dlbench.units import exact_bytes, format_bytes, parse_bytes
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
-
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
-
 OWN_FUSION = "own:25MiB"  # What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets.
-
 MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
 _OWN_WORDS = {

@@ -23,6 +23,20 @@ from dlbench.specs.base import (
 from dlbench.specs.container import ContainerSpec
 from dlbench.specs.launch import LaunchSpec, SlurmSpec
 
+Tier = Literal["shared", "local", "memory"]
+"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
+StagingTier = Literal["local", "memory"]
+
+FolderOfNode = Annotated[
+    str,
+    Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$"),
+    Form("a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench"),
+]
+
+Source = Annotated[str, Field(min_length=1)]
+
+Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
+
 
 class NodeSpec(Spec):
     """One node of the system."""
@@ -51,18 +65,6 @@ class NodeSpec(Spec):
         return self.ranks or self.gpus or 1
 
 
-Tier = Literal["shared", "local", "memory"]
-"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
-StagingTier = Literal["local", "memory"]
-
-
-FolderOfNode = Annotated[
-    str,
-    Field(pattern=r"^(/|\$[A-Za-z_][A-Za-z0-9_]*|~/)[^\x00-\x1f]*$"),
-    Form("a path from / or ~/, or from a variable, e.g. $TMPDIR/dlbench"),
-]
-
-
 class TierSpec(Spec):
     """A place of the node's own that samples may be staged to."""
 
@@ -86,9 +88,6 @@ class StorageSpec(Spec):
 
     def tier(self, name: StagingTier) -> TierSpec:
         return self.local if name == "local" else self.memory
-
-
-Source = Annotated[str, Field(min_length=1)]
 
 
 class DeviceSpec(Spec):
@@ -142,9 +141,6 @@ class NetworkSpec(Spec):
         if self.leaf_taper is not None and self.beyond is not None and self.beyond.links is not None:
             raise ValueError("leaf_taper and beyond.links say the same twice; give one of them")
         return self
-
-
-Module = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/+-]*$"), Form("one word, e.g. gcc/12.2")]
 
 
 class SystemSpec(Spec):

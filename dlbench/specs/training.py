@@ -18,6 +18,16 @@ from pydantic import Field, model_validator
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
 from dlbench.specs.memory import MemorySpec, Recompute, Swap
 
+Where = Literal["row", "below", "between", "beyond"]
+
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
+
+WARMUP_S, MEASURED_S = 20.0, 60.0
+"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
+seconds, and power is read once a second."""
+
+TABLE = "train.optimizer.learning_rate_table"
+
 
 class RatePoint(Spec):
     """One row: the rate of a global batch, and what else differs there. Steps are those of the row's batch."""
@@ -31,9 +41,6 @@ class RatePoint(Spec):
     momentum: Fraction | None = Field(None, description="Replaces momentum.")
     betas: tuple[Fraction, Fraction] | None = Field(None, description="Replaces betas.")
     weight_decay: NonNegative | None = Field(None, description="Replaces weight_decay.")
-
-
-Where = Literal["row", "below", "between", "beyond"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,9 +163,6 @@ class OptimizerSpec(Spec):
         if self.learning_rate_scaling == "table" and problem is not None:
             raise ValueError(problem)
         return self
-
-
-DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
 
 
 class ScheduleSpec(Spec):
@@ -402,11 +406,6 @@ class QualitySpec(Spec):
         return self
 
 
-WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
-seconds, and power is read once a second."""
-
-
 class MeasureSpec(Spec):
     """What is measured."""
 
@@ -441,9 +440,6 @@ class MeasureSpec(Spec):
             warmup_s if self.warmup_s is None else self.warmup_s,
             measured_s if self.measured_s is None else self.measured_s,
         )
-
-
-TABLE = "train.optimizer.learning_rate_table"
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:

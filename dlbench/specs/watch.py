@@ -14,7 +14,6 @@ from pydantic import Field, field_validator, model_validator
 from dlbench.specs.base import Bytes, Flag, NonNegative, RankNumber, Ranks, Spec
 
 WINDOW_STEPS = 3  # Warm-up steps whose layers are watched, unless the plan says otherwise.
-
 MAX_WINDOW_STEPS = 64  # Largest window: what it sees is held in memory until the warm-up is over.
 
 MAX_TRACE_BYTES = 20_000_000

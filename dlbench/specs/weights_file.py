@@ -51,6 +51,9 @@ _CONSTANTS = ("embeddings.position_ids", "embeddings.token_type_ids")
 """Saved by some libraries: no weights, the same in every file."""
 _LAYER_NAME = re.compile(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)")
 
+KEY = "checkpoint.initialize_from"
+MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
+
 
 class UnfitNamesError(ValueError):
     """Tensors of a file are not those of the network; one line."""
@@ -140,10 +143,6 @@ def _refuse(what: str, names: list[str]) -> None:
     if names:
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         raise UnfitNamesError(f"{names[0]} {what}".rstrip() + more)
-
-
-KEY = "checkpoint.initialize_from"
-MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensors takes.
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:

@@ -31,8 +31,10 @@ from dlbench.specs.training import QualitySpec, TrainSpec
 MemoryFormat = Literal["contiguous", "channels-last"]
 Staging = Literal["none", "replicate", "shard", "lazy"]
 
-
 Shape = tuple[int, ...]
+
+BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
+SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +82,7 @@ class Model(Spec):
         return "masked"
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Returns multiply-adds of a sample's forward pass (products of tensors): of a convolution of the input, and
-        the rest.
-        """
+        """Returns multiply-adds of a sample's forward pass: those of a convolution of the input, and the rest."""
         layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
@@ -211,9 +211,7 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """An encoder layer is a block. The masked-LM head is counted for max_predictions positions, which is what it
-        computes.
-        """
+        """An encoder layer is a block; the masked-LM head computes, and is counted for, max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
         found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
@@ -571,9 +569,6 @@ def _of_this_site() -> Iterator[type[Model]]:
         own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
         yield from (one for one in own if issubclass(one, Model))
 
-
-BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
-SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
 """Every network there is: here a new one is registered."""

@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_iter
 from dlbench.errors import RunError, UserError
 from dlbench.node.memory.saved import is_of_parameter
 
+BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
+
 
 @dataclass(frozen=True)
 class UnitModule:
@@ -36,22 +38,11 @@ class UnitModule:
     name: str  # name of its first module in the network
     modules: tuple[nn.Module, ...]
     """Called one after the other: more than one where a module changes its input in place or returns a view of it."""
-    joins: bool
-    """Whether a block may hold it and the unit before: only it uses that unit's output, and their other arguments
-    agree."""
-    shared: bool
-    """Whether others hold its input as well, or, of the first, are given it: then it cannot leave."""
+    joins: bool  # Whether a block may hold it and the unit before, whose output only it uses: other arguments agree.
+    shared: bool  # Whether others hold its input as well, or, of the first, are given it: then it cannot leave.
 
 
-@dataclass(frozen=True)
-class Cut:
-    """The units of a network, and what is not among them."""
-
-    units: tuple[UnitModule, ...]
-    outside: tuple[str, ...]  # modules with parameters that are in no unit, each with why
-
-
-def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
+def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitModule, ...]:
     """Returns the longest chain of modules in a network, each as small as the network's module tree allows.
 
     `run_once`: one forward pass of a small batch with its loss, with grad, no backward pass; it is called twice.
@@ -59,17 +50,28 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> Cut:
     with undisturbed(model):
         root = _trace(model, run_once)
     called = Counter(id(call.module) for call in root.all())
-    run = _longest_run(root, called)
-    units = _merged(run)
+    units: list[list[_Call]] = []
+    for call in _longest_run(root, called):
+        if units and call.is_bound_to_input:
+            units[-1].append(call)
+        else:
+            units.append([call])
     if len(units) < 2:
-        raise UserError(_no_chain(root, called))
+        repeated = sorted({call.name for call in root.all() if call.name and called[id(call.module)] > 1})
+        why = "none of its modules is given the very tensor that another one returns"
+        if repeated:
+            why += f" ({', '.join(repeated[:3])}: called more than once per pass)"
+        raise UserError(
+            f"this network is no chain of modules: {why}; train it with train.recompute none and train.swap none, or "
+            "make what stands between its modules modules of their own"
+        )
     with undisturbed(model):
         shared = _shared_boundaries(units, run_once)
     found = []
     for number, calls in enumerate(units):
         joins = number > 0 and number not in shared and _agree(units[number - 1][-1], calls[0])
         found.append(UnitModule(calls[0].name, tuple(call.module for call in calls), joins, number in shared))
-    return Cut(units=tuple(found), outside=tuple(_outside(model, root, called, found)))
+    return tuple(found)
 
 
 @contextmanager
@@ -192,17 +194,6 @@ def _longest_run(root: _Call, called: Mapping[int, int]) -> list[_Call]:
     return best
 
 
-def _merged(run: Sequence[_Call]) -> list[list[_Call]]:
-    """Units of a run: a call that changes or views its input goes with the one before."""
-    units: list[list[_Call]] = []
-    for call in run:
-        if units and call.is_bound_to_input:
-            units[-1].append(call)
-        else:
-            units.append([call])
-    return units
-
-
 def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     """Whether arguments are the same objects or, where they are no tensors, equal."""
     if len(first) != len(second):
@@ -290,39 +281,6 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
     return uses.shared
 
 
-def _outside(model: nn.Module, root: _Call, called: Mapping[int, int], units: Sequence[UnitModule]) -> Iterator[str]:
-    within = {id(module) for unit in units for top in unit.modules for module in top.modules()}
-    order = {id(call.module): place for place, call in enumerate(root.all())}
-    first, last = order[id(units[0].modules[0])], order[id(units[-1].modules[-1])]
-    for name, module in model.named_modules():
-        if id(module) in within or next(module.parameters(recurse=False), None) is None:
-            continue
-        place = order.get(id(module))
-        if place is None:
-            why = "never called"
-        elif called[id(module)] > 1:
-            why = f"called {called[id(module)]} times per pass"
-        elif any(id(one) in within for one in module.modules()):
-            why = "holds the chain"
-        else:
-            why = "before the chain" if place < first else "after the chain" if place > last else "next to the chain"
-        yield f"{name or 'the network itself'}: {why}"
-
-
-def _no_chain(root: _Call, called: Mapping[int, int]) -> str:
-    repeated = sorted({call.name for call in root.all() if call.name and called[id(call.module)] > 1})
-    why = "none of its modules is given the very tensor that another one returns"
-    if repeated:
-        why += f" ({', '.join(repeated[:3])}: called more than once per pass)"
-    return (
-        f"this network is no chain of modules: {why}; train it with train.recompute none and train.swap none, or make "
-        "what stands between its modules modules of their own"
-    )
-
-
-BlockFunction = Callable[..., Any]  # From the arguments of a block's first module to the result of its last one.
-
-
 class Block:
     """Consecutive units as one function; `run` is called in place of the first's `forward`, `wrap` on `function`."""
 
@@ -342,7 +300,8 @@ class Block:
         """The block's computation, and nothing else."""
         # Looked for once: to walk through all modules in each pass takes longer than all else around a small block.
         self._holders = [one for module in self.modules for one in module.modules() if one._buffers]
-        self._is_running = False
+        self.is_running = False
+        """Whether its modules are being computed now: other calls of them only begin the block or hand on."""
         self._given: tuple[tuple[Any, ...], Mapping[str, Any]] = ((), {})
         self._output: Any = None
 
@@ -359,16 +318,11 @@ class Block:
                 module.forward = forward
         self._output, self._given = None, ((), {})
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its modules are being computed now: other calls of them only begin the block or hand on."""
-        return self._is_running
-
     def buffers(self) -> list[torch.Tensor]:
         return [buffer for one in self._holders for buffer in one.buffers(recurse=False)]
 
     def _first(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_running:
+        if self.is_running:
             return self._forwards[0](*args, **kwargs)
         output = self._run(self, args, kwargs)
         if len(self.modules) > 1:
@@ -377,9 +331,11 @@ class Block:
 
     def _other(self, position: int, *args: Any, **kwargs: Any) -> Any:
         """`forward` of a module behind the first: computes within the block, hands on where the network calls it."""
-        if self._is_running:
+        if self.is_running:
             return self._forwards[position](*args, **kwargs)
-        if not args or args[0] is not self._output or not _are_same((args[1:], kwargs), self._given):
+        others, named = self._given
+        is_handed_on = bool(args) and args[0] is self._output and are_same(args[1:], others)
+        if not is_handed_on or not are_same([kwargs.get(key, nn.Module) for key in named], list(named.values())):
             raise RunError(
                 f"{self.name}: a module of its block is now called with other arguments than when the network was cut "
                 "into blocks; set train.memory.blocks so that a block begins with it"
@@ -389,14 +345,14 @@ class Block:
         return args[0]
 
     def _modules_called(self, *args: Any, **kwargs: Any) -> Any:
-        self._is_running = True
+        self.is_running = True
         try:
             x = args[0]
             for module in self.modules:
                 x = module(x, *args[1:], **kwargs)
             return x
         finally:
-            self._is_running = False
+            self.is_running = False
 
     def _directly(self, *args: Any, **kwargs: Any) -> Any:
         """The same without hooks of modules, for a compiler."""
@@ -404,11 +360,3 @@ class Block:
         for forward in self._forwards:
             x = forward(x, *args[1:], **kwargs)
         return x
-
-
-def _are_same(
-    first: tuple[tuple[Any, ...], Mapping[str, Any]], second: tuple[tuple[Any, ...], Mapping[str, Any]]
-) -> bool:
-    return are_same(first[0], second[0]) and are_same(
-        [first[1].get(key, nn.Module) for key in second[1]], list(second[1].values())
-    )

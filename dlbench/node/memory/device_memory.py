@@ -35,6 +35,13 @@ from dlbench.units import format_bytes
 
 _MARK = "dlbench mark "
 _LOG_LEVEL, _SILENT = "KINETO_LOG_LEVEL", "99"
+KEPT_FREED = "keeps what tensors free (mallopt: M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of mallopt(3)
+_CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+"""Variables that set glibc's allocator, where they say malloc."""
+
+MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
+MAX_S = 60.0
 
 
 class Held:
@@ -176,12 +183,6 @@ def peaks_on(device: torch.device) -> PeakMeter:
     return CudaPeaks(device) if device.type == "cuda" else CpuPeaks()
 
 
-KEPT_FREED = "keeps what tensors free (mallopt: M_MMAP_MAX 0, M_TRIM_THRESHOLD -1)"
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # numbers of mallopt(3)
-_CHOOSES = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
-"""Variables that set glibc's allocator, where they say malloc."""
-
-
 def keep_freed() -> str:
     """Keeps what tensors free for the next, unless the environment chose an allocator; returns what is in force."""
     chosen = [name for name in _CHOOSES if name in os.environ and "malloc" in (name + os.environ[name]).lower()]
@@ -202,10 +203,6 @@ def keep_freed() -> str:
 def trim() -> None:
     """Gives back once what is free now, wherever it lies; for where `keep_freed` found glibc."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-
-
-MAX_TRIALS = 12  # halvings of the batch sizes that are still in question: 4,096 of them are distinguished
-MAX_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,10 +79,6 @@ class DiskTier:
         slow = f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache"
         return () if self._is_direct else (slow,)
 
-    @property
-    def file_bytes(self) -> int:
-        return self._length
-
     def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:
         with self._changed:
             self._require()
@@ -119,7 +115,10 @@ class DiskTier:
         ticket.incoming = True
         # Here and not on the other thread, for that allocates from memory of its own: so room that swapped tensors
         # have left is used again, and the process does not grow.
-        ticket.buffer = _aligned_memory(aligned(ticket.num_bytes))
+        num_bytes = aligned(ticket.num_bytes)
+        memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        ticket.buffer = (ctypes.c_char * num_bytes).from_address(aligned(memory.data_ptr()))
+        ticket.buffer._memory = memory  # type: ignore[attr-defined]  # lives as long
         self._put(1, lambda: self._read(ticket, block))
 
     def take(self, ticket: DiskTicket) -> torch.UntypedStorage:
@@ -162,7 +161,8 @@ class DiskTier:
             raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
         if not self._lanes:
             self._lanes = [BackgroundWorker(name, changed=self._changed) for name in ("swap out", "swap in")]
-            self._bounce = _Bounce()
+            # Aligned memory that direct I/O can read from.
+            self._bounce = memoryview(mmap.mmap(-1, CHUNK_BYTES))
 
         def run() -> None:
             try:
@@ -198,15 +198,18 @@ class DiskTier:
 
     def _write(self, ticket: DiskTicket, block: int) -> None:
         start = time.monotonic_ns()
-        bounce = self._bounce
+        bounce_address = ctypes.addressof(ctypes.c_char.from_buffer(self._bounce))
         storage = ticket.storage
         if storage is None:  # recalled
             return
         source, position = storage.data_ptr(), 0
         while position < ticket.num_bytes and not ticket.recalled:
             size = min(CHUNK_BYTES, ticket.num_bytes - position)
-            ctypes.memmove(bounce.address, source + position, size)
-            _write_all(self._file, bounce.view[: aligned(size)], ticket.offset + position)
+            ctypes.memmove(bounce_address, source + position, size)
+            data, offset = self._bounce[: aligned(size)], ticket.offset + position
+            while data:
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
             position += size
         if not self._is_direct:
             # Starts to write what is dirty, and drops what is clean.
@@ -220,7 +223,12 @@ class DiskTier:
         buffer = ticket.buffer
         if buffer is None:
             return
-        _read_all(self._file, memoryview(buffer).cast("B"), ticket.offset)
+        memory, offset = memoryview(buffer).cast("B"), ticket.offset
+        while memory:
+            num_read = os.preadv(self._file, [memory[: 64 * CHUNK_BYTES]], offset)
+            if num_read == 0:
+                raise OSError(errno.EIO, "the file ends before the swapped bytes do")
+            memory, offset = memory[num_read:], offset + num_read
         if not self._is_direct:
             os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
         self._done(ticket, block, start, is_out=False)
@@ -242,23 +250,6 @@ class DiskTier:
         with self._changed:
             ticket.storage = ticket.buffer = None
             self._slots.give_back(ticket.offset, ticket.place)
-
-
-class _Bounce:
-    """Aligned memory that direct I/O can read from."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, CHUNK_BYTES)
-        self.view = memoryview(self._memory)
-        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-
-
-def _aligned_memory(num_bytes: int) -> ctypes.Array[ctypes.c_char]:
-    """Memory of the allocator that tensors use, at an address that direct I/O can read to."""
-    memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
-    array = (ctypes.c_char * num_bytes).from_address(aligned(memory.data_ptr()))
-    array._memory = memory  # type: ignore[attr-defined]  # lives as long
-    return array
 
 
 def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:
@@ -317,17 +308,3 @@ def _lacks(folder: Path, reserve_bytes: int, error: OSError) -> EnvironmentLacks
     return EnvironmentLacksError(
         f"train.memory.swap_folder {folder}: {why[:1].lower()}{why[1:]}; it must be one that this user may write to"
     )
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data:
-        done = os.pwrite(file, data, offset)
-        data, offset = data[done:], offset + done
-
-
-def _read_all(file: int, memory: memoryview, offset: int) -> None:
-    while memory:
-        done = os.preadv(file, [memory[: 64 * CHUNK_BYTES]], offset)
-        if done == 0:
-            raise OSError(errno.EIO, "the file ends before the swapped bytes do")
-        memory, offset = memory[done:], offset + done

@@ -177,7 +177,12 @@ class OutOfCore:
         if not torch.is_grad_enabled():
             return block.function(*args, **kwargs)
         running = self._enter(block, args, kwargs)
-        output = self._compute(running, block, args, kwargs)
+        with self._hooks(running, block.number):
+            if self._room.recomputes(block.number):
+                contexts = partial(self._checkpoint_contexts, running, block)
+                output = checkpoint(block.function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+            else:
+                output = block.function(*args, **kwargs)
         self._leave(running, block, output)
         return output
 
@@ -245,14 +250,6 @@ class OutOfCore:
         if running.resident > counts.peak:
             counts.peak = running.resident
             counts.over = max(counts.over, running.resident - self._room.budget)
-
-    def _compute(self, running: Pass, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        number = block.number
-        with self._hooks(running, number):
-            if not self._room.recomputes(number):
-                return block.function(*args, **kwargs)
-            contexts = partial(self._checkpoint_contexts, running, block)
-            return checkpoint(block.function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     def _hooks(self, running: Pass, number: int) -> AbstractContextManager[object]:
         """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
@@ -425,9 +422,7 @@ class OutOfCore:
             running.charge_input(block, 0)
 
     def _bring(self, running: Pass, number: int) -> None:
-        """Issues blocks in backward order while there is room; the one whose turn it is in any case, after transfers
-        out.
-        """
+        """Issues blocks in backward order while there is room; after transfers out the one whose turn it is anyway."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return

@@ -52,10 +52,8 @@ class StepMemory:
     def before_warmup(self, *, is_watched: bool) -> None:
         """Between two steps; `is_watched`: whether the next one is that step."""
         self.end()
-        if is_watched:
-            self._begin()
-
-    def _begin(self) -> None:
+        if not is_watched:
+            return
         try:
             meter = peaks_on(self._device)
         except EnvironmentLacksError:
@@ -113,22 +111,19 @@ class StepMemory:
             )
             if (unseen := seen["update"].end - made) > peak // 100:
                 how += f"; {unseen} bytes were not seen to be released, which other threads may have done"
+        in_memory, on_host = self._persistent(torch.device("cpu")), None
+        if not on_cpu and in_memory["weights"]:
+            # Parameters, gradients and the optimizer's values that lie in the host's memory.
+            on_host = 2 * in_memory["weights"] + in_memory["optimizer"]
         self._found = HeldMemory(
             **kinds,
             activations=max(0, peak - sum(kinds.values())),
             peak=peak,
             passes_peak=passes,
             update_peak=update,
-            host=self._on_host(),
+            host=on_host,
             evidence=how,
         )
-
-    def _on_host(self) -> int | None:
-        """Parameters, gradients and the optimizer's values that lie in the host's memory; None: parameters do not."""
-        kinds = self._persistent(torch.device("cpu"))
-        if self._device.type == "cpu" or not kinds["weights"]:
-            return None
-        return 2 * kinds["weights"] + kinds["optimizer"]
 
     @property
     def result(self) -> HeldMemory | None:

@@ -72,7 +72,10 @@ class ForwardOrder:
         self._reach(module)
 
     def _place(self, owner: str) -> str:
-        return next(name for name in _around(owner) if name in self._calls or not name)
+        """The owner or the nearest module around it that is called; "" is the network."""
+        while owner and owner not in self._calls:
+            owner = owner.rpartition(".")[0]
+        return owner
 
     def groups(self) -> list[Needed]:
         """All trained parameters in the order in which the forward pass needs them; after its first run."""
@@ -98,14 +101,6 @@ class ForwardOrder:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-
-
-def _around(name: str) -> Iterator[str]:
-    """A module's name, and those of the modules around it, inside out; "" is the network."""
-    while name:
-        yield name
-        name = name.rpartition(".")[0]
-    yield ""
 
 
 class HostParameters:
@@ -313,21 +308,17 @@ class HostUpdate:
         self._order = ForwardOrder(model, self._reach, is_hooked=overlaps)
         self._groups: list[_Group] = []
         self._group_of: dict[nn.Module, _Group] = {}
-        self._adopt()
+        # The optimizer's state, restored or empty, moves to the host.
+        for parameter, tensor in host.tensors.items():
+            mine = optimizer.state[parameter]
+            for name, value in mine.items():
+                if isinstance(value, Tensor):
+                    mine[name] = value.to(tensor.device)
         self._steps = self._updates = 0
         self._update_ns = self._wait_ns = 0
         self._worker = BackgroundWorker("dlbench update")
         self._worker.put(host.enter_thread)
         optimizer.step = self.begin  # type: ignore[assignment, method-assign]
-
-    def _adopt(self) -> None:
-        """The optimizer's state, restored or empty, moves to the host."""
-        state = self._optimizer.state
-        for parameter, tensor in self._host.tensors.items():
-            mine = state[parameter]
-            for name, value in mine.items():
-                if isinstance(value, Tensor):
-                    mine[name] = value.to(tensor.device)
 
     @property
     def doubts(self) -> tuple[str, ...]:
@@ -342,8 +333,19 @@ class HostUpdate:
         """The update of a step, with the gradients and the rates that are there now; returns before it is done."""
         self.settle()
         if not self._groups:
-            self._arrange()
-        self._set_rates()
+            for needed in self._order.groups():
+                group = _Group(needed, self._host, self._spec)
+                for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
+                    # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
+                    group.optimizer.state[tensor] = self._optimizer.state[parameter]
+                self._groups.append(group)
+                self._group_of |= dict.fromkeys(needed.places, group)
+        # Rates and counts of steps as they stand in the optimizer's groups, which then count this step.
+        for number, whole in enumerate(self._optimizer.param_groups):
+            for group in self._groups:
+                group.optimizer.param_groups[number].update({k: v for k, v in whole.items() if k != "params"})
+            if "step" in whole and any(p.grad is not None for p in whole["params"]):
+                whole["step"] += 1
         for group in self._groups:
             group.begin()
         self._worker.put(partial(self._update_all, self._host.mark()))
@@ -351,23 +353,6 @@ class HostUpdate:
         self._updates += 1
         if self._updates <= self._whole_steps:
             self.settle()
-
-    def _arrange(self) -> None:
-        for needed in self._order.groups():
-            group = _Group(needed, self._host, self._spec)
-            for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
-                # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
-                group.optimizer.state[tensor] = self._optimizer.state[parameter]
-            self._groups.append(group)
-            self._group_of |= dict.fromkeys(needed.places, group)
-
-    def _set_rates(self) -> None:
-        """Rates and counts of steps as they stand in the optimizer's groups, which then count this step."""
-        for number, whole in enumerate(self._optimizer.param_groups):
-            for group in self._groups:
-                group.optimizer.param_groups[number].update({k: v for k, v in whole.items() if k != "params"})
-            if "step" in whole and any(p.grad is not None for p in whole["params"]):
-                whole["step"] += 1
 
     def _reach(self, module: nn.Module) -> None:
         group = self._group_of.get(module)

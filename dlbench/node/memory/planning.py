@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.memory.cut import Cut, find_units
+from dlbench.node.memory.cut import UnitModule, find_units
 from dlbench.node.memory.disk_tier import DiskTier
 from dlbench.node.memory.profile import ChainProfile, undisturbed, update_growth
 from dlbench.node.memory.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
+from dlbench.node.models.build import Batch
 from dlbench.perfmodels.memory.blocks import block_starts
 from dlbench.perfmodels.memory.planner import fixed_plan, in_core_bytes, plan_blocks, scaled
 from dlbench.perfmodels.memory.search import DoesNotFitError
@@ -35,6 +36,10 @@ LEAST_BYTES = 1 << 20
 MOST_BYTES = 256 << 20  # largest transfer that is tried: the far tier must not be filled for a measurement
 _PART_BYTES = 32 << 20  # of one transfer alongside computation, at most: several are under way
 _ALONGSIDE_S = 0.25  # computation alongside transfers lasts at most about so long
+
+Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
+
+_CUT_BATCH = 2  # samples of the passes in which units are found
 
 
 def sizes_of(chain: Chain) -> tuple[int, int]:
@@ -72,7 +77,8 @@ def measure_rates(
     for _ in range(REPEATS):  # in turns
         few.append(trials.both_ways(small, IN_A_ROW))
         many.append(trials.both_ways(large, 1))
-    (small_out, small_in), (large_out, large_in) = _medians(few), _medians(many)
+    small_out, small_in = map(statistics.median, zip(*few, strict=True))
+    large_out, large_in = map(statistics.median, zip(*many, strict=True))
     out_rate, out_latency = _line((small, small_out), (large, large_out))
     in_rate, in_latency = _line((small, small_in), (large, large_in))
     beat("the measurement of transfers alongside computation")
@@ -117,7 +123,9 @@ class _Trials:
 
     def drag(self, num_bytes: int, pair_s: float, compute: Callable[[], object]) -> float:
         """Seconds by which a second of transfers alongside it lengthens computing."""
-        once = self._timed(compute)
+        begin = self._now()
+        compute()
+        once = self._now_of_compute() - begin
         lasts = max(once, _ALONGSIDE_S)
         # Enough to last, but no more memory than two of the largest units take, which training holds as well.
         most = min(MOST_BYTES, 2 * num_bytes)
@@ -155,17 +163,15 @@ class _Trials:
         self._now()
         self._tier.watch(False)
         moving = [(one.start_ns, min(one.end_ns, end_ns)) for one in self._tier.take_transfers()]
-        beside_s = _covered(moving, begin_ns) / 1e9
-        return max(0.0, (together - alone) / beside_s) if beside_s > 0 else 0.0
+        moving_ns, reach_ns = 0, begin_ns  # of the union of these times
+        for start_ns, stop_ns in sorted(moving):
+            moving_ns += max(0, stop_ns - max(start_ns, reach_ns))
+            reach_ns = max(reach_ns, stop_ns)
+        return max(0.0, (together - alone) / (moving_ns / 1e9)) if moving_ns > 0 else 0.0
 
     def _storage(self, num_bytes: int) -> torch.UntypedStorage:
         # Written to, so that a CPU really gives the memory.
         return torch.full((num_bytes,), 1, dtype=torch.uint8, device=self._device).untyped_storage()
-
-    def _timed(self, compute: Callable[[], object]) -> float:
-        begin = self._now()
-        compute()
-        return self._now_of_compute() - begin
 
     def _now(self) -> float:
         if self._calls is not None:
@@ -176,10 +182,6 @@ class _Trials:
         if self._calls is not None:
             self._calls.current_stream(self._device).synchronize()
         return time.perf_counter()
-
-
-def _medians(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return statistics.median(out for out, _ in pairs), statistics.median(back for _, back in pairs)
 
 
 def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
@@ -193,32 +195,16 @@ def _line(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, fl
     return many / max(many_s, 1e-9), 0.0
 
 
-def _covered(intervals: Sequence[tuple[int, int]], begin: int) -> int:
-    """Length of the union of intervals from `begin` on."""
-    total, reach = 0, begin
-    for first, last in sorted(intervals):
-        total += max(0, last - max(first, reach))
-        reach = max(reach, last)
-    return total
-
-
-Batch = dict[str, Tensor]
-Gather = Callable[[Any], list[Any]]  # what JSON can hold, of every rank, by rank; on every rank
-
-
 def alone(value: Any) -> list[Any]:
     """A `Gather` of one rank."""
     return [value]
-
-
-_CUT_BATCH = 2  # samples of the passes in which units are found
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
     """What was found, measured and planned; the same on every rank but for the time that it took."""
 
-    cut: Cut
+    units: tuple[UnitModule, ...]
     chain: Chain
     rates: TransferRates | None
     plan: BlockPlan
@@ -246,27 +232,25 @@ class Workbench:
     exchange_bytes: int = 0
     gradients_stay: bool = False
 
-    def measure(self) -> tuple[Cut, Chain, TransferRates | None, list[str]]:
+    def measure(self) -> tuple[tuple[UnitModule, ...], Chain, TransferRates | None, list[str]]:
         """Returns units, chain and transfer rates, and what a person should know of them."""
         self.beat("the network's units")
         small = self.batch_of(min(_CUT_BATCH, self.train.batch_per_rank))
-        cut = find_units(self.model, lambda: self.loss_of(small))
+        units = find_units(self.model, lambda: self.loss_of(small))
         self.gather(None)  # all ranks measure at the same time, as they will train
-        own, warnings = self._chain(cut)
+        own, warnings = self._chain(units)
         chain = slowest_chain([Chain.model_validate(each) for each in self.gather(own.model_dump(mode="json"))])
         rates = None
         if self.train.swap != "none":
             found = self._rates(chain)
             rates = slowest_rates([TransferRates.model_validate(each) for each in self.gather(found)])
-        return cut, chain, rates, warnings
+        return units, chain, rates, warnings
 
-    def _chain(self, cut: Cut) -> tuple[Chain, list[str]]:
+    def _chain(self, units: tuple[UnitModule, ...]) -> tuple[Chain, list[str]]:
         wanted = self.train.batch_per_rank // self.train.gradient_accumulation
         # Gradients to which several passes add outlast each of them.
         keeps = self.train.gradient_accumulation > 1 or self.gradients_stay
-        profile = ChainProfile(
-            model=self.model, units=cut.units, device=self.device, keeps_gradients=keeps, beat=self.beat
-        )
+        profile = ChainProfile(model=self.model, units=units, device=self.device, keeps_gradients=keeps, beat=self.beat)
         samples, update, warnings = wanted, 0, list[str]()
         # The host updates group by group, alongside the next forward pass.
         if self.train.optimizer_state != "host":
@@ -406,11 +390,11 @@ def slowest_rates(rates: Sequence[TransferRates]) -> TransferRates:
 def plan_memory(bench: Workbench) -> MemoryPlan:
     """Measures and plans; the same plan on every rank."""
     begin = time.monotonic()
-    cut, chain, rates, warnings = bench.measure()
+    units, chain, rates, warnings = bench.measure()
     bench.beat("the plan for memory")
     found, in_core = planned(chain, rates, bench.train)
     return MemoryPlan(
-        cut=cut,
+        units=units,
         chain=chain,
         rates=rates,
         plan=found,

@@ -34,6 +34,7 @@ from dlbench.node.memory.saved import (
     is_of_parameter,
     weak_reference,
 )
+from dlbench.node.models.build import Batch
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.specs.memory import Chain, Unit
 from dlbench.specs.training import OptimizerSpec
@@ -43,7 +44,6 @@ WARM_PASSES, TIMED_PASSES = 3, 9
 behind the one that counts bytes, those whose medians of times are taken."""
 LEAST_PASSES, LONG_S = 2, 4.0  # of each: as few are enough once they have taken so long, seconds
 
-Batch = dict[str, Tensor]
 Storages = dict[int, int]  # bytes of storages by their address
 
 
@@ -326,7 +326,11 @@ class ChainProfile:
         given, made = counted.gone
         begin = held["turn"].begin - given
         left = max(0, held["turned"].begin - begin + made - links[-1].output[1])
-        units = self._units(links, held, _disturbed(links))
+        # A median pass over the sum of its units' medians, in which what disturbs now and then hardly shows.
+        times = [one for link in links for one in (link.forward_s, link.backward_s)]
+        apart_s = sum(map(statistics.median, times))
+        factor = statistics.median(map(sum, zip(*times, strict=True))) / apart_s if apart_s > 0 else 1.0
+        units = self._units(links, held, factor)
         return Chain(
             units=units,
             batch=len(next(iter(batch.values()))),
@@ -437,13 +441,6 @@ def update_growth(model: nn.Module, spec: OptimizerSpec, device: torch.device) -
         meter.mark("update")
         optimizer.step()
     return meter.held()["update"].growth
-
-
-def _disturbed(links: Sequence[_Link]) -> float:
-    """Returns a median pass over the sum of its units' medians, in which what disturbs now and then hardly shows."""
-    times = [one for link in links for one in (link.forward_s, link.backward_s)]
-    apart = sum(map(statistics.median, times))
-    return statistics.median(map(sum, zip(*times, strict=True))) / apart if apart > 0 else 1.0
 
 
 def _median(passages: Sequence[_MeasuredPass], begin: str, end: str) -> float:

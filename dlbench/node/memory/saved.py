@@ -227,7 +227,6 @@ class Pass:
         self.counted: dict[int, tuple[WeakReference, int]] = {}  # What a recomputed block would have saved, by address.
 
     def begin_block(self, block: int, storage: torch.UntypedStorage) -> None:
-        """A block's input is there."""
         self.boundaries[block], self.boundary_bytes[block] = weak_reference(storage), storage.nbytes()
 
     def charge(self, handle: Handle, num_bytes: int) -> None:
@@ -247,7 +246,6 @@ class Pass:
         self.charged_beside = num_bytes
 
     def charge_input(self, block: int, num_bytes: int) -> None:
-        """What a block's input takes is so much now."""
         self.resident += num_bytes - self.charged_inputs[block]
         self.charged_inputs[block] = num_bytes
 

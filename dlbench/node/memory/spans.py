@@ -14,6 +14,7 @@ from dlbench.node.memory.tiers import Tier
 COMPUTE, OUT, IN = "compute", "out", "in"  # lanes of an operation
 FORWARD, RECOMPUTE, BACKWARD, WAIT = "forward", "recompute", "backward", "wait"  # Operations in the lane compute.
 SWAP_OUT, SWAP_IN = "swap out", "swap in"  # kinds of operations in the lanes out and in
+_MOST_MOMENTS = 10_000  # durations held as moments until they are read, which on a GPU waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class ComputeLane:
             return
         moment = self.moments.mark()
         if self._now is not None:
-            self.sink.append((*self._now[:2], self._now[2], moment))
+            self.sink.append((*self._now, moment))
         self._now = (kind, block, moment) if kind is not None else None
 
     @contextmanager
@@ -129,9 +130,6 @@ class ComputeLane:
         durations.append((first, self.moments.mark()))
         if len(durations) >= _MOST_MOMENTS:
             self.seconds()
-
-
-_MOST_MOMENTS = 10_000  # durations held as moments until they are read, which on a GPU waits for it
 
 
 class Watch:

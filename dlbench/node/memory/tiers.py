@@ -23,6 +23,9 @@ import torch
 
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock, pieces
 
+ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
+_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
+
 
 @dataclass(slots=True)
 class Transfer:
@@ -84,10 +87,6 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Ends threads and gives everything back; twice does no harm."""
-
-
-ALIGNMENT = 4096  # places begin and end at multiples of this, as direct I/O wants it
-_LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a new one
 
 
 def aligned(num_bytes: int) -> int:
@@ -188,10 +187,8 @@ class PinnedTier:
         self._calls = calls or Calls()
         self._beat = beat
         self._out, self._in = self._calls.new_stream(device), self._calls.new_stream(device)
-        self._edge = self._calls.new_event(False)
-        """Recorded and waited for at once, so that one serves for all."""
-        self._spare: list[Any] = []
-        """Events that nothing will wait for any more."""
+        self._edge = self._calls.new_event(False)  # Recorded and waited for at once, so that one serves for all.
+        self._spare: list[Any] = []  # Events that nothing will wait for any more.
         self._pools: list[tuple[torch.Tensor, Slots]] = []
         self._read: dict[tuple[int, int], Any] = {}
         """Event after which a place may be written to again, by pool and offset."""
@@ -217,7 +214,8 @@ class PinnedTier:
         if free is not None:
             self._out.wait_event(free)
             self._spare.append(free)
-        ticket.left = self._copy(self._out, ticket, _as_bytes(storage), block, is_out=True)
+        leaving = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+        ticket.left = self._copy(self._out, ticket, leaving, block, is_out=True)
         return ticket
 
     def is_out(self, ticket: PinnedTicket) -> bool:
@@ -280,7 +278,11 @@ class PinnedTier:
         if self._timed:
             self._calls.synchronize(self._device)
         taken, self._timed = self._timed, []
-        return sorted((self._transfer(*one) for one in taken), key=lambda one: one.start_ns)
+        transfers = []
+        for (event, event_ns), is_out, block, num_bytes, *ends in taken:
+            start_ns, end_ns = (event_ns + round(event.elapsed_time(end) * 1e6) for end in ends)
+            transfers.append(Transfer(is_out, block, num_bytes, start_ns, end_ns))
+        return sorted(transfers, key=lambda one: one.start_ns)
 
     def close(self) -> None:
         if self._pools:
@@ -335,13 +337,3 @@ class PinnedTier:
         event = self._calls.new_event(True)
         event.record(stream)
         return event
-
-    def _transfer(
-        self, anchor: tuple[Any, int], is_out: bool, block: int, num_bytes: int, start: Any, end: Any
-    ) -> Transfer:
-        first, last = (anchor[1] + round(anchor[0].elapsed_time(event) * 1e6) for event in (start, end))
-        return Transfer(is_out, block, num_bytes, first, last)
-
-
-def _as_bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -16,7 +16,6 @@ from dlbench.node.memory.cut import BlockFunction
 from dlbench.node.memory.device_memory import KEPT_FREED, peak_bytes, trim
 from dlbench.node.memory.executor import OutOfCore
 from dlbench.node.memory.planning import (
-    Batch,
     Gather,
     MemoryPlan,
     Workbench,
@@ -27,7 +26,7 @@ from dlbench.node.memory.planning import (
 )
 from dlbench.node.memory.spans import LaneSpan
 from dlbench.node.memory.tiers import Tier
-from dlbench.node.models.build import Loss
+from dlbench.node.models.build import Batch, Loss
 from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import exchange_memory
@@ -157,7 +156,7 @@ class ActivationMemory:
         leaving = simulate(chain, plan.blocks, found.rates, capacity, prefetch=prefetch).leaving if moves else ()
         self._blocks = OutOfCore(
             model,
-            found.cut.units,
+            found.units,
             plan.blocks,
             tier=self._tier,
             budget_bytes=None if capacity is None else max(0, capacity - chain.fixed_bytes),

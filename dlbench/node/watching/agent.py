@@ -26,6 +26,9 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.problems import problem_of
 
 STAGE_BYTES = 2_000  # Room of a rank outside of the window: its stages, and nothing else.
+COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
+FINISH_S = 10.0  # How long the sampler may take for its account; the last comparison of clocks is within.
+_STOP_S = 2.0
 
 
 def window_ranks(plan: RunPlan) -> tuple[int, ...]:
@@ -57,13 +60,6 @@ def span_bytes(plan: RunPlan, rank: int) -> int:
 
 def _third(plan: RunPlan) -> int:
     return plan.watch.max_bytes // 3 if plan.watch is not None else 0
-
-
-COMMAND = (sys.executable, "-P", "-m", "dlbench.node.watching.sampler")
-
-FINISH_S = 10.0  # How long the sampler may take for its account; the last comparison of clocks is within.
-
-_STOP_S = 2.0
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
@@ -98,7 +94,6 @@ class SamplerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process number while it runs."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -116,7 +111,6 @@ class SamplerProcess:
         self._send(self._order.to_line())
 
     def measuring(self, on: bool) -> None:
-        """Says that the measured steps begin or end now."""
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:

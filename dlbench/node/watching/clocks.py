@@ -28,11 +28,20 @@ GREETING_S = 1.0  # How long a connection may take to greet; others wait for the
 BURST_S = 2.0  # How long one connection is served.
 PAUSE_S = 0.2  # How long it may pause between two requests; others wait for their turn.
 MAX_ROUNDS = 1000  # Requests answered on one connection.
-
 _MARK = b"DLBCLK01"
 _GREETING = struct.Struct("<8s32s")
 _REQUEST = struct.Struct("<q")
 _ANSWER = struct.Struct("<qqq")
+
+FORMAT, VERSION = "dlbench.clock", 1
+MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
+BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
+SHORT_ROUNDS = 20  # Exchanges in between.
+EVERY_S = 60.0
+MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
+WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
+START_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 5.0
 
 
 def greeting(token: str) -> bytes:
@@ -53,11 +62,9 @@ class ClockServer:
         self.problem = ""  # Why it answers no longer; empty while it does.
 
     def start(self) -> None:
-        """Begins to answer."""
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread."""
         self._is_closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
@@ -133,18 +140,6 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-FORMAT, VERSION = "dlbench.clock", 1
-
-MAX_BYTES = 1 << 16  # Of `clock.json` at most: it holds an address.
-BURST_ROUNDS = 200  # Exchanges at the start and at the end of a run.
-SHORT_ROUNDS = 20  # Exchanges in between.
-EVERY_S = 60.0
-MAX_ESTIMATES = 64  # With more of them every second one is forgotten, and the time between two doubles.
-WAIT_S = 180.0  # How long node 0's address is waited for during sampling; shared file systems show new files late.
-START_TIMEOUT_S = 30.0
-END_TIMEOUT_S = 5.0
-
-
 def publish(path: Path, server: ClockServer, token: str) -> None:
     """Says where node 0 answers, in `clock.json`. Raises RunError: the file cannot be written."""
     content = {"address": server.address, "port": server.port, "token": token}
@@ -154,10 +149,9 @@ def publish(path: Path, server: ClockServer, token: str) -> None:
 class ClockFollower:
     """Asks node 0 for the time, on a thread: at the start, every minute, at the end; `path`: `clock.json`."""
 
-    def __init__(self, path: Path, token: str, *, clock: Clock = time.monotonic_ns) -> None:
+    def __init__(self, path: Path, token: str) -> None:
         self._path = path
         self._token = token
-        self._clock = clock
         self._every_s = EVERY_S
         self._ending = threading.Event()
         self._estimates: list[OffsetEstimate] = []
@@ -165,7 +159,6 @@ class ClockFollower:
         self._thread = threading.Thread(target=self._run, name="clock follower", daemon=True)
 
     def start(self) -> None:
-        """Begins to wait for node 0."""
         self._thread.start()
 
     def finish(self, timeout_s: float = END_TIMEOUT_S + 1) -> tuple[tuple[OffsetEstimate, ...], str]:
@@ -210,7 +203,7 @@ class ClockFollower:
 
     def _burst(self, place: tuple[str, int], rounds: int, timeout_s: float) -> None:
         try:
-            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s, clock=self._clock))
+            one = estimate(compare(*place, self._token, rounds, timeout_s=timeout_s))
         except (OSError, ValueError) as error:
             self._failure = f"node 0's clock at {place[0]} port {place[1]}: {error}"
             return

@@ -67,13 +67,16 @@ class CoreLoad:
     def _now(self) -> _Moment:
         busy: dict[int, int] = {}
         steal: dict[int, int] = {}
-        pressure = None
+        pressure: float | None = None
         if self._sees_node:
             try:
                 busy, steal = _cores(self._root / "proc/stat")
             except (OSError, ValueError, IndexError) as error:
                 self._problem = f"/proc/stat: {error}"[:200]
-            pressure = _pressure(self._root / "proc/pressure/cpu")
+            # Seconds in which something waited for a core, since the start; not every kernel counts them (PSI).
+            with suppress(OSError, ValueError, IndexError):
+                some = (self._root / "proc/pressure/cpu").read_text(encoding="ascii").splitlines()[0]
+                pressure = int(some.rpartition("total=")[2]) / 1e6
         return _Moment(time_s=time.monotonic(), own_s=_own_s(), busy=busy, steal=steal, pressure_s=pressure)
 
 
@@ -98,14 +101,6 @@ def _cores(path: Path) -> tuple[dict[int, int], dict[int, int]]:
     if not any(busy.values()):
         raise ValueError("counts no core's time")
     return busy, steal
-
-
-def _pressure(path: Path) -> float | None:
-    """Seconds in which something waited for a core, since the start; None where the kernel does not count (PSI)."""
-    with suppress(OSError, ValueError, IndexError):
-        some = path.read_text(encoding="ascii").splitlines()[0]
-        return int(some.rpartition("total=")[2]) / 1e6
-    return None
 
 
 def _own_s() -> float:

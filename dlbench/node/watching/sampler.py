@@ -19,6 +19,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from dlbench.node.watching.clocks import ClockFollower, ClockServer, publish
 from dlbench.node.watching.sampling import Commands, SamplerOrder, Sampling, await_termination
 
 NICENESS = 5  # Where cores are shared, ranks go first; how late samples are because of it is in each of them.
-
 _PR_SET_PDEATHSIG = 1
 _OPENING_S = 3.0
 
@@ -55,7 +55,6 @@ class Sampler:
         return self._order.parent not in (0, os.getppid())
 
     def start(self) -> None:
-        """Takes its cores, opens the sources, begins to compare clocks."""
         if self._order.cores:
             try:
                 os.sched_setaffinity(0, self._order.cores)
@@ -68,29 +67,21 @@ class Sampler:
         except Exception as error:
             self._give_up(error)
         # Last: what computes in Python during a comparison makes each answer wait for the interpreter, up to 5 ms.
-        self._start_clocks()
-
-    def _start_clocks(self) -> None:
         order = self._order
-        if order.num_nodes == 1:
-            return
-        path = Path(order.clock)
-        if order.node_rank != 0:
-            self._follower = ClockFollower(path, order.token)
+        if order.num_nodes > 1 and order.node_rank != 0:
+            self._follower = ClockFollower(Path(order.clock), order.token)
             self._follower.start()
-        else:
+        elif order.num_nodes > 1:
             # On a thread, as a name server may take seconds to know this node's address.
-            self._opening = threading.Thread(
-                target=self._answer_clocks, args=(path,), name="clock address", daemon=True
-            )
+            self._opening = threading.Thread(target=self._answer_clocks, name="clock address", daemon=True)
             self._opening.start()
 
-    def _answer_clocks(self, path: Path) -> None:
+    def _answer_clocks(self) -> None:
         order = self._order
         try:
             self._server = ClockServer(own_address(False, order.interface), order.token)
             self._server.start()
-            publish(path, self._server, order.token)
+            publish(Path(order.clock), self._server, order.token)
         except (DlbenchError, OSError) as error:
             self._failures.append(f"no node can compare its clock with this one: {error}")
 
@@ -100,7 +91,6 @@ class Sampler:
         return self._sampling.due_ns if self._sampling is not None and self._is_sampling else None
 
     def sample(self) -> None:
-        """Takes the sample that is due."""
         if self._sampling is not None and self._is_sampling:
             try:
                 self._sampling.take_due()
@@ -175,15 +165,7 @@ class Sampler:
             "clock": {
                 "node_rank": order.node_rank,
                 "host": order.host,
-                "points": [
-                    {
-                        "local_ns": one.local_ns,
-                        "offset_ns": one.offset_ns,
-                        "bound_ns": one.bound_ns,
-                        "num_exchanges": one.num_exchanges,
-                    }
-                    for one in points
-                ],
+                "points": [asdict(point) for point in points],
                 "wall_offset_ns": min(readings)[1],
                 "problem": problem,
             },

@@ -19,9 +19,19 @@ from dlbench.machine.sources import Source
 from dlbench.records.rows.samples import TIME_FIELDS, sample_writer
 
 GRACE_S = 5.0  # How long a call that hangs may keep the sampler alive after SIGTERM: it must not outlive its rank.
-
 _TERMINATED = 128 + signal.SIGTERM
 _MAX_LINE = 1 << 20
+SLOW_EVERY = 10  # One of N samples reads the slow sources too.
+SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
+
+PARTS = 10
+"""Each time another of these parts of the room is full the period doubles; the last part is divided so again.
+
+Equal parts hold equally many rows, so that the time that the file reaches over grows as 2 to their number. Halving what
+is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
+"""
+
+_BLOCK_BYTES = 64  # What a block needs besides its rows, at most.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +52,6 @@ class SamplerOrder:
     parent: int = 0  # Number of the process that starts it and without which it ends; 0: it is not started directly.
 
     def to_line(self) -> bytes:
-        """The order as one line of JSON."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
@@ -96,20 +105,6 @@ class Commands:
             return None
         self._rest = rest
         return line
-
-
-SLOW_EVERY = 10  # One of N samples reads the slow sources too.
-
-SPARE_ROWS = 3  # Rows for which room is kept to the end: where measuring begins, where it ends, and the last sample.
-
-PARTS = 10
-"""Each time another of these parts of the room is full the period doubles; the last part is divided so again.
-
-Equal parts hold equally many rows, so that the time that the file reaches over grows as 2 to their number. Halving what
-is left instead makes all levels equally long: a file of 50 kB is then full within two minutes.
-"""
-
-_BLOCK_BYTES = 64  # What a block needs besides its rows, at most.
 
 
 class Sampling:

@@ -45,6 +45,15 @@ _BLOCK_BYTES = 32  # What a block takes besides its rows, at most, where they ca
 _LAST_BYTES = 3 * (_ROW_BYTES + _BLOCK_BYTES + _NOTE_BYTES + 16)
 """What the stages take that follow a pause, at most: the one it interrupts, "measuring" and "finishing"."""
 
+MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
+_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
+
+AddSpan = Callable[..., None]  # `RankSpans.add`.
+
+ANCHOR = "dlbench profiler anchor"
+_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
+MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
+
 
 class RankSpans:
     """Spans of one rank: stages without a gap from `start_ns` (None: now) on, and single spans of the window."""
@@ -104,19 +113,8 @@ class RankSpans:
         self.add(STAGE, self._stage, self._since_ns, now)
         self._stage, self._since_ns = following, now
 
-    def add(
-        self,
-        lane: int,
-        name: str,
-        start_ns: int,
-        end_ns: int,
-        *,
-        step: int = -1,
-        track: int = 0,
-        num_bytes: int = -1,
-        queued_ns: int = 0,
-    ) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds; see `SpanWriter.add`. What does not fit is counted."""
+    def add(self, lane: int, name: str, start_ns: int, end_ns: int, **details: int) -> None:
+        """One span, CLOCK_MONOTONIC nanoseconds; `details`: as of `SpanWriter.add`. What does not fit is counted."""
         self._given += 1
         writer = self._writer
         if writer is None:
@@ -128,7 +126,7 @@ class RankSpans:
                 self._names.add(name)
                 self._name_bytes += len(name) + _NOTE_BYTES
         try:
-            writer.add(lane, name, start_ns, end_ns, step=step, track=track, num_bytes=num_bytes, queued_ns=queued_ns)
+            writer.add(lane, name, start_ns, end_ns, **details)
         except OSError as error:
             self._give_up(error)
 
@@ -143,7 +141,7 @@ class RankSpans:
                 writer.close()
             except OSError as error:
                 self.problem = _reason(error)
-            self._count(writer)
+            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
         return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
@@ -159,19 +157,11 @@ class RankSpans:
         if writer is not None:
             with contextlib.suppress(OSError):  # it was reported just now
                 writer.close()
-            self._count(writer)
-
-    def _count(self, writer: SpanWriter) -> None:
-        self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
+            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
 
 
 def _reason(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
-
-
-MAX_HELD_CALLS = 20_000  # Calls of modules held in memory until they are written.
-
-_LEAF_NUMBER = 2**64 - 1  # Sequence number of nodes that add gradients up in parameters; they belong to no call.
 
 
 class MomentClock(Protocol):
@@ -188,9 +178,6 @@ class MomentClock(Protocol):
 
     def monotonic_ns(self, moment: Any) -> int:
         """A moment as nanoseconds of CLOCK_MONOTONIC."""
-
-
-AddSpan = Callable[..., None]  # `RankSpans.add`.
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,7 +215,6 @@ class LayerWatch:
         self._step: int | None = None
 
     def open(self) -> None:
-        """Hooks every leaf module."""
         self._clock.anchor()
         for name, module in self._model.named_modules():
             if next(module.children(), None) is None:
@@ -339,13 +325,6 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for part in value:
             yield from _tensors(part)
-
-
-ANCHOR = "dlbench profiler anchor"
-
-_WARM_MARKS = 10  # Marks before the anchor; the first ones are slow.
-
-MAX_PROFILE_BYTES = 500_000_000  # A larger profile is not kept; it is written outside of `watch.max_bytes`.
 
 
 class ProfileWindow:

@@ -132,7 +132,7 @@ def planned(units: Sequence[UnitModule], decisions: Sequence[Decision] | Decisio
 
 
 def cut(task: Task, model: nn.Module) -> tuple[UnitModule, ...]:
-    return find_units(model, lambda: task.loss(model)).units
+    return find_units(model, lambda: task.loss(model))
 
 
 def disk(folder: Path, num_bytes: int = 1 << 20) -> DiskTier:

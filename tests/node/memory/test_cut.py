@@ -7,52 +7,47 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.errors import UserError
-from dlbench.node.memory.cut import Cut, find_units
+from dlbench.node.memory.cut import UnitModule, find_units
 from tests.node.memory.networks import bert_task, chain_task, cosmoflow_task, resnet_task
 
 
-def cut_of(model: nn.Module, *inputs: Tensor) -> Cut:
+def cut_of(model: nn.Module, *inputs: Tensor) -> tuple[UnitModule, ...]:
     return find_units(model, lambda: model(*inputs))
 
 
-def names(cut: Cut) -> list[str]:
-    return [unit.name for unit in cut.units]
+def names(units: tuple[UnitModule, ...]) -> list[str]:
+    return [unit.name for unit in units]
 
 
 def test_resnet_is_one_chain_from_image_to_logits() -> None:
     task = resnet_task()
     model = task.model()
-    cut = find_units(model, lambda: task.loss(model))
+    units = find_units(model, lambda: task.loss(model))
     stages = ["stages.0.0", "stages.1.0", "stages.1.1", "stages.2.0"]
-    assert names(cut) == ["stem_conv", "stem_norm", "stem_pool", *stages, "mean", "classifier"]
+    assert names(units) == ["stem_conv", "stem_norm", "stem_pool", *stages, "mean", "classifier"]
     # The stem's ReLU overwrites what the normalisation returns: one unit.
-    assert [len(unit.modules) for unit in cut.units] == [1, 2, 1, 1, 1, 1, 1, 1, 1]
-    assert [unit.joins for unit in cut.units] == [False] + [True] * 8
-    assert cut.outside == ()
+    assert [len(unit.modules) for unit in units] == [1, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert [unit.joins for unit in units] == [False] + [True] * 8
 
 
 def test_cosmoflow_is_divided_into_its_layers() -> None:
     task = cosmoflow_task()
     model = task.model()
-    cut = find_units(model, lambda: task.loss(model))
-    assert names(cut)[:4] == ["features.0", "features.1", "features.2", "features.3"]
-    flattened = next(unit for unit in cut.units if len(unit.modules) == 2)
+    units = find_units(model, lambda: task.loss(model))
+    assert names(units)[:4] == ["features.0", "features.1", "features.2", "features.3"]
+    flattened = next(unit for unit in units if len(unit.modules) == 2)
     assert flattened.name == "features.8"  # pooling, and the flat view of what it returns
-    assert all(unit.joins for unit in cut.units[1:])
+    assert all(unit.joins for unit in units[1:])
 
 
 def test_bert_is_a_chain_of_its_layers_with_embeddings_and_heads_outside() -> None:
     task = bert_task(3)
     model = task.model()
-    cut = find_units(model, lambda: task.loss(model))
-    assert names(cut) == ["embedding_norm", "dropout", "layers.0", "layers.1", "layers.2"]
+    units = find_units(model, lambda: task.loss(model))
+    assert names(units) == ["embedding_norm", "dropout", "layers.0", "layers.1", "layers.2"]
     # The first layer is given a mask that the dropout before it is not given.
-    assert [unit.joins for unit in cut.units] == [False, True, False, True, True]
-    assert not any(
-        unit.shared for unit in cut.units
-    )  # nobody else holds what is given to it, nor the sum of embeddings
-    assert "word_embedding: before the chain" in cut.outside
-    assert "pooler: after the chain" in cut.outside
+    assert [unit.joins for unit in units] == [False, True, False, True, True]
+    assert not any(unit.shared for unit in units)  # nobody else holds what is given to it, nor the sum of embeddings
 
 
 def test_a_network_that_asks_for_gradients_in_its_forward_pass_is_divided() -> None:
@@ -96,9 +91,9 @@ class UNet(nn.Module):
 
 
 def test_a_boundary_that_others_use_is_not_within_a_block() -> None:
-    cut = cut_of(UNet(), torch.randn(4, 64))
-    assert names(cut) == ["down", "middle", "up", "last"]
-    assert [unit.joins for unit in cut.units] == [False, False, True, True]
+    units = cut_of(UNet(), torch.randn(4, 64))
+    assert names(units) == ["down", "middle", "up", "last"]
+    assert [unit.joins for unit in units] == [False, False, True, True]
 
 
 class Entered(UNet):
@@ -115,9 +110,9 @@ class Entered(UNet):
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_the_first_input_is_shared_if_what_is_before_the_chain_holds_it(saved: bool) -> None:
-    cut = cut_of(Entered(saved=saved), torch.randn(4, 64))
-    assert names(cut) == ["down", "middle", "up"]
-    assert [unit.shared for unit in cut.units] == [saved, False, False]
+    units = cut_of(Entered(saved=saved), torch.randn(4, 64))
+    assert names(units) == ["down", "middle", "up"]
+    assert [unit.shared for unit in units] == [saved, False, False]
 
 
 class Twice(UNet):
