@@ -67,7 +67,15 @@ def run(
     processes = min(processes, len(items))
 
     def result(number: int, answer: Result | _Failure) -> Result:
-        return _result(answer, name(items[number]), verb)
+        if not isinstance(answer, _Failure):
+            return answer
+        item = name(items[number])
+        if answer.is_death:
+            raise RunError(f"{item}, or an item next to it: the process that {verb} it died (out of memory?)")
+        defect = RuntimeError(f"{item} cannot be {verb}:\n{answer.trace}")
+        if answer.error is None:
+            raise defect
+        raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
 
     if processes <= 1:
         yield ((number, result(number, _attempt(work, item))) for number, item in enumerate(items))
@@ -116,17 +124,6 @@ def _attempt(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
         return _Failure(error=error, trace=traceback.format_exc())
     except Exception:
         return _Failure(trace=traceback.format_exc())
-
-
-def _result(answer: Result | _Failure, name: str, verb: str) -> Result:
-    if not isinstance(answer, _Failure):
-        return answer
-    if answer.is_death:
-        raise RunError(f"{name}, or an item next to it: the process that {verb} it died (out of memory?)")
-    defect = RuntimeError(f"{name} cannot be {verb}:\n{answer.trace}")
-    if answer.error is None:
-        raise defect
-    raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
 
 
 def _answers(

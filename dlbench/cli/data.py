@@ -220,11 +220,6 @@ def _remark(lines: Iterable[str]) -> None:
         click.echo(cleaned(line), err=True)
 
 
-def _require(source: Path) -> None:
-    if not source.exists():
-        raise UserError(f"{str(source)!r}: no such file or folder")
-
-
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
@@ -244,7 +239,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
     """
     from dlbench.datasets.making.catalogue import packing
 
-    _require(source)
+    if not source.exists():
+        raise UserError(f"{str(source)!r}: no such file or folder")
     manufacture(packing(source, **choices), folder, workers)
 
 

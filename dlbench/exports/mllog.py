@@ -50,8 +50,7 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     """The log of a run with a record, ASCII, a newline behind each line.
 
     What holds for the whole run comes first, at the time of the first event, then the events in their order.
-    `throughput`: samples per second over the measured steps, all ranks; None where it is not known. Raises
-    IncompleteDataError: a time in the record is damaged.
+    `throughput`: samples per second over the measured steps, all ranks; None where it is not known.
     """
     assert run.record is not None
     lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]

@@ -69,11 +69,7 @@ class Manifest(Spec):
 
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
-    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
-
-    Raises `UserError`: the file cannot be written. `IncompleteDataError`: a run cannot be read, or its files are not
-    those that the index knows.
-    """
+    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`."""
     if is_stream(output):
         raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
     temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
@@ -130,9 +126,6 @@ def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterat
     """Yields the runs of an archive, unpacked in `room` (of `Store.room`), from where they may be moved.
 
     An archive in which anything is wrong is one outcome `damaged`.
-
-    Raises `UserError`: the archive cannot be read. `EnvironmentLacksError`: this Python's tarfile has no filters.
-    `RunError`: the store cannot be written.
     """
     if not hasattr(tarfile, "data_filter"):
         raise EnvironmentLacksError(
@@ -149,7 +142,11 @@ def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterat
         folder.mkdir()
         with file:
             _unpack(file, folder, limits or Limits())
-        _sync(folder)
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with open_file(Path(parent, name), follow=False) as unpacked:
+                    os.fsync(unpacked.fileno())
+            sync_folder(Path(parent))
         manifest = load_file(folder / MANIFEST, Manifest, _MAX_MANIFEST_BYTES)
     except IncompleteDataError as error:
         yield Outcome(name=str(path), verdict="damaged", why=str(error).replace(f"{folder}/", ""))
@@ -227,17 +224,13 @@ def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     return safe.replace(mtime=time.time(), deep=False)
 
 
-def _sync(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with open_file(Path(parent, name), follow=False) as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(parent))
-
-
 def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candidate | Outcome]:
     missing = set(manifest.runs) if manifest else set()
-    runs = run_folders(_with_content(folder))
+    # An archive may name its runs by a long path: the first folder that holds more than one other has them.
+    root = folder
+    while len(entries := list(root.iterdir())) == 1 and entries[0].is_dir():
+        root = entries[0]
+    runs = run_folders(root)
     if not runs and not missing:
         yield Outcome(name=str(path), verdict="skipped", why="there is no run in it")
     for run in runs:
@@ -250,12 +243,3 @@ def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candi
         yield Candidate(folder=run, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
     for name in sorted(missing):
         yield Outcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")
-
-
-def _with_content(folder: Path) -> Path:
-    """Returns the first folder that holds more than one other: an archive may name its runs by a long path."""
-    entries = list(folder.iterdir())
-    while len(entries) == 1 and entries[0].is_dir():
-        folder = entries[0]
-        entries = list(folder.iterdir())
-    return folder

@@ -21,9 +21,6 @@ from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 
-FORMAT = "dlbench.slow-nodes"
-VERSION = 1
-
 RECENT_DAYS = 92  # Runs that ended longer before the newest run of the history say nothing of now.
 
 Now = Verdict | Literal["not used lately"]
@@ -74,8 +71,8 @@ class HostCourse:
 class SlowMonths:
     """What a history says of its hosts."""
 
-    format: str = FORMAT
-    version: int = VERSION
+    format: str = "dlbench.slow-nodes"
+    version: int = 1
     as_of: str  # End of the newest run, from which `RECENT_DAYS` count back; empty without runs.
     hosts: tuple[HostCourse, ...]  # Those that are slow first, then by their current ratio, largest first.
     months: tuple[str, ...]  # All months with runs on two hosts or more, oldest first.
@@ -114,7 +111,10 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
             nights.setdefault(host, []).append(night)
     points = change_points_together([[night.work for night in own] for own in nights.values()])
     changes = dict(zip(nights, points, strict=True))
-    oldest = _oldest(counted[-1].finished) if counted else ""
+    oldest = ""  # The end of the first night that still says something of now.
+    if counted:
+        newest = datetime.strptime(counted[-1].finished, UTC_FORMAT).replace(tzinfo=UTC)
+        oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
     recent = {
         host: [night for night in own[changes[host][-1].index if changes[host] else 0 :] if night.end >= oldest]
         for host, own in nights.items()
@@ -156,11 +156,6 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         unsafe=tuple(one.host for one in slow if not one.is_safe),
         damaged=damaged_runs(known),
     )
-
-
-def _oldest(as_of: str) -> str:
-    """The end of the first night that still says something of now."""
-    return utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
 
 
 def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:

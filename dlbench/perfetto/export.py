@@ -40,8 +40,7 @@ _LEVEL = 2
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes the trace, compressed where the name ends in `.gz`; as a whole or not at all.
 
-    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added. Raises UserError: it
-    cannot be written.
+    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added.
     """
     if is_stream(output):
         raise UserError(f"-o {output}: is a device or a pipe; a trace needs a file of its own")

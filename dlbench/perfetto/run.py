@@ -32,9 +32,7 @@ class Selection:
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
-    """Ranks from a text such as `0,1,8-15`; all of them without a text. Raises UserError: it is no list of ranks, or
-    names a rank that the run does not have.
-    """
+    """Ranks from a text such as `0,1,8-15`; all of them without a text."""
     if text is None:
         return tuple(range(num_ranks))
     chosen: set[int] = set()
@@ -115,8 +113,7 @@ class TraceRun:
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
     """Looks once over the run's files; what is damaged goes to the notes.
 
-    Also returns what a trace says of itself (without what is met later). Raises UserError: no chosen rank has a chosen
-    step; or IncompleteDataError: there is nothing to show.
+    Also returns what a trace says of itself (without what is met later).
     """
     layout = run.plan.layout
     recorded = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}

@@ -137,15 +137,14 @@ class CommRun(LaunchedRun):
             return ""
         points = self.record.points
         wrong = [p for p in points if p.correct is False] or [p for p in points if p.problem]
-        named = [_wrong(point) for point in wrong[:3]]
+        named = []
+        for point in wrong[:3]:
+            error = "" if point.max_error is None else f", largest relative error {point.max_error:.3g}"
+            why = point.problem or f"wrong result{error}"
+            where = f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}"
+            named.append(f"{where}: {why}")
         more = [f"and {len(wrong) - 3} points more"] if len(wrong) > 3 else []
         return "; ".join([*named, *more]) or "the record says invalid, and not why"
-
-
-def _wrong(point: CommPoint) -> str:
-    error = "" if point.max_error is None else f", largest relative error {point.max_error:.3g}"
-    why = point.problem or f"wrong result{error}"
-    return f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}: {why}"
 
 
 CommScan = Found[CommRun]
@@ -154,16 +153,13 @@ CommScan = Found[CommRun]
 def scan_comm(root: Path, *more: Path) -> CommScan:
     """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
 
-    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
-    UserError: there is no such folder.
+    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
     """
     return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) in (COMM_FORMAT, None)), _read)
 
 
 def read_comm_run(path: Path) -> CommRun:
-    """One folder of the collective benchmark. Raises UserError: it is a run of something else; or IncompleteDataError:
-    a file is damaged, or it holds no plan.
-    """
+    """One folder of the collective benchmark."""
     folder = RunFolder(path)
     if plan_format(folder) not in (COMM_FORMAT, None):
         raise UserError(f"{path}: is no run of the collective benchmark: see `dlbench report`")

@@ -74,7 +74,6 @@ def write_result(path: Path, content: bytes | str) -> None:
     """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
 
     A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
-    Raises RunError: the file system refuses, or nobody reads the pipe.
     """
     if is_stream(path):
         data = content.encode("utf-8") if isinstance(content, str) else content

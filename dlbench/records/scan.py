@@ -183,8 +183,7 @@ def run_folders(*roots: Path) -> list[RunFolder]:
     """The folders that may be runs: each root that is one, else those below it.
 
     A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
-    its reader to say what it lacks. A folder that two roots hold is listed once. Raises UserError: there is no such
-    folder.
+    its reader to say what it lacks. A folder that two roots hold is listed once.
     """
     found: list[Path] = []
     for root in roots:
@@ -206,7 +205,7 @@ def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[lis
     has_runs = False
     for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
         inner: list[Path] = []
-        if _has_plan(path):
+        if os.path.lexists(RunFolder(path).plan):
             has_runs = True
         elif levels:
             identity = _identity(path)
@@ -233,14 +232,6 @@ def _folders_in(folder: Path, *, is_root: bool) -> list[Path]:
     return [folder / name for _, name in sorted(found)]
 
 
-def _has_plan(folder: Path) -> bool:
-    try:
-        RunFolder(folder).plan.lstat()
-    except OSError:
-        return False
-    return True
-
-
 def _identity(path: Path) -> tuple[int, int]:
     """Device and inode: equal for two names of one folder; of one that is not there (any more) no other has it."""
     try:
@@ -259,10 +250,18 @@ def plan_format(folder: RunFolder) -> str | None:
     return str(content.get("format")) if isinstance(content, dict) else None
 
 
+def text_in(path: Path, key: str) -> str:
+    """The text under a key of a JSON file; empty where there is none that can be read."""
+    try:
+        content = read_json(path, MAX_JSON)
+    except (OSError, ValueError):
+        return ""
+    text = content.get(key) if isinstance(content, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def read_run(path: Path) -> Run:
-    """One training run's folder. Raises UserError: it is a run of the collective benchmark; or IncompleteDataError: a
-    file is damaged, or it holds no plan.
-    """
+    """One training run's folder."""
     folder = RunFolder(path)
     if plan_format(folder) == COMM_FORMAT:
         raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
@@ -308,9 +307,7 @@ def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
 
 
 def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None:
-    """What Slurm says that a run took; None where nothing is kept. Raises IncompleteDataError: the file is damaged, or
-    another run's.
-    """
+    """What Slurm says that a run took; None where nothing is kept."""
     accounting = load_file(folder.accounting, RunAccounting)
     if accounting is not None and accounting.run_id != plan.run_id:
         raise IncompleteDataError(f"{folder.accounting}: belongs to run {accounting.run_id}, not to {plan.run_id}")

@@ -49,9 +49,7 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 @dataclass(kw_only=True)
 class SampleReader:
-    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, of an unknown version, or of
-    another run.
-    """
+    """Samples of one node, block by block."""
 
     path: Path
     run_id: str = ""  # The run that they must be of; empty: any.
@@ -100,9 +98,7 @@ class SampleReader:
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block. Raises
-        IncompleteDataError: a block is damaged.
-        """
+        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block."""
         self.failures.clear()
         self.end = None
         found, notes = self._reader.read(names)

@@ -70,25 +70,17 @@ class SpanWriter:
         num_bytes: int = -1,
         queued_ns: int = 0,
     ) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread.
-        Raises OSError: the disk is full or gone.
-        """
+        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread."""
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            name = OTHER_NAMES
         number = self._names.get(name)
         if number is None:
-            number = self._named(name)
+            number = self._names[name] = len(self._names)
+            self._new_names.append(name[:200])
         self._blocks.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
         self._held += 1
         if self._held == _SPANS_PER_BLOCK:
             self.flush()
-
-    def _named(self, name: str) -> int:
-        if len(self._names) >= MAX_NAMES:
-            name = OTHER_NAMES
-            if name in self._names:
-                return self._names[name]
-        number = self._names[name] = len(self._names)
-        self._new_names.append(name[:200])
-        return number
 
     @property
     def num_held(self) -> int:
@@ -129,9 +121,7 @@ class SpanWriter:
 
 @dataclass(kw_only=True)
 class SpanReader:
-    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, of an unknown version, or of
-    another run.
-    """
+    """Spans of one rank, block by block."""
 
     path: Path
     run_id: str = ""  # The run that they must be of; empty: any.
@@ -155,23 +145,18 @@ class SpanReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`. Raises
-        IncompleteDataError: a block is damaged.
-        """
+        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`."""
         self.names.clear()
         for block in self._reader.blocks():
             if isinstance(block, dict):
-                self._take_names(block)
+                first, names = block.get("first"), block.get("names")
+                # Their numbers go on where those before ended; a gap would give spans a wrong name.
+                if type(first) is not int or not isinstance(names, list) or first != len(self.names):
+                    raise IncompleteDataError(f"{self.path}: names of spans are damaged")
+                self.names.extend(str(name) for name in names)
+                if len(self.names) > MAX_NAMES + 1:
+                    raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")
             elif len(block):
                 if int(block["lane"].max()) >= len(LANES) or int(block["name"].max()) >= len(self.names):
                     raise IncompleteDataError(f"{self.path}: spans of a lane or a name that there is not")
                 yield block
-
-    def _take_names(self, note: dict[str, Any]) -> None:
-        first, names = note.get("first"), note.get("names")
-        # Their numbers go on where those before ended; a gap would give spans a wrong name.
-        if type(first) is not int or not isinstance(names, list) or first != len(self.names):
-            raise IncompleteDataError(f"{self.path}: names of spans are damaged")
-        self.names.extend(str(name) for name in names)
-        if len(self.names) > MAX_NAMES + 1:
-            raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")
