@@ -117,14 +117,6 @@ def test_runs_of_one_session_are_one_night() -> None:
     assert change.kind == "regression"
 
 
-def test_repeats_are_no_nights() -> None:
-    """Five nights of twenty runs are five nights: nothing can be said."""
-    (trend,) = trends(course(6, step_at(3, 1.5), repeats=20))
-    assert trend.changes == ()
-    (told,) = of_steps(course(6, step_at(3, 1.5), repeats=20)).series
-    assert "a change point needs 12 nights" in told.verdict
-
-
 @pytest.mark.parametrize("key", ["group", "ranks", "nodes"])
 def test_what_may_not_be_compared_is_not_one_series(key: str) -> None:
     other = {"group": "ffffffffffff", "ranks": 8, "nodes": 4}[key]
@@ -227,13 +219,6 @@ def test_equal_commits_are_named() -> None:
     none = course(40, step_at(20, 1.1), changes=lambda night: {"commit": ""})
     assert trends_words.commits_text(of_steps(none).series[0].changes[0]) == "commit not known"
     assert "no recorded key of the environment differs" in as_text(of_steps(none)).replace("\n  ", " ")
-
-
-def test_the_newest_night_asks_to_wait() -> None:
-    (series,) = of_steps(course(41, step_at(40, 1.2))).series
-    assert series.changes == ()
-    assert series.newest.is_worse
-    assert "wait for 4 or more such nights" in trends_words.newest_text(series)
 
 
 # How a history is rated, and what is acknowledged
@@ -371,12 +356,6 @@ def test_a_node_that_is_not_used_any_more_is_not_excluded() -> None:
     assert found["n9"].months[0].verdict == "slow"
 
 
-def test_few_runs_make_a_suspect_at_most() -> None:
-    found = slow_months([shared(night, {"n1": 1.1}) for night in range(4)])
-    assert found.hosts[0].verdict == "suspected"
-    assert found.exclude == ()
-
-
 def test_runs_of_one_night_or_job_are_one_look_at_its_hosts() -> None:
     """Forty runs while a neighbour slowed n1: of one request, or of forty requests in one allocation."""
     one_request = [replace(shared(3, {"n1": 1.1}), run_id=f"a{number}") for number in range(40)]
@@ -387,18 +366,6 @@ def test_runs_of_one_night_or_job_are_one_look_at_its_hosts() -> None:
         assert found.exclude == ()
         assert (found.hosts[0].host, found.hosts[0].verdict) == ("n1", "suspected")
         assert (found.hosts[0].num_nights, found.hosts[0].num_runs) == (1, 40)
-
-
-def test_what_slows_hosts_for_a_night_accuses_none() -> None:
-    """32 healthy hosts, each night 3 % apart: counted by runs, four a night, one is called slow now and then."""
-    generator = np.random.default_rng(8)
-    hosts = [f"n{number}" for number in range(32)]
-    for _ in range(3):
-        runs = []
-        for night in range(8):
-            tonight = dict(zip(hosts, np.exp(generator.normal(0, 0.03, 32)).tolist(), strict=True))
-            runs += [replace(shared(night, tonight, hosts), run_id=f"{night}-{n}") for n in range(4)]
-        assert slow_months(runs).exclude == ()
 
 
 def test_a_slow_link_is_named_and_is_no_slow_host() -> None:
@@ -511,14 +478,6 @@ def test_of_many_nights_the_newest_and_those_of_changes_are_drawn(monkeypatch: p
     assert text.count('"hosts": ') < 41
 
 
-def test_every_chart_has_its_numbers(sample: TrendsReport) -> None:
-    charts = [chart for section in trends_document(sample).sections for chart in section.charts()]
-    assert len(charts) == len(sample.series) + 1
-    for chart in charts:
-        assert chart.table.rows
-        assert chart.alt
-
-
 def test_a_report_shows_a_history_beside_its_runs(sample: TrendsReport) -> None:
     view = HistoryView()
     shown, absent = (SimpleNamespace(views={view.key: found}) for found in (sample, None))
@@ -572,12 +531,6 @@ def test_commands_read_a_real_store(store: Path, tmp_path: Path) -> None:
     assert json.loads(run_cli("slow-nodes", "--store", store, "--format", "json").stdout)["exclude"] == ["n1"]
 
 
-def test_a_regression_fails_the_gate(store: Path) -> None:
-    failed = run_cli("trends", "--store", store, "--fail-on-regression")
-    assert failed.exit_code == 1
-    assert "regression: 2026-03-15" in failed.stderr
-
-
 def test_a_regression_is_named_until_somebody_acknowledges_it(store: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(store, tmp_path / "store"))
 
@@ -619,11 +572,6 @@ def test_only_what_is_there_can_be_acknowledged(store: Path, arguments: list[str
     done = run_cli("acknowledge", *(series if one == "SERIES" else one for one in arguments), "--store", store)
     assert message in str(done.exception)
     assert not (store / "acknowledged").exists()
-
-
-def test_where_chooses_runs(store: Path) -> None:
-    done = run_cli("trends", "--store", store, "--where", "tag.commit=c3", "--format", "json")
-    assert json.loads(done.stdout)["num_runs"] == 7
 
 
 @pytest.mark.parametrize(
