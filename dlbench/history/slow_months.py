@@ -61,11 +61,6 @@ class HostCourse:
     months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
     changes: tuple[HostChange, ...]
 
-    @property
-    def is_safe(self) -> bool:
-        """Whether its name may stand in an option of Slurm."""
-        return SAFE_HOST.fullmatch(self.host) is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMonths:
@@ -145,15 +140,15 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     def order(course: HostCourse) -> tuple[bool, float, str]:
         return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
 
-    slow = sorted((one for one in hosts if one.verdict in TO_EXCLUDE), key=lambda one: one.host)
+    slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
     return SlowMonths(
         as_of=counted[-1].finished if counted else "",
         hosts=tuple(sorted(hosts, key=order)),
         months=tuple(months),
         num_runs=len(counted),
         num_without=len(runs) - len(counted),
-        exclude=tuple(one.host for one in slow if one.is_safe),
-        unsafe=tuple(one.host for one in slow if not one.is_safe),
+        exclude=tuple(host for host in slow if SAFE_HOST.fullmatch(host)),
+        unsafe=tuple(host for host in slow if not SAFE_HOST.fullmatch(host)),
         damaged=damaged_runs(known),
     )
 

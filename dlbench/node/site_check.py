@@ -51,15 +51,11 @@ def libraries() -> tuple[dict[str, str], dict[str, str]]:
             said = next(iter(str(error).strip().splitlines()), "")
             broken[name] = f"{type(error).__name__}: {said}"[:300]
             continue
-        versions[name] = _version(name)
+        try:
+            versions[name] = importlib.metadata.version("nvidia-ml-py" if name == "pynvml" else name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = str(getattr(importlib.import_module(name), "__version__", "unknown"))
     return versions, broken
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version("nvidia-ml-py" if name == "pynvml" else name)
-    except importlib.metadata.PackageNotFoundError:
-        return str(getattr(importlib.import_module(name), "__version__", "unknown"))
 
 
 _TRIAL_BYTES = 1 << 20

@@ -16,12 +16,13 @@ from typing import Any, BinaryIO, TextIO, cast
 
 from dlbench.errors import UserError, refused
 from dlbench.perfetto.events import (
+    REASONS,
     CounterSeries,
+    HeldClock,
     StepEvents,
     counter_events,
     counters_of,
     dumped,
-    held_clocks,
     note_event,
     process_events,
     reason_event,
@@ -118,7 +119,8 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     sink.write(process_events(pid, f"node {clock.host}{clock.unknown}", pid))
     columns = list(notes.guarded(_columns(run, node)))
     counters = [CounterSeries(counter) for counter in counters_of(columns)]
-    clocks = held_clocks(columns)
+    reasons = [(name, REASONS.fullmatch(name)) for name in columns]
+    clocks = [HeldClock(column=name, gpu=int(match[1])) for name, match in reasons if match]
     low, high = run.window or (-1 << 62, 1 << 62)
     threads: set[int] = set()
 
@@ -132,7 +134,7 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
         for series in counters:
             time, value = series.points(rows)
-            within = run.in_window(time)
+            within = (time >= low) & (time <= high)
             sink.write(counter_events(pid, series.counter, time[within], value[within]))
             notes.num_events += int(within.sum())
         for gpu in clocks:

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, Times, make_axis, step_rows
+from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.shared import file_of
@@ -103,11 +100,6 @@ class TraceRun:
         if not path.exists() and node in self.sampled_nodes:
             notes.problem(f"{path}: missing: node {node} is shown without counters")
         return path.exists()
-
-    def in_window(self, time: Times) -> npt.NDArray[np.bool_]:
-        """Which of these nanoseconds lie within the chosen steps."""
-        low, high = self.window or (-1 << 62, 1 << 62)
-        return (time >= low) & (time <= high)
 
 
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:

@@ -100,7 +100,7 @@ def is_stream(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
     Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``. Raises RunError: as
@@ -111,7 +111,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False)
         data = text.encode()
     except UnicodeEncodeError:
         data = json_text(_in_utf8(content)).encode()
-    write_atomic(path, data, private=private, follow=False)
+    write_atomic(path, data, follow=False)
 
 
 def json_text(content: Mapping[str, Any]) -> str:

@@ -23,7 +23,6 @@ from dlbench.records.interrupted import Interrupted
 from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
-from dlbench.records.watch import WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
@@ -134,16 +133,10 @@ class Run(LaunchedRun):
         return found if isinstance(found, int) and found > 0 and not self.plan.workload.data.is_synthetic else None
 
     @property
-    def watch_overhead(self) -> WatchOverhead | None:
-        """What watching cost, as the run itself accounts for it."""
-        watch = None if self.record is None else self.record.watch
-        return None if watch is None else watch.overhead
-
-    @property
     def objection(self) -> str:
         """The sanity checks that did not hold."""
-        failed = () if self.record is None else self.record.failed_checks
-        return "; ".join(f"{c.name}: {c.detail}" for c in failed)
+        checks = () if self.record is None else self.record.checks
+        return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)
 
 
 @dataclass(kw_only=True)

@@ -59,7 +59,8 @@ class SampleReader:
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples", run_id=self.run_id)
-        header = self._reader.header
+        header = self.header = self._reader.header
+        """node_rank, host, run_id, period_s, unavailable, fields."""
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{self.path}: samples of an unknown version ({header.get('version')!r})")
         wrong = [key for key, kind in _HEADER_KEYS.items() if not isinstance(header.get(key), kind)]
@@ -71,11 +72,6 @@ class SampleReader:
         kinds = {kind for _, kind in columns[len(TIME_FIELDS) :]}
         if columns[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """node_rank, host, run_id, period_s, unavailable, fields."""
-        return self._reader.header
 
     @property
     def columns(self) -> list[str]:

@@ -56,7 +56,8 @@ class SpanWriter:
         )
         self._names: dict[str, int] = {}
         self._new_names: list[str] = []
-        self._held = 0
+        self.num_held = 0
+        """Spans in memory, which the next `flush` writes."""
 
     def add(
         self,
@@ -78,14 +79,9 @@ class SpanWriter:
             number = self._names[name] = len(self._names)
             self._new_names.append(name[:200])
         self._blocks.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
-        self._held += 1
-        if self._held == _SPANS_PER_BLOCK:
+        self.num_held += 1
+        if self.num_held == _SPANS_PER_BLOCK:
             self.flush()
-
-    @property
-    def num_held(self) -> int:
-        """Spans in memory, which the next `flush` writes."""
-        return self._held
 
     @property
     def num_spans(self) -> int:
@@ -108,7 +104,7 @@ class SpanWriter:
             names, self._new_names = self._new_names, []
             first = len(self._names) - len(names)
             self._blocks.note({"first": first, "names": names}, before_rows=True)
-        self._held = 0
+        self.num_held = 0
         self._blocks.flush()
 
     def close(self) -> None:
@@ -129,15 +125,11 @@ class SpanReader:
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SPANS_FORMAT, "spans", run_id=self.run_id)
-        header = self._reader.header
-        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
-        if any(header.get(key) != value for key, value in wanted.items()):
-            raise IncompleteDataError(f"{self.path}: spans of an unknown version ({header.get('version')!r})")
-
-    @property
-    def header(self) -> dict[str, Any]:
+        self.header = self._reader.header
         """What the writer said of itself."""
-        return self._reader.header
+        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
+        if any(self.header.get(key) != value for key, value in wanted.items()):
+            raise IncompleteDataError(f"{self.path}: spans of an unknown version ({self.header.get('version')!r})")
 
     @property
     def torn_bytes(self) -> int:
