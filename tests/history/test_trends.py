@@ -86,22 +86,6 @@ def as_text(report: TrendsReport) -> str:
     return to_text(trends_document(report))
 
 
-def as_page(report: TrendsReport) -> str:
-    return to_html(trends_document(report))
-
-
-def as_markdown(report: TrendsReport) -> str:
-    return to_markdown(trends_document(report))
-
-
-def as_csv(report: TrendsReport, table: str = "changes") -> str:
-    return to_csv(trends_document(report), table)
-
-
-def as_json(report: TrendsReport) -> str:
-    return to_json(trends_document(report))
-
-
 # What is one series, what is one night
 
 
@@ -312,7 +296,7 @@ def test_a_slow_regression_has_no_commit_and_comes_back_when_it_goes_on() -> Non
     assert "slow regression" in text.lower()
     assert "a slow change has no date" in text
     assert "commit c" not in text
-    assert as_page(of_steps(drift(90)))
+    assert to_html(trends_document(of_steps(drift(90))))
 
 
 # Slow nodes over months
@@ -424,14 +408,14 @@ def sample() -> TrendsReport:
 @pytest.mark.slow
 def test_no_format_drops_a_change(sample: TrendsReport) -> None:
     assert len(sample.changes) >= 4
-    page = as_page(sample).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")
+    page = to_html(trends_document(sample)).replace("\N{NO-BREAK SPACE}", " ").replace("&gt;", ">")
     page = re.sub(r' <span class="interval">|</span>', lambda mark: " " if mark[0][0] == " " else "", page)
     text = " ".join(as_text(sample).split())
-    written = as_markdown(sample).replace("\\", "")
-    content = json.loads(as_json(sample))
+    written = to_markdown(trends_document(sample)).replace("\\", "")
+    content = json.loads(to_json(trends_document(sample)))
     assert (content["format"], content["version"]) == ("dlbench.trends", 1)
     in_json = [change["ratio"]["value"] for series in content["series"] for change in series["changes"]]
-    in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(as_csv(sample)))]
+    in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(to_csv(trends_document(sample), "changes")))]
     assert sorted(in_json) == sorted(in_csv) == sorted(change.ratio.value for _, change in sample.changes)
     for _, change in sample.changes:
         for words in (trends_words.change_text(change.ratio), trends_words.level_text(change.after)):
@@ -451,9 +435,9 @@ def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
 def test_an_empty_history_says_so() -> None:
     empty = of_steps([])
     assert "No run has figures" in as_text(empty)
-    assert "Bring runs in with dlbench history import" in as_page(empty)
-    assert as_csv(empty).count("\n") == 1
-    assert "None." in as_markdown(empty)
+    assert "Bring runs in with dlbench history import" in to_html(trends_document(empty))
+    assert to_csv(trends_document(empty), "changes").count("\n") == 1
+    assert "None." in to_markdown(trends_document(empty))
 
 
 def test_the_report_leads_with_what_changed() -> None:
