@@ -21,7 +21,6 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Self, cast
@@ -30,11 +29,11 @@ from pydantic import Field
 
 from dlbench.errors import MACHINE_ERRORS, EnvironmentLacksError, IncompleteDataError, UserError, refused
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import content_digest, files_of, sync_folder
+from dlbench.history.files import content_digest, files_of
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.opening import UnfitFileError, open_file
-from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
+from dlbench.records.files import large_result, sync_folder
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file, run_folders
 from dlbench.specs.base import Spec
@@ -70,27 +69,9 @@ class Manifest(Spec):
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
     """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`."""
-    if is_stream(output):
-        raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
     ordered = sorted(entries, key=lambda entry: entry.folder)
-    try:
-        with temporary.open("xb") as file:
-            if output.name.endswith(COMPRESSED):
-                # Neither name nor time of the file: equal runs give equal bytes.
-                with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
-                    _write_members(history, ordered, cast("IO[bytes]", packed))
-            else:
-                _write_members(history, ordered, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(output)
-        sync_folder(output.parent)
-    except OSError as error:
-        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with large_result(output, "an archive", _LEVEL if output.name.endswith(COMPRESSED) else None) as file:
+        _write_members(history, ordered, file)
 
 
 def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[bytes]) -> None:

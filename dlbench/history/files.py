@@ -32,7 +32,7 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.opening import delete_below, folder_below, kind_of, open_file
-from dlbench.records.files import Named, write_json
+from dlbench.records.files import Named, sync_folder, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
@@ -309,12 +309,3 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     return True
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a loss of power. Raises `OSError`: the file system refuses."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

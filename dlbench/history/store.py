@@ -29,9 +29,9 @@ from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, matches
-from dlbench.history.files import INDEX, Store, sync_folder
+from dlbench.history.files import INDEX, Store
 from dlbench.opening import folder_below, open_file
-from dlbench.records.files import write_atomic, write_json
+from dlbench.records.files import sync_folder, write_atomic, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Count, Name, Positive, Spec

@@ -5,16 +5,11 @@ Memory does not grow with the run.
 
 from __future__ import annotations
 
-import gzip
 import io
-import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import IO, Any, TextIO
 
-from dlbench.errors import UserError, refused
 from dlbench.perfetto.events import (
     REASONS,
     CounterSeries,
@@ -31,7 +26,7 @@ from dlbench.perfetto.events import (
 )
 from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
 from dlbench.perfetto.run import TraceRun
-from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
+from dlbench.records.files import large_result
 from dlbench.records.rows.samples import SampleReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.
@@ -43,27 +38,11 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 
     `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added.
     """
-    if is_stream(output):
-        raise UserError(f"-o {output}: is a device or a pipe; a trace needs a file of its own")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as file:
-            if output.suffix.lower() == ".gz":
-                with gzip.GzipFile("", "wb", _LEVEL, file) as packed:
-                    _write(run, facts, notes, cast("BinaryIO", packed))
-            else:
-                _write(run, facts, notes, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(output)
-    except OSError as error:
-        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with large_result(output, "a trace", _LEVEL if output.suffix.lower() == ".gz" else None) as file:
+        _write(run, facts, notes, file)
 
 
-def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: BinaryIO) -> None:
+def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: IO[bytes]) -> None:
     sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
     sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for rank in run.selection.ranks:
