@@ -8,20 +8,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dlbench.errors import IncompleteDataError, UserError
+from dlbench.errors import UserError
 from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import seen_in_log
+from dlbench.records.job import RunAccounting, seen_in_log
 from dlbench.records.record import Environment
 from dlbench.records.scan import (
     COMM_FORMAT,
     Found,
     LaunchedRun,
     Run,
-    load_file,
+    load_of_run,
     load_plan,
     plan_format,
-    read_accounting,
     read_each,
     read_failure,
     read_given,
@@ -168,9 +167,7 @@ def read_comm_run(path: Path) -> CommRun:
 
 def _read(folder: RunFolder) -> CommRun:
     plan = load_plan(folder, CommPlan)
-    record = load_file(folder.comm, CommRecord)
-    if record is not None and record.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
+    record = load_of_run(folder.comm, CommRecord, plan)
     statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return CommRun(
         folder=folder,
@@ -179,7 +176,7 @@ def _read(folder: RunFolder) -> CommRun:
         statuses=statuses,
         failure=failure,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        accounting=read_accounting(folder, plan),
+        accounting=load_of_run(folder.accounting, RunAccounting, plan),
     )
 
 

@@ -263,9 +263,7 @@ def read_run(path: Path) -> Run:
 
 def _read(folder: RunFolder) -> Run:
     plan = load_plan(folder, RunPlan)
-    record = load_file(folder.record, Record)
-    if record is not None and record.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.record}: belongs to run {record.run_id}, not to {plan.run_id}")
+    record = load_of_run(folder.record, Record, plan)
     if record is not None and record.state == "valid" and len(record.ranks) != plan.layout.ranks:
         raise IncompleteDataError(
             f"{folder.record}: damaged: holds {len(record.ranks)} ranks, the plan has {plan.layout.ranks}"
@@ -284,7 +282,7 @@ def _read(folder: RunFolder) -> Run:
         interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         progress=progress_in_log(folder, plan.run_id) if record is None else "",
-        accounting=read_accounting(folder, plan),
+        accounting=load_of_run(folder.accounting, RunAccounting, plan),
     )
 
 
@@ -299,12 +297,13 @@ def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
             object.__setattr__(part, name, getattr(last, name))
 
 
-def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None:
-    """What Slurm says that a run took; None where nothing is kept."""
-    accounting = load_file(folder.accounting, RunAccounting)
-    if accounting is not None and accounting.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.accounting}: belongs to run {accounting.run_id}, not to {plan.run_id}")
-    return accounting
+def load_of_run(path: Path, model: type[ModelT], plan: LaunchPlan) -> ModelT | None:
+    """A file of a plan's run; None if there is none. Raises IncompleteDataError: it is damaged, or another run's."""
+    content = load_file(path, model)
+    run_id = getattr(content, "run_id", plan.run_id)
+    if run_id != plan.run_id:
+        raise IncompleteDataError(f"{path}: belongs to run {run_id}, not to {plan.run_id}")
+    return content
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
