@@ -225,7 +225,7 @@ def trends(
         if entry.group:
             points.setdefault(entry.key, []).append(entry)
     ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
-    courses = []
+    courses: list[_Course] = []
     for runs in ordered:
         nights = by_night(runs)
         for metric in metrics:
@@ -233,9 +233,9 @@ def trends(
             counted = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
             if known := [night for night in counted if night]:
                 values = [statistics.median(run.figures[metric.name] for run in one) for one in known]
-                courses.append(_Course(metric, known, values))
-    changes = change_points_together([one.values for one in courses])
-    followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
+                courses.append((metric, known, values))
+    changes = change_points_together([values for _, _, values in courses])
+    followed = sum(len(values) >= MIN_NIGHTS for _, _, values in courses)
     return _told_apart(
         [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
     )
@@ -271,19 +271,14 @@ def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
     return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One metric of one point: nights with the figure, and the value of each."""
-
-    metric: Metric
-    nights: Sequence[Sequence[HistoryEntry]]
-    values: Sequence[float]
+_Course = tuple[Metric, Sequence[Sequence[HistoryEntry]], Sequence[float]]
+"""One metric of one point: nights with the figure, and the value of each."""
 
 
 def _trend(
     course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
 ) -> Trend:
-    metric, known, values = course.metric, course.nights, course.values
+    metric, known, values = course
     pieces = segments(values, found)
     beyond = newest(values, pieces[-1], histories=max(1, followed)) if len(values) >= MIN_NIGHTS else None
     made = [
