@@ -194,8 +194,7 @@ def folder_below(root: Path, *names: str, create: bool = False) -> Iterator[int]
     `root` itself may be a link, because a person named it. Behind it each folder is opened from the one before and
     never through a link: whoever swaps one for a link, before or meanwhile, leads nowhere.
 
-    With `create` those that are not there are made. Raises `OSError`: one of them is no folder (ENOTDIR), is not there,
-    or may not be opened.
+    With `create` those that are not there are made.
     """
     opened = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -51,15 +51,9 @@ def run(
 ) -> Iterator[Iterator[tuple[int, Result]]]:
     """Does the same work for every item, in several processes; a context manager, which ends them in any case.
 
-    Args:
-        work: picklable, such as a `functools.partial` of a function of a module; sent once per process.
-        items: picklable; handed out in this order.
-        processes: at most one per item is started; with one or none the calling process does the work.
-        name: how messages call an item.
-        verb: what messages say of it.
-        helps: whether this process is one of them.
-
-    Yields an iterator over the number and the result of each item, as they are done: in any order.
+    `work` and items are picklable; `work` is sent once per process, items are handed out in their order. With one
+    process or none the calling one does the work; with `helps` it is one of them. `name`, `verb`: how messages call an
+    item, and what they say of it. Yields number and result of each item, as they are done: in any order.
 
     Raises DlbenchError, OSError, MemoryError: as the work; the last two with the traceback of the process as their
     cause. RunError: a process died. RuntimeError: any other error, with its traceback.
@@ -67,7 +61,15 @@ def run(
     processes = min(processes, len(items))
 
     def result(number: int, answer: Result | _Failure) -> Result:
-        return _result(answer, name(items[number]), verb)
+        if not isinstance(answer, _Failure):
+            return answer
+        item = name(items[number])
+        if answer.is_death:
+            raise RunError(f"{item}, or an item next to it: the process that {verb} it died (out of memory?)")
+        defect = RuntimeError(f"{item} cannot be {verb}:\n{answer.trace}")
+        if answer.error is None:
+            raise defect
+        raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
 
     if processes <= 1:
         yield ((number, result(number, _attempt(work, item))) for number, item in enumerate(items))
@@ -116,17 +118,6 @@ def _attempt(work: Callable[[Item], Result], item: Item) -> Result | _Failure:
         return _Failure(error=error, trace=traceback.format_exc())
     except Exception:
         return _Failure(trace=traceback.format_exc())
-
-
-def _result(answer: Result | _Failure, name: str, verb: str) -> Result:
-    if not isinstance(answer, _Failure):
-        return answer
-    if answer.is_death:
-        raise RunError(f"{name}, or an item next to it: the process that {verb} it died (out of memory?)")
-    defect = RuntimeError(f"{name} cannot be {verb}:\n{answer.trace}")
-    if answer.error is None:
-        raise defect
-    raise answer.error from (None if isinstance(answer.error, DlbenchError) else defect)
 
 
 def _answers(

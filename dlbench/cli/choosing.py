@@ -57,11 +57,7 @@ def named(paths: Sequence[Path]) -> str:
 
 
 def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
-    """The runs of training in folders of runs, single runs and histories, those that `--where` chose.
-
-    Raises `UserError`: there is no such folder, a history cannot be read, or no run was chosen; names what there is.
-    `RunError`: a history cannot be read.
-    """
+    """The runs of training in folders of runs, single runs and histories, those that `--where` chose."""
     from dlbench.analysis.selection import select
 
     chosen = parse_where(where, "--where")
@@ -70,11 +66,23 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
     return found
 
 
-def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
-    """The same of runs of the collective benchmark; histories hold none.
+def read_one_run(path: Path) -> Run:
+    """The run of training in a folder, where that is the folder of one."""
+    if not path.is_dir():
+        raise UserError(f"{path}: no such folder of a run")
+    from dlbench.records.folder import RunFolder
+    from dlbench.records.scan import read_run, run_folders
+    from dlbench.report.wording import runs_text
 
-    Raises `UserError`: there is no such folder, or no run was chosen; names what there is.
-    """
+    if not RunFolder(path).plan.exists():
+        inside = [folder.path for folder in run_folders(path) if folder.plan.exists()]
+        if inside:
+            raise UserError(f"{path}: holds {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
+    return read_run(path)
+
+
+def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
+    """The same of runs of the collective benchmark; histories hold none."""
     from dlbench.analysis.selection import select
     from dlbench.records.comm import scan_comm
 
@@ -86,10 +94,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
 
 def runs_at(*paths: Path) -> Scan:
-    """All runs of training in folders of runs, single runs and histories.
-
-    Raises `UserError`: there is no such folder, or a history cannot be read. `RunError`: likewise.
-    """
+    """All runs of training in folders of runs, single runs and histories."""
     from dlbench.history.files import MARKER
     from dlbench.records.scan import Scan, scan
 
@@ -136,10 +141,7 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
-    """Paths, and in place of a pattern that names no file itself what it matches, by name.
-
-    Raises `UserError`: a pattern matches nothing.
-    """
+    """Paths, and in place of a pattern that names no file itself what it matches, by name."""
     found: list[Path] = []
     for path in paths:
         text = str(path)
@@ -154,10 +156,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
-    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr.
-
-    Raises `UserError`: none was named, or it is none.
-    """
+    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr."""
     from dlbench.history.reading import open_history
 
     if store is None:

@@ -49,20 +49,11 @@ TABLES = ("points", "pairs", "costs", "fits", "runs")
 SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
 
 
-def _table_name(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    if name == "ratios":
-        raise UserError("--table ratios has been removed: the times of both sides are in --table points")
-    if name is not None:
-        _require_known("--table", name, TABLES)
-    return name
-
-
 @click.command()
 @report_options
 @click.option(
     "--table",
-    metavar=f"[{'|'.join(TABLES)}]",
-    callback=_table_name,
+    type=click.Choice(TABLES),
     help="Which table CSV holds: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(

@@ -42,7 +42,15 @@ def meter() -> Iterator[Meter]:
 
     with interrupted_by_signals():
         if not sys.stderr.isatty():
-            yield _lines()
+            told_s = time.monotonic()
+
+            def say(what: str, done: int, total: int) -> None:
+                nonlocal told_s
+                if time.monotonic() - told_s >= _LINE_EVERY_S:
+                    told_s = time.monotonic()
+                    click.echo(f"{what}: {done:,} of {total:,}", err=True)
+
+            yield say
             return
         from rich.markup import escape
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,18 +65,6 @@ def meter() -> Iterator[Meter]:
                 progress.update(tasks[what], completed=done)
 
             yield report
-
-
-def _lines() -> Meter:
-    told_s = time.monotonic()
-
-    def report(what: str, done: int, total: int) -> None:
-        nonlocal told_s
-        if time.monotonic() - told_s >= _LINE_EVERY_S:
-            told_s = time.monotonic()
-            click.echo(f"{what}: {done:,} of {total:,}", err=True)
-
-    return report
 
 
 _SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
@@ -220,11 +216,6 @@ def _remark(lines: Iterable[str]) -> None:
         click.echo(cleaned(line), err=True)
 
 
-def _require(source: Path) -> None:
-    if not source.exists():
-        raise UserError(f"{str(source)!r}: no such file or folder")
-
-
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
@@ -244,7 +235,8 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
     """
     from dlbench.datasets.making.catalogue import packing
 
-    _require(source)
+    if not source.exists():
+        raise UserError(f"{str(source)!r}: no such file or folder")
     manufacture(packing(source, **choices), folder, workers)
 
 

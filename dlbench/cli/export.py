@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
+from dlbench.cli.choosing import named, read_one_run, read_runs, runs_argument, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, write_output
 from dlbench.cli.report import check_writable, finish, require_modules
-from dlbench.errors import EnvironmentLacksError, IncompleteDataError, RunError, UserError
+from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.exports.mllog import Statement, Status, obstacles, rules_of, to_mllog
-from dlbench.records.folder import RunFolder
-from dlbench.records.scan import Run, read_run
+from dlbench.records.scan import Run
 
 
 @click.group()
@@ -96,10 +93,7 @@ def mllog(
     """
     found = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
-    if importlib.util.find_spec("numpy") is None:
-        raise EnvironmentLacksError(
-            f"export mllog: numpy is not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
-        )
+    require_modules("export mllog", "numpy")
     from dlbench.analysis.measures import measure
 
     write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
@@ -139,14 +133,7 @@ def _statement(org: str | None, platform: str | None, status: Status, cache_clea
 def _read(path: Path, output: Path | None) -> Run:
     """One run with a valid record; only such a run has anything to say to others."""
     check_writable(output)
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder of a run")
-
-    if not RunFolder(path).plan.exists():
-        inside = sorted(folder.parent.name for folder in path.glob("*/plan.json"))
-        if inside:
-            raise UserError(f"{path}: holds {len(inside)} runs; name one of them, e.g. {path / inside[0]}")
-    run = read_run(path)
+    run = read_one_run(path)
     if run.record is None:
         raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.detail}")
     if run.record.state != "valid":

@@ -317,11 +317,7 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
 @OUTPUT
 @format_option("json", "csv", "text")
 def slow_nodes(
-    store: Path | None,
-    where: tuple[str, ...],
-    exclude: bool,
-    output: Path | None,
-    format_name: FormatName | None,
+    store: Path | None, where: tuple[str, ...], exclude: bool, output: Path | None, format_name: FormatName | None
 ) -> None:
     """Show which nodes were slow, month by month, since when, and whether they still are.
 

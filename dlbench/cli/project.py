@@ -367,9 +367,7 @@ def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> Net
 
 
 def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> Way | None:
-    """Another way of exchanging gradients than the runs had. Raises `UserError`: `--set` names anything else, or what
-    would not act.
-    """
+    """Another way of exchanging gradients than the runs had."""
     from pydantic import ValidationError
 
     from dlbench.projection.exchange import AS_IT_RAN, Way

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from dlbench.cli.choosing import read_one_run
 from dlbench.cli.options import FILE
-from dlbench.cli.report import check_writable
-from dlbench.errors import EnvironmentLacksError, ExitCode, UserError
+from dlbench.cli.report import check_writable, require_modules
+from dlbench.errors import ExitCode, UserError
 
 if TYPE_CHECKING:
     from dlbench.perfetto.rows import Notes
@@ -46,16 +46,13 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     if not output.name.lower().endswith(SUFFIXES):
         raise UserError(f"-o {output}: the name must end in {' or '.join(SUFFIXES)}")
     check_writable(output)
-    if importlib.util.find_spec("numpy") is None:
-        raise EnvironmentLacksError(
-            f"trace: numpy is not installed in {sys.prefix}; remedy: pip install 'dlbench[analysis]'"
-        )
+    require_modules("trace", "numpy")
     from dlbench.perfetto.export import write_perfetto
     from dlbench.perfetto.rows import Notes
     from dlbench.perfetto.run import Selection, parse_ranks, parse_steps, read_trace_run
 
     step_range = parse_steps(steps)
-    found = _read(run)
+    found = read_one_run(run)
     selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range)
     notes = Notes()
     made, facts = read_trace_run(found, selection, notes)
@@ -83,17 +80,3 @@ def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> 
     for line in lines:
         # Names of hosts and reasons come from files.
         click.echo(f"dlbench: {clean(line)}", err=True)
-
-
-def _read(path: Path) -> Run:
-    if not path.is_dir():
-        raise UserError(f"{path}: no such folder of a run")
-    from dlbench.records.folder import RunFolder
-    from dlbench.records.scan import read_run, run_folders
-    from dlbench.report.wording import runs_text
-
-    if not RunFolder(path).plan.exists():
-        inside = [folder.path for folder in run_folders(path) if folder.plan.exists()]
-        if inside:
-            raise UserError(f"{path}: holds {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
-    return read_run(path)

@@ -50,8 +50,7 @@ def to_mllog(run: Run, statement: Statement, throughput: float | None) -> str:
     """The log of a run with a record, ASCII, a newline behind each line.
 
     What holds for the whole run comes first, at the time of the first event, then the events in their order.
-    `throughput`: samples per second over the measured steps, all ranks; None where it is not known. Raises
-    IncompleteDataError: a time in the record is damaged.
+    `throughput`: samples per second over the measured steps, all ranks; None where it is not known.
     """
     assert run.record is not None
     lines = [*_heading(run, run.record, statement), *_settings(run.plan, run.record)]
@@ -131,6 +130,7 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
     """What was trained, how, and on what."""
     train = plan.workload.train
     evaluations = record.quality.evaluations if record.quality is not None else ()
+    samples = _train_samples(record)
     values: dict[str, Value] = {
         "seed": train.seed,
         "global_batch_size": plan.global_batch,
@@ -138,28 +138,24 @@ def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
         "number_of_nodes": plan.layout.nodes,
         "accelerators_per_node": accelerators_per_node(plan, record),
         "number_of_ranks": plan.layout.ranks,
-        "train_samples": _train_samples(record),
+        "train_samples": samples,
         "eval_samples": (evaluations[-1].eval_samples if evaluations else None),
     }
     values["dropout"] = getattr(plan.workload.model, "dropout", None)
-    steps_per_epoch = _steps_per_epoch(plan, record)
+    # As training counted them: the schedule's samples, or the whole batches of the data.
+    steps_per_epoch, batches = None, record.data.get("batches_per_epoch")
+    if train.schedule.epoch_samples is not None:
+        steps_per_epoch = train.schedule.epoch_samples / plan.global_batch
+    elif isinstance(batches, int) and batches > 0:
+        steps_per_epoch = float(batches)
+    elif samples is not None:
+        steps_per_epoch = float(max(1, samples // plan.global_batch))
     recipe = train.at_batch(plan.global_batch)
     values |= _optimiser(recipe.optimizer, plan.global_batch)
     values |= _schedule(recipe.optimizer, recipe.schedule, plan.global_batch, steps_per_epoch)
     for key, value in values.items():
         if value is not None:  # what is not known is left out
             yield key, value, {"file": "record.json" if key in _RECORDED else "plan.json"}
-
-
-def _steps_per_epoch(plan: RunPlan, record: Record) -> float | None:
-    """As training counted them: the schedule's samples, or the whole batches of the data."""
-    if plan.workload.train.schedule.epoch_samples is not None:
-        return plan.workload.train.schedule.epoch_samples / plan.global_batch
-    batches = record.data.get("batches_per_epoch")
-    if isinstance(batches, int) and batches > 0:
-        return float(batches)
-    samples = _train_samples(record)
-    return None if samples is None else float(max(1, samples // plan.global_batch))
 
 
 def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:

@@ -67,6 +67,9 @@ def system_fields(run: Run, statement: Statement) -> dict[str, str]:
         devices = {rank.device for rank in record.ranks}
         names = {re.sub(r"^cuda(:\d+)?\s*\((.*)\)$", r"\2", device) for device in devices}
         fields["accelerator_model_name"] = ", ".join(sorted(names))
+    others = "all ranks recorded the same environment"
+    if record.environment_differences:
+        others = f"other ranks recorded differences: {'; '.join(record.environment_differences)}"
     memory = environment.get("memory.bytes", "")
     torch = environment.get("package.torch")
     fields |= {
@@ -83,7 +86,7 @@ def system_fields(run: Run, statement: Statement) -> dict[str, str]:
         "framework": f"PyTorch {torch}" if torch else "PyTorch, version not recorded",
         "other_software_stack": _software(run, record),
         "operating_system": _joined((environment.get("os"), _named("kernel", environment.get("kernel")))),
-        "hw_notes": _hardware_notes(record),
+        "hw_notes": f"host fields are those of rank 0's node; {others}",
         "sw_notes": f"{NOTICE}; run {plan.run_id}, workload {plan.workload.name}, preset {plan.workload.preset}",
     }
     return dict(sorted(fields.items()))
@@ -104,15 +107,6 @@ def _software(run: Run, record: Record) -> str:
             _named("GPU driver", environment.get("gpu.driver")),
             *packages,
         )
-    )
-
-
-def _hardware_notes(record: Record) -> str:
-    if not record.environment_differences:
-        return "host fields are those of rank 0's node; all ranks recorded the same environment"
-    return (
-        "host fields are those of rank 0's node; other ranks recorded differences: "
-        f"{'; '.join(record.environment_differences)}"
     )
 
 

@@ -21,7 +21,6 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal, Self, cast
@@ -30,11 +29,11 @@ from pydantic import Field
 
 from dlbench.errors import MACHINE_ERRORS, EnvironmentLacksError, IncompleteDataError, UserError, refused
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import content_digest, files_of, sync_folder
+from dlbench.history.files import content_digest, files_of
 from dlbench.history.importing import Candidate, Outcome
 from dlbench.history.store import History
 from dlbench.opening import UnfitFileError, open_file
-from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
+from dlbench.records.files import large_result, sync_folder
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file, run_folders
 from dlbench.specs.base import Spec
@@ -69,32 +68,10 @@ class Manifest(Spec):
 
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
-    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`.
-
-    Raises `UserError`: the file cannot be written. `IncompleteDataError`: a run cannot be read, or its files are not
-    those that the index knows.
-    """
-    if is_stream(output):
-        raise UserError(f"-o {output}: is a device or a pipe; an archive needs a file of its own")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`."""
     ordered = sorted(entries, key=lambda entry: entry.folder)
-    try:
-        with temporary.open("xb") as file:
-            if output.name.endswith(COMPRESSED):
-                # Neither name nor time of the file: equal runs give equal bytes.
-                with gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed:
-                    _write_members(history, ordered, cast("IO[bytes]", packed))
-            else:
-                _write_members(history, ordered, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(output)
-        sync_folder(output.parent)
-    except OSError as error:
-        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with large_result(output, "an archive", _LEVEL if output.name.endswith(COMPRESSED) else None) as file:
+        _write_members(history, ordered, file)
 
 
 def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[bytes]) -> None:
@@ -130,9 +107,6 @@ def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterat
     """Yields the runs of an archive, unpacked in `room` (of `Store.room`), from where they may be moved.
 
     An archive in which anything is wrong is one outcome `damaged`.
-
-    Raises `UserError`: the archive cannot be read. `EnvironmentLacksError`: this Python's tarfile has no filters.
-    `RunError`: the store cannot be written.
     """
     if not hasattr(tarfile, "data_filter"):
         raise EnvironmentLacksError(
@@ -149,7 +123,11 @@ def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterat
         folder.mkdir()
         with file:
             _unpack(file, folder, limits or Limits())
-        _sync(folder)
+        for parent, _, names in os.walk(folder):
+            for name in names:
+                with open_file(Path(parent, name), follow=False) as unpacked:
+                    os.fsync(unpacked.fileno())
+            sync_folder(Path(parent))
         manifest = load_file(folder / MANIFEST, Manifest, _MAX_MANIFEST_BYTES)
     except IncompleteDataError as error:
         yield Outcome(name=str(path), verdict="damaged", why=str(error).replace(f"{folder}/", ""))
@@ -227,17 +205,13 @@ def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     return safe.replace(mtime=time.time(), deep=False)
 
 
-def _sync(folder: Path) -> None:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with open_file(Path(parent, name), follow=False) as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(parent))
-
-
 def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candidate | Outcome]:
     missing = set(manifest.runs) if manifest else set()
-    runs = run_folders(_with_content(folder))
+    # An archive may name its runs by a long path: the first folder that holds more than one other has them.
+    root = folder
+    while len(entries := list(root.iterdir())) == 1 and entries[0].is_dir():
+        root = entries[0]
+    runs = run_folders(root)
     if not runs and not missing:
         yield Outcome(name=str(path), verdict="skipped", why="there is no run in it")
     for run in runs:
@@ -250,12 +224,3 @@ def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candi
         yield Candidate(folder=run, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
     for name in sorted(missing):
         yield Outcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")
-
-
-def _with_content(folder: Path) -> Path:
-    """Returns the first folder that holds more than one other: an archive may name its runs by a long path."""
-    entries = list(folder.iterdir())
-    while len(entries) == 1 and entries[0].is_dir():
-        folder = entries[0]
-        entries = list(folder.iterdir())
-    return folder

@@ -166,12 +166,9 @@ def detect(values: Sequence[float], *, evidence: float = MIN_EVIDENCE, min_effec
     """All changes of a history, oldest first; equal values give equal changes.
 
     Values are positive and finite, one for each night, oldest first, in any unit; fewer than `MIN_NIGHTS` have none.
-    The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards. Raises `ValueError`: a value
-    is not positive and finite.
+    The levels must differ by `min_effect` (relative) upwards, or by its inverse downwards.
     """
     array = np.asarray(values, dtype=float)
-    if not (np.isfinite(array).all() and (array > 0).all()):
-        raise ValueError("change points need positive, finite values")
     if len(array) < MIN_NIGHTS:
         return []
     logs = np.log(array)

@@ -28,10 +28,7 @@ _EXAMPLES = {"tag": "commit", "environment": "host"}
 
 
 def parse_where(texts: Iterable[str]) -> dict[str, str]:
-    """Options `--where KEY=VALUE` by key.
-
-    Raises `UserError`: a text of another form, an unknown key, or a key given twice.
-    """
+    """Options `--where KEY=VALUE` by key."""
     found: dict[str, str] = {}
     for text in texts:
         key, mark, value = text.partition("=")

@@ -25,14 +25,14 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError, UserError, refused
 from dlbench.opening import delete_below, folder_below, kind_of, open_file
-from dlbench.records.files import Named, write_json
+from dlbench.records.files import Named, sync_folder, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
@@ -50,10 +50,7 @@ class StillRunningError(IncompleteDataError):
 
 
 def files_of(path: Path) -> dict[str, os.stat_result]:
-    """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over.
-
-    Raises `IncompleteDataError`: it holds links or special files, or folders too deep, or cannot be read.
-    """
+    """The files of a run's folder by relative name; temporary ones, whose names begin with a dot, are passed over."""
     found: dict[str, os.stat_result] = {}
 
     def look(folder: Path, prefix: str, depth: int) -> None:
@@ -87,8 +84,6 @@ def content_digest(folder: RunFolder) -> str:
     """SHA-256, in hexadecimal, over the files that figures are made of: plan, record, step files, samples.
 
     For each, by name: the name, a zero byte, the number of bytes in decimal, a zero byte, the bytes.
-
-    Raises `IncompleteDataError`: the folder cannot be read, or one of them is no plain file.
     """
     digest = hashlib.sha256()
     try:
@@ -170,10 +165,7 @@ class Store:
 
     @classmethod
     def at(cls, path: Path, *, create: bool = False) -> Store:
-        """The history in a folder; `create` makes one if the folder is empty or not there.
-
-        Raises `UserError`: it is none, or cannot be made or read. `IncompleteDataError`: its mark is damaged.
-        """
+        """The history in a folder; `create` makes one if the folder is empty or not there."""
         mark = path / MARKER
         if is_there(mark):
             load_file(mark, HistoryMark)
@@ -198,8 +190,6 @@ class Store:
         """Folders of runs, relative to the store, with the time of their last change (nanoseconds).
 
         `pass_over` gets folders with names that no run, and no month, has; hidden ones are none.
-
-        Raises `RunError`: the folders cannot be read.
         """
         found: dict[str, int] = {}
 
@@ -240,23 +230,24 @@ class Store:
         """
         target = self.path / folder
         try:
+            parents = staged.relative_to(self.path).parts[:-1], Path(folder).parts[:-1]
             with (
-                self._folder_of(staged) as source,
-                folder_below(self.path, *Path(folder).parts[:-1], create=True) as month,
+                folder_below(self.path, *parents[0]) as source,
+                folder_below(self.path, *parents[1], create=True) as month,
             ):
                 os.rename(staged.name, target.name, src_dir_fd=source, dst_dir_fd=month)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 return False
-            raise _refused(error, self.path, folder) from None
+            for parent in [self.path / one for one in reversed(Path(folder).parents) if one.name]:
+                if what := _instead_of_folder(parent):
+                    raise NotAFolderError(f"{parent}: is {what}, not a folder of this history; take it away") from None
+            raise RunError(f"{target}: cannot be changed: {error.strerror or error}") from None
         return True
 
     def delete_staged(self, staged: Path) -> None:
         """Deletes a folder that lies in `partial`; what cannot go stays."""
         delete_below(self.path, *staged.relative_to(self.path).parts)
-
-    def _folder_of(self, path: Path) -> AbstractContextManager[int]:
-        return folder_below(self.path, *path.relative_to(self.path).parts[:-1])
 
     def sync(self, folders: Iterable[str]) -> None:
         """Makes the names of these folders survive a loss of power. Raises `RunError`: the file system refuses."""
@@ -268,10 +259,7 @@ class Store:
 
     @contextmanager
     def room(self) -> Iterator[Path]:
-        """A folder of this process in `partial`, gone afterwards; what was left there a day ago is swept away first.
-
-        Raises `UserError`: the store cannot be written, or `partial` is a link or no folder.
-        """
+        """A folder of this process in `partial`, gone afterwards; what was left there a day ago is swept away first."""
         name = f"{os.getpid()}.{secrets.token_hex(4)}"
         try:
             with folder_below(self.path, self.partial.name, create=True) as partial:
@@ -279,7 +267,9 @@ class Store:
                 os.mkdir(name, dir_fd=partial)
         except OSError as error:
             what = _instead_of_folder(self.partial)
-            why = f"is {what}, not a folder of this history; take it away" if what else _cannot("be written", error)
+            why = f"cannot be written: {error.strerror or error}"
+            if what:
+                why = f"is {what}, not a folder of this history; take it away"
             raise UserError(f"{self.partial}: {why}") from None
         try:
             yield self.partial / name
@@ -289,18 +279,6 @@ class Store:
 
 class NotAFolderError(RunError):
     """Something else stands where a folder of the history should be."""
-
-
-def _refused(error: OSError, store: Path, folder: str) -> RunError:
-    for parent in reversed(Path(folder).parents):
-        what = _instead_of_folder(store / parent) if parent.name else ""
-        if what:
-            return NotAFolderError(f"{store / parent}: is {what}, not a folder of this history; take it away")
-    return RunError(f"{store / folder}: {_cannot('be changed', error)}")
-
-
-def _cannot(what: str, error: OSError) -> str:
-    return f"cannot {what}: {error.strerror or error}"
 
 
 def _instead_of_folder(path: Path) -> str:
@@ -331,12 +309,3 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     return True
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a loss of power. Raises `OSError`: the file system refuses."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

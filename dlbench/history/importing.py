@@ -14,10 +14,9 @@ from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.entry import HistoryEntry
 from dlbench.history.files import NotAFolderError, StillRunningError, content_digest, copy_run, files_of
 from dlbench.history.store import BATCH, History
-from dlbench.opening import read_json
-from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format
+from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format, text_in
 
 Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
 
@@ -72,14 +71,14 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
         except IncompleteDataError as error:
             yield _damaged(candidate, str(error))
             continue
-        run_id = _run_id(candidate.folder)
+        run_id = text_in(candidate.folder.plan, "run_id")
         if plan_format(candidate.folder) == COMM_FORMAT:
             yield Outcome(
                 name=candidate.name,
                 verdict="skipped",
                 why="a run of the collective benchmark; a history keeps runs of training",
             )
-        elif run_id is not None and (history.find(run_id) is not None or run_id in fresh):
+        elif run_id and (history.find(run_id) is not None or run_id in fresh):
             later.append(candidate)
         else:
             # Without a name that can be read it is damaged, as its entry will say.
@@ -87,7 +86,7 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
     yield from _bring_fresh(history, list(fresh.values()), room)
     # A run that is twice in one batch is compared with what has just come in.
     for candidate in later:
-        yield _compare(history, candidate, _run_id(candidate.folder) or "")
+        yield _compare(history, candidate, text_in(candidate.folder.plan, "run_id"))
 
 
 def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
@@ -186,12 +185,3 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
         verdict="refused",
         why=f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten",
     )
-
-
-def _run_id(folder: RunFolder) -> str | None:
-    try:
-        content = read_json(folder.plan, MAX_JSON)
-    except (OSError, ValueError):
-        return None
-    found = content.get("run_id") if isinstance(content, dict) else None
-    return found if isinstance(found, str) else None

@@ -14,10 +14,9 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.files import content_digest, files_of
 from dlbench.history.store import EntryMaker, History, Notify
-from dlbench.opening import read_json
-from dlbench.records.folder import MAX_JSON, RunFolder
+from dlbench.records.folder import RunFolder
 from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
-from dlbench.records.scan import Run, Scan, read_run
+from dlbench.records.scan import Run, Scan, read_run, text_in
 from dlbench.report.wording import short_data
 
 ENTRIES_VERSION = 5  # Counted up when entries of the same folders come out differently: older indices are made anew.
@@ -70,10 +69,7 @@ MAKER = EntryMaker(make=make_entries, version=f"{ENTRIES_VERSION}: {' '.join(met
 
 
 def open_history(path: Path, *, create: bool = False, notify: Notify = lambda line: None) -> History:
-    """Opens a `History` with entries as this module makes them.
-
-    Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
-    """
+    """Opens a `History` with entries as this module makes them."""
     return History(path, MAKER, create=create, notify=notify)
 
 
@@ -108,7 +104,7 @@ def _entry(
         engine=plan.engine.name,
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
-        slurm_job_id=environment.get("variable.SLURM_JOB_ID", "") or _submitted_job(run.folder),
+        slurm_job_id=environment.get("variable.SLURM_JOB_ID", "") or text_in(run.folder.submission, "job_id"),
         commit=plan.tags.get("commit", "") or environment.get("dlbench.commit", ""),
         tags=dict(plan.tags),
         environment=environment,
@@ -148,16 +144,6 @@ def _label(run: Run) -> str:
         f"{train.batch_per_rank} per rank, {short_data(data_source(run))}, {plan.series.scaling} "
         f"scaling{to_accuracy}{shown}{variant}{side}{resumed}"
     )
-
-
-def _submitted_job(folder: RunFolder) -> str:
-    """The job as `dlbench submit` noted it; no figure hangs on it, so a damaged note is none."""
-    try:
-        content = read_json(folder.submission, MAX_JSON)
-    except (OSError, ValueError):
-        return ""
-    job = content.get("job_id") if isinstance(content, dict) else None
-    return job if isinstance(job, str) else ""
 
 
 def _damaged(folder: RunFolder, why: str) -> HistoryEntry:

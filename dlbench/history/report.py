@@ -177,7 +177,8 @@ def commits_text(change: Change) -> str:
         _some([clean(commit, MAX_COMMIT_LENGTH) for commit in side], MAX_COMMITS) or "not known"
         for side in (change.commits_before, change.commits_after)
     )
-    return f"commit {before} on both sides" if change.has_equal_commits else f"commit {before} -> {after}"
+    is_equal = set(change.commits_before) == set(change.commits_after)
+    return f"commit {before} on both sides" if is_equal else f"commit {before} -> {after}"
 
 
 def differences_text(change: Change) -> list[str]:

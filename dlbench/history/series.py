@@ -13,7 +13,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -114,11 +114,6 @@ class Change:
     lie; keys that are new nearly every night are left out."""
     new_hosts: tuple[str, ...]  # Used after the change and never on the level before it.
     gone_hosts: tuple[str, ...]  # Used on the level before the change and never after it.
-
-    @property
-    def has_equal_commits(self) -> bool:
-        """Whether both nights next to the change ran the same known commit."""
-        return bool(self.commits_before) and set(self.commits_before) == set(self.commits_after)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,9 +225,17 @@ def trends(
         if entry.group:
             points.setdefault(entry.key, []).append(entry)
     ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
-    courses = [one for runs in ordered for one in _courses(by_night(runs), metrics)]
-    changes = change_points_together([one.values for one in courses])
-    followed = sum(len(one.values) >= MIN_NIGHTS for one in courses)
+    courses: list[_Course] = []
+    for runs in ordered:
+        nights = by_night(runs)
+        for metric in metrics:
+            # A figure of zero (an energy that no counter saw) has no ratio to others.
+            counted = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
+            if known := [night for night in counted if night]:
+                values = [statistics.median(run.figures[metric.name] for run in one) for one in known]
+                courses.append((metric, known, values))
+    changes = change_points_together([values for _, _, values in courses])
+    followed = sum(len(values) >= MIN_NIGHTS for _, _, values in courses)
     return _told_apart(
         [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
     )
@@ -268,28 +271,14 @@ def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
     return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
 
 
-@dataclass(frozen=True)
-class _Course:
-    """One metric of one point: nights with the figure, and the value of each."""
-
-    metric: Metric
-    nights: Sequence[Sequence[HistoryEntry]]
-    values: Sequence[float]
-
-
-def _courses(nights: Sequence[Sequence[HistoryEntry]], metrics: Sequence[Metric]) -> Iterator[_Course]:
-    for metric in metrics:
-        # A figure of zero (an energy that no counter saw) has no ratio to others.
-        known = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
-        known = [night for night in known if night]
-        if known:
-            yield _Course(metric, known, [statistics.median(run.figures[metric.name] for run in one) for one in known])
+_Course = tuple[Metric, Sequence[Sequence[HistoryEntry]], Sequence[float]]
+"""One metric of one point: nights with the figure, and the value of each."""
 
 
 def _trend(
     course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
 ) -> Trend:
-    metric, known, values = course.metric, course.nights, course.values
+    metric, known, values = course
     pieces = segments(values, found)
     beyond = newest(values, pieces[-1], histories=max(1, followed)) if len(values) >= MIN_NIGHTS else None
     made = [

@@ -21,9 +21,6 @@ from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 
-FORMAT = "dlbench.slow-nodes"
-VERSION = 1
-
 RECENT_DAYS = 92  # Runs that ended longer before the newest run of the history say nothing of now.
 
 Now = Verdict | Literal["not used lately"]
@@ -64,18 +61,13 @@ class HostCourse:
     months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
     changes: tuple[HostChange, ...]
 
-    @property
-    def is_safe(self) -> bool:
-        """Whether its name may stand in an option of Slurm."""
-        return SAFE_HOST.fullmatch(self.host) is not None
-
 
 @dataclass(frozen=True, kw_only=True)
 class SlowMonths:
     """What a history says of its hosts."""
 
-    format: str = FORMAT
-    version: int = VERSION
+    format: str = "dlbench.slow-nodes"
+    version: int = 1
     as_of: str  # End of the newest run, from which `RECENT_DAYS` count back; empty without runs.
     hosts: tuple[HostCourse, ...]  # Those that are slow first, then by their current ratio, largest first.
     months: tuple[str, ...]  # All months with runs on two hosts or more, oldest first.
@@ -114,7 +106,10 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
             nights.setdefault(host, []).append(night)
     points = change_points_together([[night.work for night in own] for own in nights.values()])
     changes = dict(zip(nights, points, strict=True))
-    oldest = _oldest(counted[-1].finished) if counted else ""
+    oldest = ""  # The end of the first night that still says something of now.
+    if counted:
+        newest = datetime.strptime(counted[-1].finished, UTC_FORMAT).replace(tzinfo=UTC)
+        oldest = utc_text(newest - timedelta(days=RECENT_DAYS))
     recent = {
         host: [night for night in own[changes[host][-1].index if changes[host] else 0 :] if night.end >= oldest]
         for host, own in nights.items()
@@ -145,22 +140,17 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
     def order(course: HostCourse) -> tuple[bool, float, str]:
         return course.verdict not in ACCUSED, -course.current.value if course.current else 0.0, course.host
 
-    slow = sorted((one for one in hosts if one.verdict in TO_EXCLUDE), key=lambda one: one.host)
+    slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
     return SlowMonths(
         as_of=counted[-1].finished if counted else "",
         hosts=tuple(sorted(hosts, key=order)),
         months=tuple(months),
         num_runs=len(counted),
         num_without=len(runs) - len(counted),
-        exclude=tuple(one.host for one in slow if one.is_safe),
-        unsafe=tuple(one.host for one in slow if not one.is_safe),
+        exclude=tuple(host for host in slow if SAFE_HOST.fullmatch(host)),
+        unsafe=tuple(host for host in slow if not SAFE_HOST.fullmatch(host)),
         damaged=damaged_runs(known),
     )
-
-
-def _oldest(as_of: str) -> str:
-    """The end of the first night that still says something of now."""
-    return utc_text(datetime.strptime(as_of, UTC_FORMAT).replace(tzinfo=UTC) - timedelta(days=RECENT_DAYS))
 
 
 def _hosts(night: Sequence[HistoryEntry]) -> dict[str, _Night]:

@@ -29,9 +29,9 @@ from pydantic import Field
 
 from dlbench.errors import IncompleteDataError, RunError, UserError
 from dlbench.history.entry import HistoryEntry, matches
-from dlbench.history.files import INDEX, Store, sync_folder
+from dlbench.history.files import INDEX, Store
 from dlbench.opening import folder_below, open_file
-from dlbench.records.files import write_atomic, write_json
+from dlbench.records.files import sync_folder, write_atomic, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Count, Name, Positive, Spec
@@ -64,10 +64,7 @@ class Acknowledgement(Spec):
 
 
 def read_acknowledged(store: Store) -> list[Acknowledgement]:
-    """All of a history, the newest first.
-
-    Raises `IncompleteDataError`: one is damaged, or no plain file. `RunError`: the folder cannot be read, or is a link.
-    """
+    """All of a history, the newest first."""
     try:
         with folder_below(store.path, FOLDER) as folder, os.scandir(folder) as entries:
             kinds = {one.name: one.is_file(follow_symlinks=False) for one in entries if one.name.endswith(".json")}
@@ -181,15 +178,9 @@ class History:
     """An open history."""
 
     def __init__(self, path: Path, maker: EntryMaker, *, create: bool = False, notify: Notify = lambda line: None):
-        """Opens the history in a folder and brings its index up to date.
+        """Opens the history in a folder and brings its index up to date; `create` makes one where there is none.
 
-        Args:
-            path: the folder.
-            maker: makes the entries.
-            create: whether one is made if the folder is empty or missing.
-            notify: gets a line for what happened to the index.
-
-        Raises `UserError`: it is no history. `RunError`: its folders cannot be read.
+        `notify` gets a line for what happened to the index.
         """
         self.store = Store.at(path, create=create)
         self.maker = maker
@@ -201,21 +192,17 @@ class History:
         self._catch_up()
 
     def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
-        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name.
-
-        Raises `UserError`: a key that entries do not have.
-        """
-        chosen = (self._once(folder, entry) for folder, (_, entry) in self._rows.items())
-        wanted = where or {}
-        return sorted((entry for entry in chosen if matches(entry, wanted)), key=attrgetter("finished", "run_id"))
-
-    def _once(self, folder: str, entry: HistoryEntry) -> HistoryEntry:
-        """A run that lies in two folders, because someone put it there, counts once."""
-        first = self._by_id[entry.run_id]
-        if first == folder:
-            return entry
-        why = f"{folder}: holds run {entry.run_id} once more, like {first}; a copy is no repeat and is left out"
-        return dataclasses.replace(entry, state="damaged", why=why, figures={}, hosts=())
+        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name."""
+        wanted, chosen = where or {}, []
+        for folder, (_, entry) in self._rows.items():
+            first = self._by_id[entry.run_id]
+            if first != folder:
+                # A run that lies in two folders, because someone put it there, counts once.
+                why = f"{folder}: holds run {entry.run_id} once more, like {first}; a copy is no repeat and is left out"
+                entry = dataclasses.replace(entry, state="damaged", why=why, figures={}, hosts=())
+            if matches(entry, wanted):
+                chosen.append(entry)
+        return sorted(chosen, key=attrgetter("finished", "run_id"))
 
     def find(self, run_id: str) -> HistoryEntry | None:
         """The run of that name."""

@@ -329,7 +329,10 @@ _LEVEL_COLOUR = "#e69f00"
 def series_chart(series: Trend) -> Chart:
     """Runs over time, levels as lines with their intervals, changes as labelled vertical rules."""
     series = dataclasses.replace(series, nights=_drawn(series))
-    factor, unit = _scale(series)
+    factor, unit = 1.0, series.unit
+    largest = max(night.value for night in series.nights)
+    if unit == "s" and largest < 1:
+        factor, unit = (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
     points, levels = _points(series, factor), [_level(level, factor) for level in series.levels]
     values = [row["value"] for row in points] + [row[end] for row in levels for end in ("low", "high", "at_first")]
     room = (max(values) - min(values)) * 0.12 or max(values) * 0.05
@@ -383,14 +386,6 @@ def _time(alt: Any, name: str = "time") -> Any:
     # UTC, so that the page says the same in every country.
     x = alt.X(f"{name}:T", title="end of the night's last run, UTC")
     return x.scale(type="utc").axis(format="%d %b %Y", grid=False)
-
-
-def _scale(series: Trend) -> tuple[float, str]:
-    """What the axis multiplies values by, and its unit."""
-    largest = max(night.value for night in series.nights)
-    if series.unit != "s" or largest >= 1:
-        return 1.0, series.unit
-    return (1e3, "ms") if largest >= 1e-3 else (1e6, "µs")
 
 
 def _points(series: Trend, factor: float) -> Rows:

@@ -62,15 +62,19 @@ def main(arguments: list[str]) -> int:
     try:
         plan = load_plan(path)
         place = detect(plan)
-        sampler = _start_sampler(plan, RunFolder(path.parent), place)
+        folder = RunFolder(path.parent)
+        if isinstance(plan, RunPlan) and plan.watch is not None and plan.watch.sampler and place.local_rank == 0:
+            # While this process may still use every core of the node.
+            sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
+            sampler.start()
         binding = bind(plan, place)
-        progress = Progress(plan, RunFolder(path.parent), place)
+        progress = Progress(plan, folder, place)
         progress.enter("starting")
         require_machine(plan, place)
         if isinstance(plan, RunPlan):
-            code = _train(plan, RunFolder(path.parent), place, binding, progress, sampler)
+            code = _train(plan, folder, place, binding, progress, sampler)
         else:
-            code = _exchange(plan, RunFolder(path.parent), place, binding, progress)
+            code = _exchange(plan, folder, place, binding, progress)
     except Exception as error:
         failure = failure_of(error, place, binding.gpu if binding is not None else None)
         _fail(progress, failure)
@@ -91,15 +95,6 @@ def main(arguments: list[str]) -> int:
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
     progress.enter("done", exit_code=int(code) if code is ExitCode.REQUEUE else 0)
     return int(code)
-
-
-def _start_sampler(plan: RunPlan | CommPlan, folder: RunFolder, place: RankPlace) -> SamplerProcess | None:
-    """The sampler of this node, from its first rank; while this process may still use every core of the node."""
-    if not isinstance(plan, RunPlan) or plan.watch is None or not plan.watch.sampler or place.local_rank != 0:
-        return None
-    sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
-    sampler.start()
-    return sampler
 
 
 def _fail(progress: Progress | None, failure: RankFailure) -> None:

@@ -73,11 +73,15 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
             pinned = True
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(wanted)
+    warnings = _unbound(plan, len(allowed), os.cpu_count() or len(allowed))
+    if plan.system.launch.by_mpi and os.environ.get(YIELD) == "1":
+        slow = "as if ranks shared cores: messages take longer than where it spins"
+        warnings.insert(0, f"Open MPI yields its core while it waits ({YIELD}=1), {slow}")
     return CoreBinding(
         cores=tuple(cores),
         pinned=pinned,
         threads=wanted,
-        warnings=(*_doubts(plan), *_unbound(plan, len(allowed), os.cpu_count() or len(allowed))),
+        warnings=tuple(warnings),
         gpu=None if seat is None else seats[seat],
     )
 
@@ -137,15 +141,6 @@ def deal(cores: Sequence[int], wanted: int, near: Sequence[Collection[int]]) -> 
         dealt[rank] += left[:missing]
         left = left[missing:]
     return [tuple(own) for own in dealt]
-
-
-def _doubts(plan: LaunchPlan) -> list[str]:
-    if not plan.system.launch.by_mpi or os.environ.get(YIELD) != "1":
-        return []
-    return [
-        f"Open MPI yields its core while it waits ({YIELD}=1), as if ranks shared cores: messages take longer than "
-        "where it spins"
-    ]
 
 
 _FINE = re.compile(r"(quiet,|verbose,|[qv],)?(cores|threads|rank|map_|mask_)")

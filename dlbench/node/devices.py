@@ -45,11 +45,7 @@ GRANTED = "SLURM_GPUS_ON_NODE"  # How many GPUs of its node a job, or its step, 
 
 
 def device_for(
-    plan: LaunchPlan,
-    place: RankPlace,
-    root: Path = Path("/"),
-    *,
-    environment: Mapping[str, str] = os.environ,
+    plan: LaunchPlan, place: RankPlace, root: Path = Path("/"), *, environment: Mapping[str, str] = os.environ
 ) -> torch.device:
     """The rank's GPU where there is one for each rank of the node, the CPU where there is none at all.
 
@@ -127,9 +123,7 @@ _SLICE = " MIG "  # In the name that CUDA gives a slice: `NVIDIA A100-SXM4-40GB 
 
 
 def rank_gpu(
-    device: torch.device,
-    by_nvml: Gpu | None = None,
-    environment: Mapping[str, str] = os.environ,
+    device: torch.device, by_nvml: Gpu | None = None, environment: Mapping[str, str] = os.environ
 ) -> RankGpu | None:
     """The GPU of this rank as CUDA has it; None on a CPU."""
     if device.type != "cuda":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, PeerLostError, RunError
@@ -161,29 +160,20 @@ def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:
         words = re.sub(pattern, "", words)
     for pattern in _WRAPPING:
         words = re.sub(pattern, "", words)
-    return _cut(re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split()), limit)
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 4].rpartition(" ")[0] + " ..."
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and what it was raised from or for."""
-    seen: set[int] = set()
-    step: BaseException | None = error
-    while step is not None and id(step) not in seen:
-        yield step
-        seen.add(id(step))
-        step = step.__cause__ or step.__context__
+    words = re.sub(r"^RuntimeError: ", "", words).strip(" .") or " ".join(text.split())
+    return words if len(words) <= limit else words[: limit - 4].rpartition(" ")[0] + " ..."
 
 
 def is_of_peer(error: BaseException) -> bool:
     """Whether an error says that another rank is gone, so that this one is no cause."""
-    for each in _chain(error):
-        if isinstance(each, DlbenchError):
+    seen: set[int] = set()
+    step: BaseException | None = error
+    while step is not None and id(step) not in seen:
+        if isinstance(step, DlbenchError):
             # It knows: a loader process that is lost is lost by a closed connection, too.
-            return isinstance(each, PeerLostError)
-        if isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and _PEER.search(str(each))):
+            return isinstance(step, PeerLostError)
+        if isinstance(step, ConnectionError) or (isinstance(step, RuntimeError) and _PEER.search(str(step))):
             return True
+        seen.add(id(step))
+        step = step.__cause__ or step.__context__
     return False

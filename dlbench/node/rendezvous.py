@@ -71,24 +71,18 @@ def read_published(path: Path, token: str) -> dict[str, Any] | None:
 def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
     """Where rank 0 listens, as soon as it has published it for this start; NFS shows new files up to 60 s late."""
     deadline = time.monotonic() + wait_s
-    pauses = pauses_s(random.Random(place.rank))
+    chance, longest_s = random.Random(place.rank), FIRST_PAUSE_S
     while time.monotonic() < deadline:
         content = read_published(path, place.token)
         if content is not None:
             return Endpoint(address=str(content["address"]), port=int(content["port"]))
-        time.sleep(next(pauses))
+        # Shortened by up to half at random: ranks do not look in step.
+        time.sleep(longest_s * (1 - chance.random() / 2))
+        longest_s = min(LONGEST_PAUSE_S, longest_s * 1.5)
     raise PeerLostError(
         f"rank {place.rank} waited {wait_s:.0f} s for rank 0's address in {path.name}; did rank 0 start, and do "
         "all nodes see the run's folder?"
     )
-
-
-def pauses_s(chance: random.Random) -> Iterator[float]:
-    """Pauses that grow to `LONGEST_PAUSE_S`, each shortened by up to half at random: ranks do not look in step."""
-    longest = FIRST_PAUSE_S
-    while True:
-        yield longest * (1 - chance.random() / 2)
-        longest = min(LONGEST_PAUSE_S, longest * 1.5)
 
 
 def own_address(single_machine: bool, interface: str | None = None) -> str:

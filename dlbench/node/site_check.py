@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import dlbench
 from dlbench.datasets.staging.place import tier_path
@@ -52,15 +51,11 @@ def libraries() -> tuple[dict[str, str], dict[str, str]]:
             said = next(iter(str(error).strip().splitlines()), "")
             broken[name] = f"{type(error).__name__}: {said}"[:300]
             continue
-        versions[name] = _version(name)
+        try:
+            versions[name] = importlib.metadata.version("nvidia-ml-py" if name == "pynvml" else name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = str(getattr(importlib.import_module(name), "__version__", "unknown"))
     return versions, broken
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version("nvidia-ml-py" if name == "pynvml" else name)
-    except importlib.metadata.PackageNotFoundError:
-        return str(getattr(importlib.import_module(name), "__version__", "unknown"))
 
 
 _TRIAL_BYTES = 1 << 20
@@ -107,7 +102,10 @@ def main(arguments: list[str]) -> int:
         return int(ExitCode.USAGE)
     path = Path(arguments[0]).absolute()
     try:
-        plan = _plan(path)
+        try:
+            plan = CommPlan.model_validate(read_json(path, MAX_JSON))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
         folder, place = PreflightFolder(path.parent), detect(plan)
         seen = look(plan, place)
         write_json(folder.rank(place.rank), seen.model_dump(mode="json"))
@@ -117,18 +115,15 @@ def main(arguments: list[str]) -> int:
     return int(ExitCode.OK)
 
 
-def _plan(path: Path) -> CommPlan:
-    try:
-        return CommPlan.model_validate(read_json(path, MAX_JSON))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a readable plan: {why_unreadable(error)}") from None
-
-
 def look(plan: CommPlan, place: RankPlace) -> SeenRank:
     """What this rank sees of its node. Raises DlbenchError: what it needs to look at all is not there."""
     binding = bind(plan, place)
     node_gpus = tuple(gpu.uuid for gpu in gpus_of_node(os.environ))
-    problems = [_said(lambda: require_machine(plan, place))]
+    problems = []
+    try:
+        require_machine(plan, place)
+    except DlbenchError as error:
+        problems.append(str(error))
     versions, broken = libraries()
     problems += [
         f"{name} is not installed for {sys.executable}" for name in REQUIRED if name not in {**versions, **broken}
@@ -158,15 +153,6 @@ def look(plan: CommPlan, place: RankPlace) -> SeenRank:
         problems=tuple(problem for problem in problems if problem),
         scratch=places,
     )
-
-
-def _said(call: Any) -> str:
-    """What a check says; empty if it passes."""
-    try:
-        call()
-    except DlbenchError as error:
-        return str(error)
-    return ""
 
 
 def _gpu(plan: CommPlan, place: RankPlace, binding: CoreBinding) -> tuple[str | None, str]:

@@ -246,7 +246,7 @@ _UNITS: tuple[tuple[str, str, float, bool], ...] = (
 )
 
 _CORE = re.compile(r"host\.cpu\.\d+\.busy")
-_REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
+REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,7 +265,7 @@ def counters_of(columns: Sequence[str]) -> list[Counter]:
     busy = tuple(name for name in columns if _CORE.fullmatch(name))
     result = [Counter(columns=busy, name="CPU busy", unit="%", factor=100.0)] if busy else []
     for column in columns:
-        if _REASONS.fullmatch(column) or column.endswith("_j") or column in busy:
+        if REASONS.fullmatch(column) or column.endswith("_j") or column in busy:
             continue
         known = next(((unit, factor, grows) for end, unit, factor, grows in _UNITS if column.endswith(end)), None)
         unit, factor, grows = known or ("value", 1.0, False)
@@ -339,9 +339,3 @@ class HeldClock:
         """What still held at the last sample; it ends there."""
         if self._samples and self._mask:
             yield self._since, self._seen, self._mask, self._samples
-
-
-def held_clocks(columns: Sequence[str]) -> list[HeldClock]:
-    """One for each GPU whose reasons were sampled."""
-    found = ((name, _REASONS.fullmatch(name)) for name in columns)
-    return [HeldClock(column=name, gpu=int(match[1])) for name, match in found if match]

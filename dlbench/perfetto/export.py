@@ -5,23 +5,19 @@ Memory does not grow with the run.
 
 from __future__ import annotations
 
-import gzip
 import io
-import os
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO, cast
+from typing import IO, Any, TextIO
 
-from dlbench.errors import UserError, refused
 from dlbench.perfetto.events import (
+    REASONS,
     CounterSeries,
+    HeldClock,
     StepEvents,
     counter_events,
     counters_of,
     dumped,
-    held_clocks,
     note_event,
     process_events,
     reason_event,
@@ -30,7 +26,7 @@ from dlbench.perfetto.events import (
 )
 from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
 from dlbench.perfetto.run import TraceRun
-from dlbench.records.files import TEMPORARY_SUFFIX, is_stream
+from dlbench.records.files import large_result
 from dlbench.records.rows.samples import SampleReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.
@@ -40,30 +36,13 @@ _LEVEL = 2
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
     """Writes the trace, compressed where the name ends in `.gz`; as a whole or not at all.
 
-    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added. Raises UserError: it
-    cannot be written.
+    `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added.
     """
-    if is_stream(output):
-        raise UserError(f"-o {output}: is a device or a pipe; a trace needs a file of its own")
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
-    try:
-        with temporary.open("xb") as file:
-            if output.suffix.lower() == ".gz":
-                with gzip.GzipFile("", "wb", _LEVEL, file) as packed:
-                    _write(run, facts, notes, cast("BinaryIO", packed))
-            else:
-                _write(run, facts, notes, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(output)
-    except OSError as error:
-        raise refused(error, f"-o {output}: cannot be written: {error.strerror or error}", UserError) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    with large_result(output, "a trace", _LEVEL if output.suffix.lower() == ".gz" else None) as file:
+        _write(run, facts, notes, file)
 
 
-def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: BinaryIO) -> None:
+def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: IO[bytes]) -> None:
     sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
     sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for rank in run.selection.ranks:
@@ -119,7 +98,8 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     sink.write(process_events(pid, f"node {clock.host}{clock.unknown}", pid))
     columns = list(notes.guarded(_columns(run, node)))
     counters = [CounterSeries(counter) for counter in counters_of(columns)]
-    clocks = held_clocks(columns)
+    reasons = [(name, REASONS.fullmatch(name)) for name in columns]
+    clocks = [HeldClock(column=name, gpu=int(match[1])) for name, match in reasons if match]
     low, high = run.window or (-1 << 62, 1 << 62)
     threads: set[int] = set()
 
@@ -133,7 +113,7 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
     for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
         for series in counters:
             time, value = series.points(rows)
-            within = run.in_window(time)
+            within = (time >= low) & (time <= high)
             sink.write(counter_events(pid, series.counter, time[within], value[within]))
             notes.num_events += int(within.sum())
         for gpu in clocks:

@@ -8,12 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, Times, make_axis, step_rows
+from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SampleReader
 from dlbench.records.rows.shared import file_of
@@ -32,9 +29,7 @@ class Selection:
 
 
 def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
-    """Ranks from a text such as `0,1,8-15`; all of them without a text. Raises UserError: it is no list of ranks, or
-    names a rank that the run does not have.
-    """
+    """Ranks from a text such as `0,1,8-15`; all of them without a text."""
     if text is None:
         return tuple(range(num_ranks))
     chosen: set[int] = set()
@@ -106,17 +101,11 @@ class TraceRun:
             notes.problem(f"{path}: missing: node {node} is shown without counters")
         return path.exists()
 
-    def in_window(self, time: Times) -> npt.NDArray[np.bool_]:
-        """Which of these nanoseconds lie within the chosen steps."""
-        low, high = self.window or (-1 << 62, 1 << 62)
-        return (time >= low) & (time <= high)
-
 
 def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
     """Looks once over the run's files; what is damaged goes to the notes.
 
-    Also returns what a trace says of itself (without what is met later). Raises UserError: no chosen rank has a chosen
-    step; or IncompleteDataError: there is nothing to show.
+    Also returns what a trace says of itself (without what is met later).
     """
     layout = run.plan.layout
     recorded = {} if run.record is None else {rank.rank: rank.node_rank for rank in run.record.ranks}

@@ -89,10 +89,15 @@ class ClockLine(Spec):
         if not used:
             return 0
         number = sum(point.local_ns <= local_ns for point in used)
+        start = used[max(0, number - 1)]
         if 0 < number < len(used):
-            start, slope = used[number - 1], _slope(used[number - 1], used[number])
+            slope = _slope(start, used[number])
+        elif len(used) < 2:
+            slope = 0.0
         else:
-            start, slope = used[max(0, number - 1)], _slopes_outside(used)[number > 0]
+            first, last = used[-2:] if number else used[:2]
+            limit = MAX_DRIFT_PPM / 1_000_000
+            slope = max(-limit, min(limit, _slope(first, last)))
         return start.offset_ns + round(slope * (local_ns - start.local_ns))
 
     def bound_at(self, local_ns: int) -> int | None:
@@ -118,12 +123,3 @@ def _too_close(one: ClockPoint, other: ClockPoint) -> bool:
 
 def _slope(one: ClockPoint, other: ClockPoint) -> float:
     return (other.offset_ns - one.offset_ns) / (other.local_ns - one.local_ns)
-
-
-def _slopes_outside(used: tuple[ClockPoint, ...]) -> tuple[float, float]:
-    """Slopes before the first and behind the last point (1): 0 of a single one."""
-    if len(used) < 2:
-        return 0.0, 0.0
-    limit = MAX_DRIFT_PPM / 1_000_000
-    before, behind = _slope(used[0], used[1]), _slope(used[-2], used[-1])
-    return max(-limit, min(limit, before)), max(-limit, min(limit, behind))

@@ -8,20 +8,19 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from dlbench.errors import IncompleteDataError, UserError
+from dlbench.errors import UserError
 from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import seen_in_log
+from dlbench.records.job import RunAccounting, seen_in_log
 from dlbench.records.record import Environment
 from dlbench.records.scan import (
     COMM_FORMAT,
     Found,
     LaunchedRun,
     Run,
-    load_file,
+    load_of_run,
     load_plan,
     plan_format,
-    read_accounting,
     read_each,
     read_failure,
     read_given,
@@ -137,15 +136,14 @@ class CommRun(LaunchedRun):
             return ""
         points = self.record.points
         wrong = [p for p in points if p.correct is False] or [p for p in points if p.problem]
-        named = [_wrong(point) for point in wrong[:3]]
+        named = []
+        for point in wrong[:3]:
+            error = "" if point.max_error is None else f", largest relative error {point.max_error:.3g}"
+            why = point.problem or f"wrong result{error}"
+            where = f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}"
+            named.append(f"{where}: {why}")
         more = [f"and {len(wrong) - 3} points more"] if len(wrong) > 3 else []
         return "; ".join([*named, *more]) or "the record says invalid, and not why"
-
-
-def _wrong(point: CommPoint) -> str:
-    error = "" if point.max_error is None else f", largest relative error {point.max_error:.3g}"
-    why = point.problem or f"wrong result{error}"
-    return f"{point.collective} {point.algorithm} over {point.carrier} of {format_bytes(point.num_bytes)}: {why}"
 
 
 CommScan = Found[CommRun]
@@ -154,16 +152,13 @@ CommScan = Found[CommRun]
 def scan_comm(root: Path, *more: Path) -> CommScan:
     """Reads every run of the collective benchmark below some folders; see `dlbench.records.scan.run_folders`.
 
-    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind. Raises
-    UserError: there is no such folder.
+    A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
     """
     return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) in (COMM_FORMAT, None)), _read)
 
 
 def read_comm_run(path: Path) -> CommRun:
-    """One folder of the collective benchmark. Raises UserError: it is a run of something else; or IncompleteDataError:
-    a file is damaged, or it holds no plan.
-    """
+    """One folder of the collective benchmark."""
     folder = RunFolder(path)
     if plan_format(folder) not in (COMM_FORMAT, None):
         raise UserError(f"{path}: is no run of the collective benchmark: see `dlbench report`")
@@ -172,9 +167,7 @@ def read_comm_run(path: Path) -> CommRun:
 
 def _read(folder: RunFolder) -> CommRun:
     plan = load_plan(folder, CommPlan)
-    record = load_file(folder.comm, CommRecord)
-    if record is not None and record.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.comm}: belongs to run {record.run_id}, not to {plan.run_id}")
+    record = load_of_run(folder.comm, CommRecord, plan)
     statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
     return CommRun(
         folder=folder,
@@ -183,7 +176,7 @@ def _read(folder: RunFolder) -> CommRun:
         statuses=statuses,
         failure=failure,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        accounting=read_accounting(folder, plan),
+        accounting=load_of_run(folder.accounting, RunAccounting, plan),
     )
 
 

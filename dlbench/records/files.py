@@ -6,12 +6,12 @@ import json
 import os
 import secrets
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
-from dlbench.errors import RunError, refused
+from dlbench.errors import RunError, UserError, refused
 from dlbench.units import utf8_text
 
 TEMPORARY_SUFFIX = ".partial"
@@ -74,7 +74,6 @@ def write_result(path: Path, content: bytes | str) -> None:
     """`write_atomic` to where a person says: a device or a pipe there (`-o /dev/null`, `-o >(less)`) is written to.
 
     A file in its place would take it from everybody. Of a link (`/dev/stdout`), the file that it names is replaced.
-    Raises RunError: the file system refuses, or nobody reads the pipe.
     """
     if is_stream(path):
         data = content.encode("utf-8") if isinstance(content, str) else content
@@ -92,6 +91,42 @@ def write_result(path: Path, content: bytes | str) -> None:
         write_atomic(Path(os.path.realpath(path)) if path.is_symlink() else path, content)
 
 
+@contextmanager
+def large_result(path: Path, what: str, level: int | None) -> Iterator[IO[bytes]]:
+    """A file `-o`, to be written piece by piece, that is there as a whole or not at all; `level`: of gzip, or None."""
+    import gzip
+
+    if is_stream(path):
+        raise UserError(f"-o {path}: is a device or a pipe; {what} needs a file of its own")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("xb") as file:
+            if level is None:
+                yield file
+            else:
+                # Neither name nor time of the file: equal content gives equal bytes.
+                with gzip.GzipFile("", "wb", level, file, mtime=0) as packed:
+                    yield cast("IO[bytes]", packed)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise refused(error, f"-o {path}: cannot be written: {error.strerror or error}", UserError) from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Makes the names in a folder survive a loss of power. Raises `OSError`: the file system refuses."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_stream(path: Path) -> bool:
     """Whether something is at the path, perhaps through links, that is neither a regular file nor a folder."""
     try:
@@ -101,7 +136,7 @@ def is_stream(path: Path) -> bool:
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """`write_atomic` of JSON; NaN and infinity are refused, because JSON has none.
 
     Bytes of host names, variables and paths that are not UTF-8 become escapes such as ``\\xff``. Raises RunError: as
@@ -112,7 +147,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, private: bool = False)
         data = text.encode()
     except UnicodeEncodeError:
         data = json_text(_in_utf8(content)).encode()
-    write_atomic(path, data, private=private, follow=False)
+    write_atomic(path, data, follow=False)
 
 
 def json_text(content: Mapping[str, Any]) -> str:

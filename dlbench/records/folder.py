@@ -53,9 +53,7 @@ class RunFolder:
     log = Numbered("rank-{:04d}.log")  # Standard output and error of one rank.
 
     def steps(self, rank: int) -> Path:
-        """The raw step times of one rank, to be read: its own file, or a part of its node's. Raises
-        IncompleteDataError: the plan does not say which node that is.
-        """
+        """The raw step times of one rank, to be read: its own file, or a part of its node's."""
         return self._rows(self.rank_steps, self.node_steps, rank)
 
     def spans(self, rank: int) -> Path:
@@ -86,9 +84,7 @@ def _ranks_per_node(plan: Path, _inode: int, _changed_ns: int) -> int:
 
 
 def prepare_output(out: Path) -> Path:
-    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`). Raises
-    UserError: it is not a folder, or cannot be made or written.
-    """
+    """Makes the folder of all runs and proves that it can be written; a group's is shared (`sharing.share`)."""
     try:
         str(out.absolute()).encode()
     except UnicodeEncodeError:

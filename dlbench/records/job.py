@@ -262,7 +262,7 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
 
     Its exit code does not say, and the other ranks may be ended before they can say what they saw.
     """
-    text = _text_of(folder, "launch.log")
+    text = _text_of(folder.launch_log)
     noticed = _noticed(text)
     if noticed is not None:
         return int(noticed[1]), int(noticed[2])
@@ -273,27 +273,23 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
 
 def was_cancelled(path: Path) -> bool:
     """Whether the log of a job says that somebody cancelled it: then Slurm gives no other reason."""
-    try:
-        text = read_end(path, END_OF_LOG).decode("utf-8", "replace")
-    except OSError:
-        return False
-    return _CANCELLED.search(text.rpartition(ATTEMPT_MARK)[2]) is not None
+    return _CANCELLED.search(_text_of(path).rpartition(ATTEMPT_MARK)[2]) is not None
 
 
 def has_own_end(folder: RunFolder) -> bool:
     """Returns whether the script of a job of several runs says that the run failed: the job ended later."""
-    return _CODE.search(_text_of(folder, "launch.log").rpartition(ATTEMPT_MARK)[2]) is not None
+    return _CODE.search(_text_of(folder.launch_log).rpartition(ATTEMPT_MARK)[2]) is not None
 
 
 def _log_of(folder: RunFolder) -> str:
     """The end of the log into which the ranks' launcher wrote."""
     outputs = sorted(folder.path.glob("slurm-*.out"), key=lambda path: (len(path.name), path.name))
-    return _text_of(folder, "launch.log") or (_text_of(folder, outputs[-1].name) if outputs else "")
+    return _text_of(folder.launch_log) or (_text_of(outputs[-1]) if outputs else "")
 
 
-def _text_of(folder: RunFolder, name: str) -> str:
+def _text_of(path: Path) -> str:
     try:
-        return read_end(folder.path / name, END_OF_LOG).decode("utf-8", "replace")
+        return read_end(path, END_OF_LOG).decode("utf-8", "replace")
     except OSError:  # there is none, or it may not be read
         return ""
 
@@ -338,22 +334,19 @@ def _of_srun(text: str) -> _Ending | None:
         position += len(line)
         found = _TASKS.search(line)
         if found is not None:
-            return _of_task(int(re.split("[,-]", found[1])[0]), found[2].strip())
+            # E.g. `Exited with exit code 3`, `Killed`, `Segmentation fault (core dumped)`.
+            rank, words = int(re.split("[,-]", found[1])[0]), found[2].strip()
+            code = _EXITED.match(words)
+            if code is not None:
+                return _Ending(rank=rank, words=f"with exit code {code[1]}")
+            number = _SIGNALS.get(words.removesuffix(" (core dumped)"))
+            return _Ending(rank=rank, words=words if number is None else _by(number), number=number)
         if noticed is not None and noticed.start() < position:
             number = signal.Signals(int(noticed[2]))
             return _Ending(rank=int(noticed[1]), words=_by(number), number=number)
         if _ABORTED.search(line):
             return None
     return None
-
-
-def _of_task(rank: int, words: str) -> _Ending:
-    """How srun says a task ended: `Exited with exit code 3`, `Killed`, `Segmentation fault (core dumped)`."""
-    code = _EXITED.match(words)
-    number = _SIGNALS.get(words.removesuffix(" (core dumped)"))
-    if code is not None:
-        return _Ending(rank=rank, words=f"with exit code {code[1]}")
-    return _Ending(rank=rank, words=words if number is None else _by(number), number=number)
 
 
 def _by(number: signal.Signals) -> str:

@@ -367,8 +367,3 @@ class Record(Spec):
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
         used = len({rank.node_rank for rank in self.ranks})
         return max(0, int(allocated) - used) if allocated.isdecimal() else 0
-
-    @property
-    def failed_checks(self) -> list[Check]:
-        """The checks that did not hold."""
-        return [check for check in self.checks if not check.passed]

@@ -23,7 +23,6 @@ from dlbench.records.interrupted import Interrupted
 from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
-from dlbench.records.watch import WatchOverhead
 from dlbench.sharing import WithheldError, may_not_read
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.engine import key_for_name
@@ -134,16 +133,10 @@ class Run(LaunchedRun):
         return found if isinstance(found, int) and found > 0 and not self.plan.workload.data.is_synthetic else None
 
     @property
-    def watch_overhead(self) -> WatchOverhead | None:
-        """What watching cost, as the run itself accounts for it."""
-        watch = None if self.record is None else self.record.watch
-        return None if watch is None else watch.overhead
-
-    @property
     def objection(self) -> str:
         """The sanity checks that did not hold."""
-        failed = () if self.record is None else self.record.failed_checks
-        return "; ".join(f"{c.name}: {c.detail}" for c in failed)
+        checks = () if self.record is None else self.record.checks
+        return "; ".join(f"{check.name}: {check.detail}" for check in checks if not check.passed)
 
 
 @dataclass(kw_only=True)
@@ -183,8 +176,7 @@ def run_folders(*roots: Path) -> list[RunFolder]:
     """The folders that may be runs: each root that is one, else those below it.
 
     A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
-    its reader to say what it lacks. A folder that two roots hold is listed once. Raises UserError: there is no such
-    folder.
+    its reader to say what it lacks. A folder that two roots hold is listed once.
     """
     found: list[Path] = []
     for root in roots:
@@ -206,7 +198,7 @@ def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[lis
     has_runs = False
     for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
         inner: list[Path] = []
-        if _has_plan(path):
+        if os.path.lexists(RunFolder(path).plan):
             has_runs = True
         elif levels:
             identity = _identity(path)
@@ -233,14 +225,6 @@ def _folders_in(folder: Path, *, is_root: bool) -> list[Path]:
     return [folder / name for _, name in sorted(found)]
 
 
-def _has_plan(folder: Path) -> bool:
-    try:
-        RunFolder(folder).plan.lstat()
-    except OSError:
-        return False
-    return True
-
-
 def _identity(path: Path) -> tuple[int, int]:
     """Device and inode: equal for two names of one folder; of one that is not there (any more) no other has it."""
     try:
@@ -259,10 +243,18 @@ def plan_format(folder: RunFolder) -> str | None:
     return str(content.get("format")) if isinstance(content, dict) else None
 
 
+def text_in(path: Path, key: str) -> str:
+    """The text under a key of a JSON file; empty where there is none that can be read."""
+    try:
+        content = read_json(path, MAX_JSON)
+    except (OSError, ValueError):
+        return ""
+    text = content.get(key) if isinstance(content, dict) else None
+    return text if isinstance(text, str) else ""
+
+
 def read_run(path: Path) -> Run:
-    """One training run's folder. Raises UserError: it is a run of the collective benchmark; or IncompleteDataError: a
-    file is damaged, or it holds no plan.
-    """
+    """One training run's folder."""
     folder = RunFolder(path)
     if plan_format(folder) == COMM_FORMAT:
         raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
@@ -271,9 +263,7 @@ def read_run(path: Path) -> Run:
 
 def _read(folder: RunFolder) -> Run:
     plan = load_plan(folder, RunPlan)
-    record = load_file(folder.record, Record)
-    if record is not None and record.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.record}: belongs to run {record.run_id}, not to {plan.run_id}")
+    record = load_of_run(folder.record, Record, plan)
     if record is not None and record.state == "valid" and len(record.ranks) != plan.layout.ranks:
         raise IncompleteDataError(
             f"{folder.record}: damaged: holds {len(record.ranks)} ranks, the plan has {plan.layout.ranks}"
@@ -292,7 +282,7 @@ def _read(folder: RunFolder) -> Run:
         interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
         seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
         progress=progress_in_log(folder, plan.run_id) if record is None else "",
-        accounting=read_accounting(folder, plan),
+        accounting=load_of_run(folder.accounting, RunAccounting, plan),
     )
 
 
@@ -307,14 +297,13 @@ def _share_alike(parts: Sequence[BaseModel], name: str = "") -> None:
             object.__setattr__(part, name, getattr(last, name))
 
 
-def read_accounting(folder: RunFolder, plan: LaunchPlan) -> RunAccounting | None:
-    """What Slurm says that a run took; None where nothing is kept. Raises IncompleteDataError: the file is damaged, or
-    another run's.
-    """
-    accounting = load_file(folder.accounting, RunAccounting)
-    if accounting is not None and accounting.run_id != plan.run_id:
-        raise IncompleteDataError(f"{folder.accounting}: belongs to run {accounting.run_id}, not to {plan.run_id}")
-    return accounting
+def load_of_run(path: Path, model: type[ModelT], plan: LaunchPlan) -> ModelT | None:
+    """A file of a plan's run; None if there is none. Raises IncompleteDataError: it is damaged, or another run's."""
+    content = load_file(path, model)
+    run_id = getattr(content, "run_id", plan.run_id)
+    if run_id != plan.run_id:
+        raise IncompleteDataError(f"{path}: belongs to run {run_id}, not to {plan.run_id}")
+    return content
 
 
 def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -97,9 +97,7 @@ class Failure(Spec):
 def write_failure(
     folder: RunFolder, reason: str, *, rank: int | None = None, at: str = "", stopped: Iterable[int] = ()
 ) -> None:
-    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now. Raises RunError: the
-    file cannot be written.
-    """
+    """Says why a run was given up: see `Failure`; `at` is a time in UTC, ISO 8601, empty for now."""
     content = Failure(reason=reason, rank=rank, at=at or utc_now(), stopped=tuple(sorted(stopped))).model_dump(
         mode="json"
     )
@@ -141,8 +139,7 @@ def write_status(folder: RunFolder, status: RankStatus) -> None:
 def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatus]:
     """The newest status of each rank in a run's folder, by rank.
 
-    `is_over`: whether a record says what became of the run; then a status that may not be read is passed over. Raises
-    IncompleteDataError: one of them is damaged, or may not be read.
+    `is_over`: whether a record says what became of the run; then a status that may not be read is passed over.
     """
     newest: dict[int, RankStatus] = {}
     try:
@@ -153,7 +150,11 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
     for name in sorted(names):
         path = folder.path / name
         try:
-            found = _statuses_in(name, read_json(path, MAX_BYTES))
+            content = read_json(path, MAX_BYTES)
+            if name.startswith("node-"):
+                found = NodeStatuses.model_validate(content).ranks
+            else:
+                found = (RankStatus.model_validate(content),)
         except PermissionError as error:
             if not is_over:
                 raise may_not_read(path, error) from None
@@ -167,12 +168,6 @@ def read_statuses(folder: RunFolder, *, is_over: bool = False) -> list[RankStatu
                 if known is None or known.updated <= status.updated:
                     newest[status.rank] = status
     return [newest[rank] for rank in sorted(newest)]
-
-
-def _statuses_in(name: str, content: Any) -> tuple[RankStatus, ...]:
-    if name.startswith("node-"):
-        return NodeStatuses.model_validate(content).ranks
-    return (RankStatus.model_validate(content),)
 
 
 _NAMED = 3  # Ranks of which each is named; the others are counted.
@@ -237,15 +232,11 @@ def _silent(statuses: Sequence[RankStatus], failure: Failure | None) -> list[Ran
 
 
 def _silence(status: RankStatus, counted: str, *, is_first: bool, is_stopped: bool) -> str:
-    place = _place(status, counted)
+    """Where a rank was that says nothing more: its supervisor knows the last step, the file of its node an earlier."""
+    place = f"before the first {counted} ({status.stage})"
+    if status.step >= 0:
+        later = "" if status.source == "supervisor" else " or later"
+        place = f"at {counted} {status.step}{later} ({status.stage})"
     if is_first:  # whom the launcher has named already
         return f"it was on {status.host}, {place}"
     return f"rank {status.rank} on {status.host} {_STOPPED if is_stopped else 'vanished'} {place}"
-
-
-def _place(status: RankStatus, counted: str) -> str:
-    """Where a rank was that says nothing more: its supervisor knows the last step, the file of its node an earlier."""
-    if status.step < 0:
-        return f"before the first {counted} ({status.stage})"
-    later = "" if status.source == "supervisor" else " or later"
-    return f"at {counted} {status.step}{later} ({status.stage})"

@@ -42,16 +42,12 @@ THROTTLING_MASK = sum(reason.bit for reason in CLOCK_REASONS if reason.is_thrott
 
 
 def clock_reason_names(mask: int) -> tuple[str, ...]:
-    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped. Raises
-    ValueError: the mask is below zero.
-    """
-    if mask < 0:
-        raise ValueError(f"a mask of clock reasons cannot be below zero: {mask}")
+    """Names of the bits that are set, lowest first; a bit that nobody knows is `bit_0x...`, and none is dropped."""
     names = {reason.bit: reason.name for reason in CLOCK_REASONS}
     bits = (1 << number for number in range(mask.bit_length()))
     return tuple(names.get(bit, f"bit_0x{bit:x}") for bit in bits if mask & bit)
 
 
 def throttling_names(mask: int) -> tuple[str, ...]:
-    """Names of the mask's reasons that are throttling, lowest bit first. Raises ValueError: the mask is below zero."""
-    return clock_reason_names(mask & THROTTLING_MASK) if mask >= 0 else clock_reason_names(mask)
+    """Names of the mask's reasons that are throttling, lowest bit first."""
+    return clock_reason_names(mask & THROTTLING_MASK)

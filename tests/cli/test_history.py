@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli import history as group
 from dlbench.errors import DlbenchError
 from dlbench.history.reading import open_history
 from tests.support.history_factory import history_plan, write_history
@@ -64,14 +63,6 @@ def test_the_environment_names_the_store(made: Path) -> None:
     result = call("list", DLBENCH_HISTORY=str(made))
     assert result.exit_code == 0
     assert "\n6 runs, 6 valid; step: median" in result.output
-
-
-def test_the_group_names_commands_that_are_there() -> None:
-    text = call("--help").output
-    for name, command in group.history.commands.items():
-        assert f"{name} {command.short_help}" in " ".join(text.split())
-        assert call(name, "--help").exit_code == 0
-    assert "No such command" in call("lst").output
 
 
 def test_stray_folders_are_passed_over_and_told_once(store: Path) -> None:
@@ -214,15 +205,6 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
 
 
 # Exporting
-
-
-def test_export_and_import(made: Path, tmp_path: Path) -> None:
-    result = call("export", "-o", tmp_path / "a.tar.gz", "--store", made, "--where", "tag.commit=c2")
-    assert result.exit_code == 0
-    assert "2 runs" in result.stderr
-    call("import", tmp_path / "a.tar.gz", "--store", tmp_path / "new")
-    entries = [entry for entry in open_history(made).entries() if entry.commit == "c2"]
-    assert open_history(tmp_path / "new").entries() == entries
 
 
 def test_export_leaves_damaged_runs_out(store: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.errors import EnvironmentLacksError, ExitCode, IncompleteDataError, RunError, UserError
-from dlbench.perfmodels.storage_demand import PUBLISHED
 from tests.support.data_path_factory import data_story, reading_result
 from tests.support.node_answers import Answering, answer_with, one_line
 from tests.support.paths import GOLDEN
@@ -115,19 +114,6 @@ def test_opens_stats_and_listings_and_how_long_a_listing_takes(answering: Answer
     assert f"listing them would take one rank 5 s, by what it listed cold ({told})." in text
     found = json.loads(io("resnet50", "--data", data, "--repeats", 5, "--json").stdout)["supplies"][0]
     assert (found["opens_per_s"]["value"], found["num_files"], found["open_s"]) == (1000, 1000000, 0.25)
-
-
-def test_published_demands_are_those_of_mlperf_storage() -> None:
-    found = {(family, one.accelerator): one.bytes_per_s for family, demands in PUBLISHED.items() for one in demands}
-    expected = {
-        ("resnet", "H100"): 205e6,
-        ("resnet", "A100"): 105e6,
-        ("cosmoflow", "H100"): 808e6,
-        ("cosmoflow", "A100"): 513e6,
-        ("cosmoflow", "V100"): 302e6,
-        ("bert", "V100"): 0.124e6,
-    }
-    assert found == pytest.approx(expected, rel=0.005)
 
 
 def test_a_cache_that_was_not_emptied_gives_no_figure_and_says_why(answering: Answering, data: Path) -> None:

@@ -170,12 +170,6 @@ def test_entries_survive_json(made: Path) -> None:
             HistoryEntry.from_json(json.dumps(renamed, sort_keys=True))
 
 
-def test_entries_are_sorted_by_their_end(store: Path) -> None:
-    entries = open_history(store).entries()
-    assert [entry.finished for entry in entries] == sorted(entry.finished for entry in entries)
-    assert len(entries) == 12
-
-
 # Bringing runs in
 
 

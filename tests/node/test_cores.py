@@ -19,6 +19,14 @@ from dlbench.specs.requests import Request
 from tests.support.rank_places import rank_place
 
 
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What binding sets is as before when a test has ended."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+
+
 @given(cores=st.integers(1, 32), threads=st.sampled_from([1, 2, 4]), ranks=st.sampled_from([1, 2, 4]))
 def test_an_even_share_holds_whole_cores(cores: int, threads: int, ranks: int) -> None:
     cores *= ranks
@@ -53,10 +61,7 @@ def seats_of(masks: list[list[int]], plan: RunPlan, monkeypatch: pytest.MonkeyPa
     for rank, mask in enumerate(masks):
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid, mask=mask: set(mask))
         place = rank_place(rank, len(masks), len(masks) // hosts)
-        with monkeypatch.context() as patch:
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-                patch.setenv(name, "")
-            bound = bind(plan, place)
+        bound = bind(plan, place)
         assert bound.warnings == ()
         seats.append(Seat(rank=rank, host=place.host, cores=bound.cores, threads=bound.threads, pinned=bound.pinned))
     return seats
@@ -90,8 +95,6 @@ def test_that_srun_did_not_bind_a_rank_is_told(
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(mask)))
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        monkeypatch.setenv(name, "")
     place = rank_place(0, 4)
     warnings = bind(RunPlan.model_validate(content), place).warnings
     assert [f"slurm.cpu_bind {asked} did not act" in line for line in warnings] == [True] * is_told
@@ -100,8 +103,6 @@ def test_that_srun_did_not_bind_a_rank_is_told(
 def test_that_open_mpi_yields_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     place = rank_place(0, 4)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        monkeypatch.setenv(name, "")
     monkeypatch.setenv("OMPI_MCA_mpi_yield_when_idle", "1")
     (line,) = bind(plan_of("srun-mpi", 4, 2), place).warnings
     assert "Open MPI yields its core while it waits" in line
@@ -176,9 +177,6 @@ def bound_cores(monkeypatch: pytest.MonkeyPatch, seen: tuple[tuple[Gpu, ...], ..
     monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
     found = []
     for rank in range(4):
         monkeypatch.setattr(cores, "gpus_of_node", lambda environment, root, rank=rank: seen[rank])
@@ -218,8 +216,6 @@ def test_each_rank_is_shown_its_own_slice(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(cores, "has_gpu", lambda *_: True)
     monkeypatch.setattr(cores, "gpus_of_node", seen)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, mask: None)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_DEVICE_ORDER"):
-        monkeypatch.setenv(name, "")
     for rank in range(4):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b,MIG-c,MIG-d")
         where = {"local_rank": rank, "local_size": 4, "node_rank": 0, "num_nodes": 1}

@@ -24,7 +24,7 @@ from dlbench.perfetto.events import LATE
 from dlbench.perfetto.rows import Tracks, make_axis
 from dlbench.records.clocks import ClockLine
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP
+from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGE, STAGING, SWAP
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.plan import RunPlan
 from tests.support.paths import SUPPORT
@@ -195,26 +195,6 @@ def test_spans_stand_on_the_threads_of_their_lanes(tmp_path: Path) -> None:
     ]
     assert [s["args"] for s in found.slices("input 3")] == [{"step": 2, "bytes": 4096}]
     assert [s["end"] for s in found.slices("swap")] == [4 * MS]
-
-
-def test_layers_across_a_phase_have_a_thread_of_their_own(tmp_path: Path) -> None:
-    forward = step_start(2) + 5 * MS
-    layers = [
-        span(COMPUTE, "conv", forward, forward + 10 * MS, step=2),
-        span(COMPUTE, "late", forward + 29 * MS, forward + 31 * MS, step=2),
-    ]
-    found = exported(with_spans(tmp_path, *layers))
-    assert [s["name"] for s in found.slices("layers")] == ["conv", "late"]
-    assert not [s for s in found.slices("compute") if s["name"] == "conv"]
-
-
-def test_overlapping_spans_of_a_lane_are_spread_over_threads(tmp_path: Path) -> None:
-    at = step_start(0)
-    spans = [span(STAGE, f"s{n}", at + n * MS, at + (n + 10) * MS) for n in range(40)]
-    found = exported(with_spans(tmp_path, *spans))
-    names = [name for name in found.threads().values() if name.startswith("stages")]
-    assert sorted(names) == sorted(["stages", *(f"stages ({n})" for n in range(2, 11))])
-    assert sum(len(found.slices(name)) for name in names) == 40
 
 
 def test_spans_that_overlap_too_often_are_counted(tmp_path: Path) -> None:

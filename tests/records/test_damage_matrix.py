@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.streams import ending_of
-from dlbench.datasets.making.catalogue import DatasetRequest, plan_build
+from dlbench.datasets.making.catalogue import DatasetRequest, packing, plan_build
 from dlbench.datasets.making.production import produce
 from dlbench.errors import DlbenchError, ExitCode
 from dlbench.history.store import Acknowledgement, acknowledge
@@ -134,12 +134,12 @@ def write_gate(root: Path) -> None:
 def write_sets(root: Path) -> None:
     requests = {
         "tree": ("images", DatasetRequest(samples=10, validation=10, size="32")),
-        "tar": ("images", DatasetRequest(samples=10, validation=10, size="32", container="tar")),
         "hdf5": ("density", DatasetRequest(samples=2, validation=2, size="8")),
         "tfrecord": ("density", DatasetRequest(samples=2, validation=2, size="8", container="tfrecord")),
     }
     for name, (kind, request) in requests.items():
         produce(plan_build(kind, request).recipe, root / name)
+    produce(packing(root / "tree", samples_per_shard=8, seed=0).recipe, root / "tar")
     for split in ("train", "validation"):
         (root / "samples" / split).mkdir(parents=True)
         for name in ("a.h5", "b.h5"):

@@ -95,8 +95,10 @@ class BlockWriter:
             for column, (low, high), last in zip(self._delta, self._limits, self._last, strict=True):
                 new = int(values[column])
                 step = new - last
-                if not (low <= new <= high and low <= step <= high):
-                    step = _wrapped(new, step, low, high)
+                if not low <= new <= high:
+                    raise struct.error(f"{new} is not from {low} to {high}")
+                if not low <= step <= high:  # the difference modulo the size of its column, which cannot hold it
+                    step = (step - low) % (high - low + 1) + low
                 values[column] = step
                 news.append(new)
             self._rows.append(self._packed(values))
@@ -184,9 +186,7 @@ class BlockWriter:
         self.num_rows += num_rows
 
     def sync(self) -> None:
-        """Writes what is held in memory and waits until the disk has it, which is when some say that they failed.
-        Raises OSError: the disk is full, gone, or failed.
-        """
+        """Writes what is held in memory and waits until the disk has it, which is when some say that they failed."""
         self.flush()
         os.fsync(self._file.fileno())
 
@@ -213,10 +213,3 @@ def _limits(kind: str) -> tuple[int, int]:
     if kind[1] == "u":
         return 0, (1 << bits) - 1
     raise ValueError(f"a column of type {kind} has no differences that would be exact")
-
-
-def _wrapped(new: int, step: int, low: int, high: int) -> int:
-    """A difference modulo the size of its column, which cannot hold it. Raises struct.error: nor the value itself."""
-    if not low <= new <= high:
-        raise struct.error(f"{new} is not from {low} to {high}")
-    return (step - low) % (high - low + 1) + low

@@ -34,8 +34,7 @@ _last_columns: list[Any] = []  # `fields` and `delta` of the header that was loo
 
 def read_header(path: Path, format_name: str, content: str, rows: Opened | None = None) -> tuple[dict[str, Any], bytes]:
     """The first line of a file of rows, as JSON and as it is. `format_name`: what its `format` must be; `content`: what
-    the file holds, in words; `rows`: what was opened already. Raises IncompleteDataError: the file cannot be read, or
-    is none of `format_name`.
+    the file holds, in words; `rows`: what was opened already.
     """
     try:
         with nullcontext(rows.file) if rows else opened(path, 1).file as file:
@@ -74,17 +73,20 @@ class BlockReader:
         self._columns: tuple[tuple[str, str], ...] | None = None
 
     def blocks(self) -> Iterator[Rows | dict[str, Any]]:
-        """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written.
-        Raises IncompleteDataError: a block within the file is damaged, or the header's columns are.
-        """
+        """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written."""
         dtype = np.dtype(list(self.columns()))
         for kind, content in self.contents(dtype.itemsize):
-            yield self._note(content) if kind == NOTE else self._rows(content, dtype)
+            if kind == NOTE:
+                yield self._note(content)
+                continue
+            turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
+            rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
+            for name in self.header["delta"]:
+                rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
+            yield rows
 
     def read(self, names: Collection[str]) -> tuple[dict[str, Values], list[dict[str, Any]]]:
-        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block. Raises
-        IncompleteDataError: a block within the file is damaged, or the header's columns are.
-        """
+        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block."""
         columns = self.columns()
         size = _row_bytes(columns)
         stretches = _stretches(columns, frozenset(names))
@@ -161,13 +163,6 @@ class BlockReader:
             raise self._damaged()
         return note
 
-    def _rows(self, content: bytes, dtype: np.dtype[np.void]) -> Rows:
-        turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
-        rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
-        for name in self.header["delta"]:
-            rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
-        return rows
-
     def values(
         self, turned: npt.NDArray[np.uint8], names: Sequence[str], kind: str, places: slice | Sequence[int]
     ) -> Values:
@@ -206,8 +201,7 @@ class BlockReader:
 def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[str, Values] | None:
     """Some columns of files whose columns and blocks are alike, each of shape (files, rows); None where they differ.
 
-    Quicker than file by file where files are small; all of them are held at once. Notes are passed over. Raises
-    IncompleteDataError: a block within a file is damaged, or a header's columns are.
+    Quicker than file by file where files are small; all of them are held at once. Notes are passed over.
     """
     first = readers[0]
     columns, delta = first.columns(), first.header["delta"]

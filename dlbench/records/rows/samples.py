@@ -49,9 +49,7 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
 
 @dataclass(kw_only=True)
 class SampleReader:
-    """Samples of one node, block by block. Raises IncompleteDataError: no file of samples, of an unknown version, or of
-    another run.
-    """
+    """Samples of one node, block by block."""
 
     path: Path
     run_id: str = ""  # The run that they must be of; empty: any.
@@ -61,7 +59,8 @@ class SampleReader:
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples", run_id=self.run_id)
-        header = self._reader.header
+        header = self.header = self._reader.header
+        """node_rank, host, run_id, period_s, unavailable, fields."""
         if header.get("version") != SAMPLES_VERSION:
             raise IncompleteDataError(f"{self.path}: samples of an unknown version ({header.get('version')!r})")
         wrong = [key for key, kind in _HEADER_KEYS.items() if not isinstance(header.get(key), kind)]
@@ -73,11 +72,6 @@ class SampleReader:
         kinds = {kind for _, kind in columns[len(TIME_FIELDS) :]}
         if columns[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
             raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
-
-    @property
-    def header(self) -> dict[str, Any]:
-        """node_rank, host, run_id, period_s, unavailable, fields."""
-        return self._reader.header
 
     @property
     def columns(self) -> list[str]:
@@ -100,9 +94,7 @@ class SampleReader:
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block. Raises
-        IncompleteDataError: a block is damaged.
-        """
+        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block."""
         self.failures.clear()
         self.end = None
         found, notes = self._reader.read(names)

@@ -61,9 +61,7 @@ def chunk(rank: int, number: int, piece: bytes) -> bytes:
 
 
 def open_shared(path: Path, rank: int) -> IO[bytes]:
-    """A node's file, to append chunks of a rank that has none there yet. Raises OSError: it has, or the file is no
-    node's.
-    """
+    """A node's file, to append chunks of a rank that has none there yet."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
     with open_file(path, follow=False) as there:

@@ -56,7 +56,8 @@ class SpanWriter:
         )
         self._names: dict[str, int] = {}
         self._new_names: list[str] = []
-        self._held = 0
+        self.num_held = 0
+        """Spans in memory, which the next `flush` writes."""
 
     def add(
         self,
@@ -70,30 +71,17 @@ class SpanWriter:
         num_bytes: int = -1,
         queued_ns: int = 0,
     ) -> None:
-        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread.
-        Raises OSError: the disk is full or gone.
-        """
+        """One span, CLOCK_MONOTONIC nanoseconds of this machine; they may come in any order, but from one thread."""
+        if name not in self._names and len(self._names) >= MAX_NAMES:
+            name = OTHER_NAMES
         number = self._names.get(name)
         if number is None:
-            number = self._named(name)
+            number = self._names[name] = len(self._names)
+            self._new_names.append(name[:200])
         self._blocks.append((start_ns, end_ns - start_ns, queued_ns, num_bytes, step, lane, track, number, 0))
-        self._held += 1
-        if self._held == _SPANS_PER_BLOCK:
+        self.num_held += 1
+        if self.num_held == _SPANS_PER_BLOCK:
             self.flush()
-
-    def _named(self, name: str) -> int:
-        if len(self._names) >= MAX_NAMES:
-            name = OTHER_NAMES
-            if name in self._names:
-                return self._names[name]
-        number = self._names[name] = len(self._names)
-        self._new_names.append(name[:200])
-        return number
-
-    @property
-    def num_held(self) -> int:
-        """Spans in memory, which the next `flush` writes."""
-        return self._held
 
     @property
     def num_spans(self) -> int:
@@ -116,7 +104,7 @@ class SpanWriter:
             names, self._new_names = self._new_names, []
             first = len(self._names) - len(names)
             self._blocks.note({"first": first, "names": names}, before_rows=True)
-        self._held = 0
+        self.num_held = 0
         self._blocks.flush()
 
     def close(self) -> None:
@@ -129,9 +117,7 @@ class SpanWriter:
 
 @dataclass(kw_only=True)
 class SpanReader:
-    """Spans of one rank, block by block. Raises IncompleteDataError: no file of spans, of an unknown version, or of
-    another run.
-    """
+    """Spans of one rank, block by block."""
 
     path: Path
     run_id: str = ""  # The run that they must be of; empty: any.
@@ -139,15 +125,11 @@ class SpanReader:
 
     def __post_init__(self) -> None:
         self._reader = BlockReader(self.path, SPANS_FORMAT, "spans", run_id=self.run_id)
-        header = self._reader.header
-        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
-        if any(header.get(key) != value for key, value in wanted.items()):
-            raise IncompleteDataError(f"{self.path}: spans of an unknown version ({header.get('version')!r})")
-
-    @property
-    def header(self) -> dict[str, Any]:
+        self.header = self._reader.header
         """What the writer said of itself."""
-        return self._reader.header
+        wanted = {"version": SPANS_VERSION, "fields": [list(f) for f in SPAN_FIELDS], "lanes": list(LANES)}
+        if any(self.header.get(key) != value for key, value in wanted.items()):
+            raise IncompleteDataError(f"{self.path}: spans of an unknown version ({self.header.get('version')!r})")
 
     @property
     def torn_bytes(self) -> int:
@@ -155,23 +137,18 @@ class SpanReader:
         return self._reader.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`. Raises
-        IncompleteDataError: a block is damaged.
-        """
+        """Structured arrays with the fields of `SPAN_FIELDS`; lanes are in `LANES`, names in `names`."""
         self.names.clear()
         for block in self._reader.blocks():
             if isinstance(block, dict):
-                self._take_names(block)
+                first, names = block.get("first"), block.get("names")
+                # Their numbers go on where those before ended; a gap would give spans a wrong name.
+                if type(first) is not int or not isinstance(names, list) or first != len(self.names):
+                    raise IncompleteDataError(f"{self.path}: names of spans are damaged")
+                self.names.extend(str(name) for name in names)
+                if len(self.names) > MAX_NAMES + 1:
+                    raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")
             elif len(block):
                 if int(block["lane"].max()) >= len(LANES) or int(block["name"].max()) >= len(self.names):
                     raise IncompleteDataError(f"{self.path}: spans of a lane or a name that there is not")
                 yield block
-
-    def _take_names(self, note: dict[str, Any]) -> None:
-        first, names = note.get("first"), note.get("names")
-        # Their numbers go on where those before ended; a gap would give spans a wrong name.
-        if type(first) is not int or not isinstance(names, list) or first != len(self.names):
-            raise IncompleteDataError(f"{self.path}: names of spans are damaged")
-        self.names.extend(str(name) for name in names)
-        if len(self.names) > MAX_NAMES + 1:
-            raise IncompleteDataError(f"{self.path}: more names of spans than a file holds")

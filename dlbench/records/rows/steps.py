@@ -78,9 +78,7 @@ class StepWriter:
         return refused(error, f"{self._path}: cannot be written: {error.strerror or error}")
 
     def append(self, record: tuple[float, ...]) -> None:
-        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them. Raises RunError: the
-        disk is full or gone.
-        """
+        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them."""
         # Not `_named`: this is called once a step.
         try:
             self._blocks.append(record)
@@ -93,9 +91,7 @@ class StepWriter:
             self._blocks.flush()
 
     def sync(self) -> None:
-        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files. Raises
-        RunError: the disk is full, gone, or failed.
-        """
+        """Writes what is held in memory and waits until the disk has it: a record rests on whole step files."""
         with self._named():
             self._blocks.sync()
 
@@ -133,8 +129,7 @@ class StepFile:
 
 class StepReader:
     """Steps of one rank, some at a time, so that memory does not grow with the file. `rows`: what was opened already.
-    `run_id`: the run that they must be of; empty: any. Raises IncompleteDataError: not a steps file, one of an unknown
-    version, or of another run.
+    `run_id`: the run that they must be of; empty: any.
     """
 
     def __init__(self, path: Path, rows: Opened | None = None, *, run_id: str = "") -> None:
@@ -153,38 +148,28 @@ class StepReader:
         return self.file.torn_bytes
 
     def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `FIELDS`, in the order in which they were written. Raises
-        IncompleteDataError: a block within the file is damaged.
-        """
+        """Structured arrays with the fields of `FIELDS`, in the order in which they were written."""
         for block in self.file.blocks():
             if not isinstance(block, dict):
                 yield block
 
     def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all rows, by name, each of shape (rows,); much quicker than block by block. Raises
-        IncompleteDataError: a block within the file is damaged.
-        """
+        """Some columns of all rows, by name, each of shape (rows,); much quicker than block by block."""
         return self.file.read(names)[0]
 
 
 def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike. Raises
-    IncompleteDataError: a block within a file is damaged.
-    """
+    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike."""
     return read_alike([reader.file for reader in readers], names)
 
 
 def read_steps(path: Path, run_id: str = "") -> StepFile:
     """The steps of one rank. Raises IncompleteDataError: as `StepReader`, or they are damaged."""
     reader = StepReader(path, run_id=run_id)
-    steps = _joined([*reader.blocks()], step_dtype(launches=reader.launches))
-    return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)
-
-
-def _joined(blocks: Sequence[Rows], kind: np.dtype[np.void]) -> Rows:
+    blocks = [*reader.blocks()]
     # Not `concatenate`, which compares the fields of all arrays with each other.
-    steps = np.empty(sum(len(block) for block in blocks), dtype=kind)
+    steps = np.empty(sum(len(block) for block in blocks), dtype=step_dtype(launches=reader.launches))
     end = 0
     for block in blocks:
         steps[end : (end := end + len(block))] = block
-    return steps
+    return StepFile(header=reader.header, steps=steps, torn_bytes=reader.torn_bytes)

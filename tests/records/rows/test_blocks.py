@@ -35,7 +35,6 @@ from dlbench.records.rows.steps import StepWriter, read_steps
 from tests.support.paths import ROOT
 from tests.support.watch_factory import (
     clock_line,
-    large_run,
     write_samples,
 )
 
@@ -118,23 +117,6 @@ def test_everything_comes_back_in_its_order(
         reader = BlockReader(path, "dlbench.test")
         assert [*reader.columns()] == fields
         assert {key: reader.header[key] for key in HEADER} == HEADER
-
-
-def test_a_note_before_rows_survives_rows_that_do_not_fit(path: Path) -> None:
-    """Names of spans: the block that needed them first was left out, a later one needs them too."""
-    fields = [("a", "<u8")]
-    with BlockWriter(path, HEADER, fields, max_bytes=None) as writer:
-        head = writer.bytes_written
-    path.unlink()
-    with BlockWriter(path, HEADER, fields, rows_per_block=64, max_bytes=head + 200) as writer:
-        writer.note({"name": "first"}, before_rows=True)
-        for number in range(64):
-            writer.append((random.Random(number).getrandbits(64),))
-        assert (writer.num_rows, writer.dropped) == (0, 64)
-        writer.note({"name": "second"}, before_rows=True)
-        writer.append((5,))
-    assert content_of(path) == [{"name": "first"}, {"name": "second"}, (5,)]
-    assert path.stat().st_size <= head + 200
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<u8", "<i4", "<u4", "<u2"])
@@ -600,8 +582,3 @@ def test_the_documents_say_how_to_read_a_file_by_hand(
 
 
 # Large runs
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return large_run(tmp_path_factory.mktemp("runs"), ranks=16, steps=60, ranks_per_node=4)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader, read_alike
-from dlbench.records.rows.steps import FIELDS, StepReader, StepWriter, read_steps
 
 FORMAT = {"format": "dlbench.test", "version": 1}
 RANGES = {"<i8": (-(2**63), 2**63 - 1), "<u8": (0, 2**64 - 1), "<i4": (-(2**31), 2**31 - 1), "<u2": (0, 2**16 - 1)}
@@ -111,26 +110,6 @@ def by_block(path: Path) -> object:
     notes = [block for block in blocks if isinstance(block, dict)]
     columns = [[value for block in rows for value in block[name].tolist()] for name in ("a", "b")]
     return columns[0], columns[1], notes, reader.torn_bytes
-
-
-def test_steps_are_read_by_column(tmp_path: Path) -> None:
-    rows = [(n, int(n < 3), 10**9 * n, 100 + n, *range(n, n + 6), 8, 0.5 * n) for n in range(150)]
-    path = tmp_path / "rank-0007.steps"
-    with StepWriter(path, {"rank": 7}) as writer:
-        for row in rows:
-            writer.append(row)
-    names = [name for name, _ in FIELDS]
-    whole = read_steps(path)
-    assert len(whole.steps) == 150
-    reader = StepReader(path)
-    found = reader.read(names)
-    assert reader.torn_bytes == 0
-    for name in names:
-        assert found[name].tolist() == whole.steps[name].tolist() == [row[names.index(name)] for row in rows]
-    path.write_bytes(path.read_bytes() + b"torn")
-    reader = StepReader(path)
-    assert len(reader.read(("step",))["step"]) == 150
-    assert reader.torn_bytes == 4
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
