@@ -37,7 +37,6 @@ class Scope:
 
     @property
     def title(self) -> str:
-        """System, carrier and type in a few words."""
         return f"{self.system}, {self.carrier}, {self.dtype}"
 
 
@@ -70,7 +69,6 @@ class Fits:
     unfitted: tuple[str, ...]
 
     def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
-        """The fit that holds for a group's algorithms over a carrier."""
         wanted = (group.sample.plan.system.name, carrier, group.dtype)
         return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
 
@@ -225,7 +223,6 @@ def line_name(group: CollectiveGroup, series: Series) -> str:
 def _fit(
     scope: Scope, found: Sequence[tuple[CollectiveGroup, Series]], lines: tuple[LineCost, ...], fitted: str
 ) -> tuple[Fit, str]:
-    """The fit of a scope, and what it left out, in words."""
     used, left = _real_groups(found)
     if any(group.has_uneven_leaves for group, _ in used):
         why = "ranks lie below leaf switches in unequal blocks, or not alike in all runs"

@@ -98,7 +98,6 @@ class Series:
     per_byte_s: float | None = None
 
     def at(self, num_bytes: int) -> Measurement | None:
-        """The measurement of a size; None where there is none."""
         return next((one for one in self.rows if one.num_bytes == num_bytes), None)
 
 
@@ -125,7 +124,6 @@ class CollectiveGroup:
 
     @property
     def sample(self) -> CommRun:
-        """One of the runs, to read the common settings from."""
         return self.runs[0]
 
     @property
@@ -142,11 +140,9 @@ class CollectiveGroup:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes with a figure, ascending."""
         return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
 
     def at(self, title: str, num_bytes: int) -> Measurement | None:
-        """The measurement of a series at a size; None where there is none."""
         return next((series.at(num_bytes) for series in self.series if series.title == title), None)
 
 

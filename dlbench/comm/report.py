@@ -236,7 +236,6 @@ class CollectivesReport(BaseReport):
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:
-        """Runs that yield no figure."""
         return tuple(run for run in self.runs if not run.group)
 
 

@@ -143,7 +143,6 @@ class Reference(Contestant):
         return [block(elements, self._place.size, i)[1] for i in range(self._place.size)]
 
     def _sent_and_received(self, elements: int) -> tuple[list[int], list[int]]:
-        """Elements to, and from, each rank in an all-to-all."""
         size, rank = self._place.size, self._place.rank
         sent = [all_to_all_block(elements, size, rank, other)[2] for other in range(size)]
         return sent, [all_to_all_block(elements, size, other, rank)[2] for other in range(size)]

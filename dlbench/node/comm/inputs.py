@@ -104,7 +104,6 @@ class Inputs:
         return entries.to(DTYPES[self.dtype]).to(torch.float64)
 
     def given(self) -> torch.Tensor:
-        """This rank's input: `elements` of the type, on the CPU."""
         result = torch.empty(self.elements, dtype=DTYPES[self.dtype])
         pattern = self.table(self.rank).to(result.dtype)[self._pattern]
         for at, low, high in self._pieces(0, self.elements):

@@ -34,7 +34,6 @@ class Lineup:
     """Builds contestants; all ranks call the same methods in the same order."""
 
     def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
-        """`device` is where buffers lie."""
         self._plan = plan
         self._place = place
         self._device = device

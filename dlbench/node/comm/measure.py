@@ -149,7 +149,6 @@ class Measurement:
     def _sample(
         self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
     ) -> Sample:
-        """This many operations from fresh inputs, on this rank."""
         self._beat(what)
         size.inputs.reset(size.vectors.data, size.vectors.given)
         if contestant.counters is not None:
@@ -207,7 +206,6 @@ class Measurement:
     def _over_ranks(
         self, noted: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        """Each sample over all ranks; `noted` has every sample, by rank."""
         shares_starts = (clock or self._clock).shares_starts
         return [
             over_ranks(

@@ -75,7 +75,6 @@ class PairMeasurement(Measurement):
         return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
 
     def _block(self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str) -> Block:
-        """Some operations of one pair."""
         pair, way, is_beside = kind
         rank, landed, times, rate = self._rank, torch.zeros_like(message), list[float](), 0.0
         congestor = next((one for one in self._comm.congestors if rank in one), None) if is_beside else None

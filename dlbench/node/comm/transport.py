@@ -75,7 +75,6 @@ class Transport:
     early = True  # Whether receives may be posted before this rank comes to their step.
 
     def __init__(self, place: RankPlace, group_size: int, segment_bytes: int | None) -> None:
-        """`segment_bytes` of the longest segment; None if messages travel whole."""
         self.rank, self.size, self.group_size = place.rank, place.size, group_size
         self.segment_bytes = segment_bytes
         self.counters = Counters()
@@ -88,7 +87,6 @@ class Transport:
         return Part(begin, finish, release, peer, sends, run.nbytes)
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
-        """Those of a `Part`."""
         raise NotImplementedError
 
     def line_up(self) -> None:
@@ -158,7 +156,6 @@ class NcclTransport(Transport):
     early = False
 
     def __init__(self, group: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
-        """`group` holds all ranks of the run, in order."""
         super().__init__(place, group_size, None)
         self._group = group
         self._open: list[dist.P2POp] = []

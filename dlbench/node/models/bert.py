@@ -349,7 +349,6 @@ class BertNetwork(Network[BertModel]):
         return BertForPreTraining(**spec.model_dump(exclude={"family", "attention"}))
 
     def outputs(self, spec: BertModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2)."""
         return _pre_training_logits
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:

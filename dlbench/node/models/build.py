@@ -75,7 +75,6 @@ class Meter:
         self._loss, self._samples = self._loss + loss.double() * num, self._samples + num
 
     def sums(self) -> dict[str, Any]:
-        """The sums as plain Python; waits for the device."""
         return {
             "hits": float(self._hits),
             "weight": float(self._weight),
@@ -156,7 +155,6 @@ class Network(Generic[Spec]):
         raise NotImplementedError
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """The loss as a function of outputs and batch."""
         raise NotImplementedError
 
     def synthetic(self, spec: Spec, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool) -> Batch:

@@ -143,7 +143,6 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
         )
 
     def outputs(self, spec: CosmoFlowModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Parameters (N, T)."""
         channels_last = spec.memory_format == "channels-last"
         return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 

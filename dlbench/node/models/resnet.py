@@ -164,7 +164,6 @@ class ResNetNetwork(Network[ResNetModel]):
         return ResNet(spec.num_classes, spec.stage_blocks, spec.base_width, spec.zero_init_residual)
 
     def outputs(self, spec: ResNetModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Class logits (N, classes)."""
         channels_last = spec.memory_format == "channels-last"
         return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
 

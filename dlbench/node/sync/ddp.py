@@ -115,7 +115,6 @@ class DdpEngine(TorchRanks):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Opens or closes the window in which buckets and gradients are timed."""
         if on and self._place.size > 1:
             self._watch.open()
             return
@@ -215,7 +214,6 @@ class DdpEngine(TorchRanks):
             self._hook.settle_step()
 
     def settings(self) -> list[Setting]:
-        """Back-end and bucket size; the latter as DDP itself reports it."""
         found = super().settings()
         if self._module is not None:
             found += [self._fusion_setting(), *self._flags(self._module)]
@@ -352,7 +350,6 @@ class WatchedHook:
         return f"PowerSGD sent {after} elements for {before}, by its own count"
 
     def settle_step(self) -> None:
-        """After the last bucket is back, on the stream that computes."""
         self._overflows.settle_step()
 
     @property
@@ -364,7 +361,6 @@ class WatchedHook:
         return sum(views), sum(gradients)
 
     def overflows(self) -> int:
-        """Sums that were not finite though this rank's gradients were."""
         return self._overflows.total
 
     @property

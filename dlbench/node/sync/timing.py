@@ -114,7 +114,6 @@ class Clock:
         return True
 
     def between(self, first: Any, last: Any) -> float:
-        """Seconds from one moment to another."""
         return float(last - first) / 1e9
 
     @property
@@ -251,11 +250,9 @@ class BackwardWatch:
 
     @property
     def gradient_bytes(self) -> dict[str, int]:
-        """Bytes of each gradient, by the parameter's name."""
         return {name: p.numel() * p.element_size() for name, p in self._parameters}
 
     def open(self) -> None:
-        """Watches from the next backward pass on."""
         if self.is_open:
             return
         self.is_open = True
@@ -276,11 +273,9 @@ class BackwardWatch:
             self.clock.settle()
 
     def begin(self) -> None:
-        """The backward pass that is exchanged begins."""
         self._current = WatchedStep(begin=self.clock.mark()) if self.is_open else None
 
     def backward_ended(self) -> None:
-        """The last gradient of this rank is there."""
         if self._current is not None:
             self._current.backward_end = self.clock.mark()
 
@@ -289,7 +284,6 @@ class BackwardWatch:
             self._current.messages.append(message)
 
     def exchange_ended(self) -> None:
-        """Every gradient is exchanged; the step is complete."""
         step, self._current = self._current, None
         if step is not None:
             step.exchange_end = self.clock.mark()

@@ -307,7 +307,6 @@ class OverflowCount:
 
     @property
     def total(self) -> int:
-        """Messages so far; waits for the device, after all messages."""
         self.settle_step(least=1)
         return int(self._count)
 
@@ -325,7 +324,6 @@ class CheckedFp16:
         self._overflow = overflow
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor in fp16; the context keeps what it was."""
         narrow, context = self._inner.compress(tensor)
         return narrow, (context, tensor)
 

@@ -182,17 +182,14 @@ class ActivationMemory:
             self._blocks.watch(True)
 
     def close_window(self) -> None:
-        """The warm-up is over; twice does no harm."""
         if self._watched_from is not None and not self._spans:
             self._blocks.watch(False)
             self._spans = self._blocks.take_spans()
 
     def begin_measuring(self) -> None:
-        """Counts begin anew."""
         self._blocks.begin_measuring()
 
     def computes(self, module: nn.Module) -> bool:
-        """Whether a call of a module, now, computes it."""
         return self._blocks.computes(module)
 
     @property
@@ -231,7 +228,6 @@ class ActivationMemory:
         return tuple(found)
 
     def spans(self) -> list[tuple[int, LaneSpan]]:
-        """Operations of the watched passes, each with its step."""
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
         return [(first + span.number // parts, span) for span in self._spans]
 
@@ -251,7 +247,6 @@ class ActivationMemory:
 
     @property
     def _reserved_bytes(self) -> int | None:
-        """What torch's allocator took from the GPU at most."""
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
@@ -273,7 +268,6 @@ class ActivationMemory:
         )
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what is in force."""
         plan = self.found.plan
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
         decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
@@ -315,7 +309,6 @@ _DECIDED = {
 
 
 def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:
-    """The last watched pass, from its start."""
     if not spans:
         return ()
     last = max(span.number for span in spans)

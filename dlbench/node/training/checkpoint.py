@@ -124,7 +124,6 @@ def give_shares(whole: WholeState, beat: Beat) -> None:
 
 
 def _tensors_of(whole: WholeState) -> dict[str, Tensor]:
-    """By their names in the file, in the same order on all ranks."""
     found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
     for index, state in whole.values.items():
         found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
@@ -409,7 +408,6 @@ class Checkpoint:
         return own
 
     def require(self, trained: Mapping[str, Any]) -> None:
-        """Proves that the plan trains the same thing."""
         for key, value in trained.items():
             if self.trained.get(key) != value:
                 raise UserError(
@@ -418,7 +416,6 @@ class Checkpoint:
                 )
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the network, on the CPU."""
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
@@ -466,7 +463,6 @@ def _share(
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file."""
     try:
         require_file(path)
     except OSError as error:

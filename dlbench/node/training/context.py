@@ -40,7 +40,6 @@ class Events:
         samples: int | None = None,
         status: str | None = None,
     ) -> None:
-        """Notes that something happens now, or at a moment of the monotonic clock."""
         time_ms = round(((time.monotonic() if moment is None else moment) + self._offset) * 1000)
         self.all.append(
             Event(key=key, time_ms=time_ms, value=value, epoch=epoch, step=step, samples=samples, status=status)
@@ -83,14 +82,11 @@ class RankContext:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this rank computes on a GPU."""
         return self.device.type == "cuda"
 
     def beat(self, what: str) -> None:
-        """Something moved, which the watchdog waits for."""
         self.watchdog.beat(what)
 
     def begin_step(self, step: int) -> None:
-        """A step of this run, from 0, begins."""
         self.watchdog.beat(f"the start of step {step}")
         self.status.on_step(step)

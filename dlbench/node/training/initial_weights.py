@@ -31,7 +31,6 @@ class InitialWeights:
     said: str  # Of which form, how many tensors, what was cut, digest.
 
     def settings(self) -> list[Setting]:
-        """The file, and what was taken from it."""
         return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
 
 

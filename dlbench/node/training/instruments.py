@@ -59,7 +59,6 @@ class RankWatch:
         computes: Callable[[nn.Module], bool] | None = None,
         transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
-        """What the window will look at."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
         watch, spans = self._plan.watch, self._spans
@@ -74,12 +73,10 @@ class RankWatch:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
 
     def stage(self, name: str) -> None:
-        """A stage of the run begins."""
         if self._spans is not None:
             self._spans.stage(name)
 
     def staged(self, moved: Sequence[Moved]) -> None:
-        """What this node copied before training."""
         if self._spans is not None:
             for one in moved:
                 self._spans.add(STAGING, "copy", one.start_ns, one.end_ns, track=one.stream, num_bytes=one.num_bytes)
@@ -176,12 +173,10 @@ class RankWatch:
             self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
 
     def begin_measuring(self) -> None:
-        """The measured steps come next."""
         self.stage("measuring")
         self._tell_measuring(measuring=True)
 
     def end_training(self) -> None:
-        """The last step is done."""
         if self._is_measuring:
             self._tell_measuring(measuring=False)
         self.stage("finishing")

@@ -201,7 +201,6 @@ class Pauses:
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def checkpoints(self) -> tuple[str, ...]:
-        """Names of the checkpoints that are there now."""
         return tuple(sorted(path.name for path in self._context.folder.checkpoints.glob("step-*")))
 
     def result(self) -> QualityResult | None:

@@ -104,7 +104,6 @@ class CpuTimer:
         self._pending = (samples, loss.item())
 
     def close(self) -> None:
-        """The last step has ended."""
         self._end_step(time.monotonic_ns())
 
     def collect(self, *, wait: bool) -> list[StepTimes]:
@@ -263,7 +262,6 @@ class CudaTimer:
         return StepTimes(start_ns, step_ns, tuple(phases), step.samples, step.loss.item(), _launches(launch))
 
     def _anchored_start(self, anchor: Anchor, start: torch.cuda.Event) -> int:
-        """When a step begins that follows an anchor."""
         self._compare(anchor)
         self._delay_ns = anchor.delay_ns
         begins = anchor.host_ns + _nanoseconds(anchor.event, start)

@@ -47,7 +47,6 @@ class Precision:
 
     @property
     def text(self) -> str:
-        """What is in force, in words."""
         if self._type is None:
             return "fp32, its matrix products and convolutions in TF32" if self._has_tf32 else "fp32, TF32 off"
         scaled = "" if self._scaler is None else ", loss scaled"
@@ -57,7 +56,6 @@ class Precision:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether losses are scaled."""
         return self._scaler is not None
 
     def autocast(self, *, is_cached: bool = True) -> AbstractContextManager[object]:
@@ -67,17 +65,14 @@ class Precision:
         return torch.autocast(self._device.type, dtype=self._type, cache_enabled=is_cached)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward pass of a loss, scaled where losses are."""
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Brings exchanged gradients back to their true size; once per step."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, or none if a gradient overflowed."""
         if self._scaler is None:
             optimizer.step()
             return
@@ -103,7 +98,6 @@ class Precision:
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
         return {} if self._scaler is None else {k: float(v) for k, v in self._scaler.state_dict().items()}
 
     def restore(self, state: dict[str, float]) -> None:

@@ -137,12 +137,10 @@ class Compilation:
         return stance
 
     def begin_measuring(self) -> None:
-        """What is compiled from here on lies in measured steps."""
         self._at_measuring = _graphs()
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence each."""
         found = []
         late = 0 if self._at_measuring is None else _graphs() - self._at_measuring
         if late:
@@ -164,13 +162,11 @@ class Compilation:
         return found
 
     def result(self) -> Compiling:
-        """What torch's compiler made, and what it had."""
         cached, *made = (_counted("inductor", f"fxgraph_cache_{how}") for how in ("hit", "miss", "bypass"))
         seconds = None if self._before_steps is None else self._before_steps[1]
         return Compiling(seconds=seconds, programs=cached + sum(made), from_cache=cached)
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force."""
         train, graphs, made = self._train, _graphs(), self.result()
         # The mode, or default where torch made no CUDA graph of anything.
         skipped = _counted("inductor", "cudagraph_skips")
@@ -201,12 +197,10 @@ class Compilation:
 
 
 def _graphs() -> int:
-    """Graphs that were compiled in this process so far."""
     return _counted("stats", "unique_graphs")
 
 
 def _counted(what: str, name: str) -> int:
-    """What torch's compiler counted in this process so far."""
     from torch._dynamo.utils import counters
 
     return int(counters[what][name])
@@ -345,7 +339,6 @@ class NetworkGraphs:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence each."""
         if self._plan.layout.ranks == 1 or self._plan.sync.exchange == "none":
             return []
         return [
@@ -354,7 +347,6 @@ class NetworkGraphs:
         ]
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force."""
         return [
             Setting(
                 key="train.cuda_graphs",
@@ -368,7 +360,6 @@ class NetworkGraphs:
 
 
 def _arguments(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> tuple[Any, ...]:
-    """What the network is called with in a step."""
     found: list[tuple[Any, ...]] = []
     handle = model.register_forward_pre_hook(lambda _module, arguments: found.append(arguments))
     try:

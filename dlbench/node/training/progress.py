@@ -205,17 +205,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="dlbench-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
         self._last = time.monotonic()
         self._thread.start()
 
     def beat(self, where: str) -> None:
-        """Something moved; cheap enough for every step."""
         self._last = time.monotonic()
         self._where = where
 
     def stop(self) -> None:
-        """Ends the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -276,7 +273,6 @@ class NodeStatus:
                 self._write_alone()
 
     def close(self) -> None:
-        """Nothing more is said, and nobody heard."""
         for one in (self._listener, self._connection, *self._others):
             if one is not None:
                 one.close()

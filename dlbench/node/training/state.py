@@ -116,7 +116,6 @@ class InjectedFault:
 
     @property
     def injected_s(self) -> float:
-        """What was slept in measured steps, seconds, by the monotonic clock."""
         return self._injected_ns / 1e9
 
     def begin_measuring(self) -> None:
@@ -124,7 +123,6 @@ class InjectedFault:
         self._counts = True
 
     def delayed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, each handed out later by `input_delay_s`."""
         for batch in batches:
             self._sleep(self._spec.input_delay_s)
             yield batch

@@ -52,7 +52,6 @@ class StepSchedule:
 
     @property
     def measured(self) -> int:
-        """Measured steps at most."""
         return self.steps - self.warmup
 
     @property
@@ -66,13 +65,11 @@ class StepSchedule:
         return self.held.start
 
     def lengthen(self, *, warmup: int = 0, measured: int = 0) -> None:
-        """More steps; what lies at the end of the warm-up moves with it."""
         self.warmup += warmup
         self.end += warmup + measured
 
     @property
     def steps(self) -> int:
-        """Steps of this run at most."""
         return self.end - self.first
 
     @property
@@ -129,11 +126,9 @@ class StepSchedule:
         return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
 
     def evaluates(self, done: int) -> bool:
-        """Whether quality is looked at after `done` steps."""
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
 
     def saves(self, done: int) -> bool:
-        """Whether a checkpoint is written after `done` steps."""
         return self.checkpoint_every is not None and (done == self.end or _passes(done, self.checkpoint_every))
 
     def stops(self, done: int) -> bool:
@@ -141,12 +136,10 @@ class StepSchedule:
         return self.evaluates(done) or self.saves(done)
 
     def ends_epoch(self, done: int) -> bool:
-        """Whether the last of `done` steps reached the end of an epoch."""
         return self.steps_per_epoch is not None and _passes(done, self.steps_per_epoch)
 
 
 def _passes(done: int, every: float) -> bool:
-    """Whether the step that makes it `done` reaches a multiple of `every` steps."""
     return _multiples(done, every) > _multiples(done - 1, every)
 
 
@@ -231,7 +224,6 @@ class Pacing:
         self._step_s: float | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether ranks agree before this step of the warm-up."""
         return not self._is_settled and step == self._schedule.settles_at
 
     def agree(self, step_s: Sequence[float]) -> None:
@@ -279,7 +271,6 @@ class Pacing:
         ]
 
     def warnings(self, step_s: Sequence[float], *, on_gpu: bool) -> list[str]:
-        """Warnings about how long was measured, a sentence each."""
         lasted = math.fsum(step_s[self._schedule.warmup :])
         wanted = self._schedule.measured_s
         if lasted < _SHORT * wanted:

@@ -255,7 +255,6 @@ class FsdpEngine(TorchRanks):
         )
 
     def _own(self, name: str) -> list[torch.Size]:
-        """Shapes of the parameters that a sharded module gathers itself."""
         others = [f"{other}." for other in self._modules if other and other != name]
         prefix = f"{name}." if name else ""
         return [

@@ -52,7 +52,6 @@ class Call(MessageInFlight):
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that a rank sends, if a ring carries it."""
         return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
 
 
@@ -77,7 +76,6 @@ class CommWatch:
         beat: Callable[[str], None] = lambda what: None,
         backend: str = "gloo",
     ) -> None:
-        """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
         # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).
         self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2, ACTIVATIONS: 2}
@@ -97,7 +95,6 @@ class CommWatch:
         self._computing = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def attach(self, module: FSDPModule, name: str, num_tensors: int) -> None:
-        """Watches what a sharded module sends."""
         module.set_custom_all_gather(_AllGather(self, name, num_tensors))
         module.set_custom_reduce_scatter(_ReduceScatter(self, name, num_tensors))
 
@@ -161,7 +158,6 @@ class CommWatch:
         self._end_backward()
 
     def end_step(self) -> None:
-        """The update is done."""
         step, self._now = self._now, WatchedCalls()
         self._expected, self._scatters, self._is_marked = self._scatters, 0, False
         self.last = step.calls
@@ -193,7 +189,6 @@ class CommWatch:
             self._hooks += _arrival_hooks(module, lambda kind, name=name: self._arrive(name, kind))  # type: ignore[misc]
 
     def close(self) -> None:
-        """The measured steps begin."""
         if self.is_open and self.steps:
             self.clock.anchor()
             self.clock.settle()
@@ -258,7 +253,6 @@ class CommWatch:
         return {"communication_s": total, "exposed_s": exposed, "hidden_s": max(0.0, total - exposed)}
 
     def spans(self) -> list[MessageSpan]:
-        """Collectives of a closed window; after `close`."""
         return spans([of_gradients(step.calls) for step in self.steps], self.clock)
 
 

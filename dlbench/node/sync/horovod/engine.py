@@ -305,7 +305,6 @@ class HorovodEngine(Engine):
         self._watch.exchange_ended()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
-        """The update, without Horovod's second wait."""
         with self._optimizer.skip_synchronize():
             update(self._optimizer)
 

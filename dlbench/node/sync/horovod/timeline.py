@@ -73,7 +73,6 @@ class Timeline:
 
     @property
     def methods(self) -> dict[str, int]:
-        """How many messages went by which operations."""
         return dict(Counter(message.method for message in self.messages))
 
     @property

@@ -172,7 +172,6 @@ class ExchangeThread:
             self._next += 1
 
     def wait(self) -> None:
-        """Returns when every message of the step is exchanged."""
         self._worker.wait()
         self._worker.require_well()
 

@@ -145,7 +145,6 @@ class OwnExchange(EngineOverLibrary):
 
     @property
     def _is_deciding(self) -> bool:
-        """Whether the fusion follows from when the gradients of this step are ready."""
         return self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
 
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
@@ -276,7 +275,6 @@ class OwnExchange(EngineOverLibrary):
         return self._result([times for times, _ in found])
 
     def settings(self) -> list[Setting]:
-        """The library's own, and what was asked of `sync` and was in force."""
         sync, route, sizes = self._plan.sync, self._route, self._message_bytes
         how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
         group = f"ranks of the group that rank 0 exchanged in; {self._ways_text}"
@@ -288,7 +286,6 @@ class OwnExchange(EngineOverLibrary):
         )
 
     def _fusion_as_counted(self) -> str:
-        """The fusion that the messages of the run agree with."""
         counts, sizes = [len(one) for one in self._messages], self._message_bytes
         agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
         if agrees.get(self._fusion, all(size >= (fusion_bytes(self._fusion) or 0) for size in sizes[:-1])):

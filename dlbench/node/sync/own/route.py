@@ -252,7 +252,6 @@ class Hierarchical(Method):
     name = "hierarchical"
 
     def __init__(self, groups: RankGroups, chunks: Callable[[int], int]) -> None:
-        """`chunks`: in how many a message of so many bytes goes: `level_chunks`."""
         self._groups = groups
         self._chunks = chunks
 
@@ -315,7 +314,6 @@ class Hybrid(Method):
     name = "hybrid"
 
     def __init__(self, flat: Flat, hierarchical: Hierarchical, threshold_bytes: int) -> None:
-        """`threshold_bytes`: size from which a message goes flat."""
         self.parts = (flat, hierarchical)
         self.threshold_bytes = threshold_bytes
 
