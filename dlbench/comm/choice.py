@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.comm.measurements import CollectiveGroup
@@ -87,7 +87,11 @@ def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
     Sizes without a clear winner between two with the same one belong to it where it is among the fastest there.
     """
     winners = [one.title if one.is_clear else "" for one in found]
-    for start, end in _gaps(winners):
+    end = 0
+    for winner, items in itertools.groupby(list(winners)):
+        start, end = end, end + len(list(items))
+        if winner:
+            continue
         around = {winners[start - 1], winners[end]} if start > 0 and end < len(winners) else {""}
         if len(around) == 1 and all(around <= {*one.tied} for one in found[start:end]):
             winners[start:end] = [*around] * (end - start)
@@ -102,16 +106,6 @@ def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
             tied, spread = ((), 0.0) if winner else (one.tied, one.spread)
             ranges.append(Recommended(low=one.num_bytes, high=one.num_bytes, title=winner, tied=tied, spread=spread))
     return tuple(ranges)
-
-
-def _gaps(winners: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each stretch without a winner."""
-    place = 0
-    for is_open, items in itertools.groupby(winners, key=lambda winner: not winner):
-        length = len(list(items))
-        if is_open:
-            yield place, place + length
-        place += length
 
 
 def fusion_line(lines: Sequence[LineCost], largest: int) -> LineCost:

@@ -237,11 +237,11 @@ def group_id(run: CommRun) -> str:
     Runs that were asked for unlike of the system are apart, and those whose levels overlap; what else only their
     records show is a doubt.
     """
+    content = {**_comparable(run), "asked": system_content(run.plan)}
     points = run.record.points if run.record else ()
-    overlap = any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points)
-    return digest_of(
-        {**_comparable(run), "asked": system_content(run.plan), **({"levels": overlap} if overlap else {})}
-    )
+    if any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points):
+        content["levels"] = True
+    return digest_of(content)
 
 
 def comparable_id(run: CommRun) -> str:

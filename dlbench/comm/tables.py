@@ -205,7 +205,7 @@ class Reader:
         self.output = Output()
         self.line = 0
         self._path = path
-        self._prefix: re.Pattern[str] | None = None
+        self._prefix: re.Pattern[str] | None = None  # Of each line, by a launcher: ``[1,0]<stdout>:`` or ``0: ``.
         self._program = ""
         self._hosts: dict[str, str] = {}  # Of each rank of nccl-tests.
         self._groups: set[str | None] = set()
@@ -214,7 +214,11 @@ class Reader:
     def take(self, line: str, *, is_cut: bool) -> None:
         """Reads the next line. `is_cut`: the file ends within it. Raises `ValueError`: it has no sense."""
         self.line += 1
-        line = self._without_prefix(line)
+        if head := HEAD.match(line):
+            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
+            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
+        if self._prefix:
+            line = self._prefix.sub("", line, count=1)
         text = line.strip().lstrip("#").strip()
         words = text.split()
         if (named := PROGRAM.search(line)) and "concluded" not in line:
@@ -243,13 +247,6 @@ class Reader:
             self._table.set_columns(text, self.line)
         elif self._table:
             self._table.take(line, is_cut=is_cut)
-
-    def _without_prefix(self, line: str) -> str:
-        """Returns a line without what launchers put in front of each, such as ``[1,0]<stdout>:`` or ``0: ``."""
-        if head := HEAD.match(line):
-            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
-            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
-        return self._prefix.sub("", line, count=1) if self._prefix else line
 
     def _open_osu(self, library: str, one_sided: str | None, name: str, version: str | None) -> None:
         self.end()
