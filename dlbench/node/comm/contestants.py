@@ -45,20 +45,14 @@ class Contestant:
     chunks: int | None = None  # Of the vectors bound, in which an algorithm of dlbench sends them.
 
     def bind(self, vectors: Vectors) -> str:
-        """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
-        does not exist for these ranks.
-        """
+        """Prepares for vectors of one size; why it cannot do this one, or nothing."""
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer. Raises
-        `RunError`: a rank is gone or stuck.
-        """
+        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer."""
 
     def run(self, times: int) -> None:
-        """The collective, this many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
-        done with it any more.
-        """
+        """The collective, this many times back to back: this is timed. After an error it is of no use."""
         raise NotImplementedError
 
 
@@ -287,9 +281,7 @@ class HostSampleClock:
         self._device = device
 
     def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
-        """`runs` times `each` operations back to back; `what`: the same for operations that are alike. Raises
-        `RunError`: an operation failed.
-        """
+        """`runs` times `each` operations back to back; `what`: the same for operations that are alike."""
         first, duration = 0, 0
         for _ in range(runs):
             contestant.line_up()

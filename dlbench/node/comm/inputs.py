@@ -167,9 +167,7 @@ class Verdict:
 
 
 def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
-    """The verdict on this rank's buffer after the collective. `inputs`: what was put in. `data`: `elements` of the
-    type. `chained`: operations since, each on the result of the one before.
-    """
+    """The verdict on this rank's buffer after `chained` operations, each on the result of the one before."""
     tolerance = inputs.tolerance_of(chained)
     worst, wrong, infinite = 0.0, 0, 0
     example = ""
@@ -189,12 +187,8 @@ def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
             if not bool(torch.isfinite(got).all()):
                 worst = math.inf
     max_error = worst if math.isfinite(worst) else None
-    if not wrong:
-        return Verdict(max_error=max_error, problem="")
-    if infinite and inputs.is_sum:
+    problem = f"{wrong} wrong elements of {inputs.elements}; {example}" if wrong else ""
+    if wrong and infinite and inputs.is_sum:
         largest = torch.finfo(DTYPES[inputs.dtype]).max
-        return Verdict(
-            max_error=max_error,
-            problem=f"{inputs.dtype} overflow: {infinite} sums exceed its largest number, {largest:g}; {example}",
-        )
-    return Verdict(max_error=max_error, problem=f"{wrong} wrong elements of {inputs.elements}; {example}")
+        problem = f"{inputs.dtype} overflow: {infinite} sums exceed its largest number, {largest:g}; {example}"
+    return Verdict(max_error=max_error, problem=problem)

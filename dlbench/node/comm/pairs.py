@@ -43,9 +43,7 @@ class PairMeasurement(Measurement):
     """All pairs of a run, one size after the other."""
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """Of each pair and way one point, and one beside the congestors; the same on every rank. `contestants`: have
-        the transport. Raises `RunError`: a message failed; no other can follow.
-        """
+        """Of each pair and way one point, and one beside the congestors; the same on every rank."""
         assert isinstance(contestants[0], OwnAlgorithm)
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]

@@ -200,12 +200,11 @@ class BertForPreTraining(nn.Module):
         return self._layers(input_ids, token_type_ids, positions, keep)
 
     def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
-        x = self.word_embedding(input_ids) + self.position_embedding(positions) + self.type_embedding(token_type_ids)
-        x = self.dropout(self.embedding_norm(x))
+        positioned = self.word_embedding(input_ids) + self.position_embedding(positions)
+        x: Tensor = self.dropout(self.embedding_norm(positioned + self.type_embedding(token_type_ids)))
         for layer in self.layers:
             x = layer(x, keep)
-        encoded: Tensor = x
-        return encoded
+        return x
 
     def forward(
         self,

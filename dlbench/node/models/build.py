@@ -85,7 +85,6 @@ class Meter:
 
     @classmethod
     def combine(cls, parts: Sequence[dict[str, Any]]) -> Quality:
-        """The quality from all ranks' sums. Raises ValueError: nothing was counted."""
         weight = sum(part["weight"] for part in parts)
         samples = sum(part["samples"] for part in parts)
         if not weight:
@@ -220,7 +219,16 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
 
     def count(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
         def note(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> None:
-            for part, kind, macs in (*_own_products(module, output), *network.products(module, arguments, output)):
+            products = network.products(module, arguments, output)
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
+                dimensions = "conv2d" if isinstance(module, nn.Conv2d) else "conv3d"
+                products.append(("", dimensions, output.numel() * per_output))
+            elif isinstance(module, nn.Linear):
+                products.append(("", "linear", output.numel() * module.in_features))
+            elif isinstance(module, nn.Embedding):
+                products.append(("", "embedding", 0))
+            for part, kind, macs in products:
                 layers.append(LayerMacs(name=f"{name}.{part}".strip("."), kind=kind, macs=macs))
 
         return note
@@ -232,15 +240,6 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
             module.register_forward_hook(count(name))
         model(*network.one_sample(spec, data))
     return layers
-
-
-def _own_products(module: nn.Module, output: Any) -> Products:
-    if isinstance(module, nn.Conv2d | nn.Conv3d):
-        per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-        return [("", "conv2d" if isinstance(module, nn.Conv2d) else "conv3d", output.numel() * per_output)]
-    if isinstance(module, nn.Linear):
-        return [("", "linear", output.numel() * module.in_features)]
-    return [("", "embedding", 0)] if isinstance(module, nn.Embedding) else []
 
 
 def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:

@@ -25,11 +25,6 @@ from dlbench.specs.training import OptimizerSpec, TrainSpec
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
 
 
-def _with_gradients(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    params = [p for p in group["params"] if p.grad is not None]
-    return params, [cast(Tensor, p.grad) for p in params]
-
-
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The Euclidean norm of each tensor, (len(tensors),), in fp32 or wider."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
@@ -87,9 +82,9 @@ class _Foreach(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params, grads = _with_gradients(group)
+            params = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._update(group, params, grads)
+                self._update(group, params, [p.grad for p in params])
         return loss
 
     def _buffers(self, params: list[Tensor], name: str) -> list[Tensor]:
@@ -304,7 +299,6 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
     Two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and the rest (biases,
     scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
-    `spec.clip_norm` is left to the training loop.
     """
     return optimizer_of([p for p in model.parameters() if p.requires_grad], spec)
 
@@ -361,8 +355,8 @@ class LearningRate:
 
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
 
-    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: steps of one epoch; None where the schedule
-    does not count in epochs. Raises ValueError: the schedule counts in epochs and steps_per_epoch is None.
+    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: None where the schedule does not count in
+    epochs.
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
@@ -383,15 +377,10 @@ class LearningRate:
         self._boundaries = [boundary * unit for boundary in schedule.boundaries]
 
     def at(self, step: int) -> float:
-        """The rate of one step, 0 for the first. Raises ValueError: step is negative."""
-        if step < 0:
-            raise ValueError(f"step {step} is negative")
+        """The rate of one step, 0 for the first."""
         if step < self._warmup:
             share = min(1.0, (step + 1) / self._warmup)
             return self._start + (self.peak - self._start) * share
-        return self._decayed(step)
-
-    def _decayed(self, step: int) -> float:
         schedule, peak = self._schedule, self.peak
         if schedule.decay == "constant":
             return peak

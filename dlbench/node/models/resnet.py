@@ -95,9 +95,6 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(*stages)
         self.mean = GlobalMean()
         self.classifier = nn.Linear(channels, num_classes)
-        self._initialise(zero_init_residual)
-
-    def _initialise(self, zero_init_residual: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

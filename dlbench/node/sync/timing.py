@@ -250,7 +250,7 @@ class BackwardWatch:
 
     @property
     def gradient_bytes(self) -> dict[str, int]:
-        return {name: p.numel() * p.element_size() for name, p in self._parameters}
+        return {name: p.nbytes for name, p in self._parameters}
 
     def open(self) -> None:
         if self.is_open:
@@ -258,8 +258,12 @@ class BackwardWatch:
         self.is_open = True
         self.clock.anchor()
         for name, parameter in self._parameters:
-            hook = parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+
+            def note(parameter: torch.Tensor, name: str = name) -> None:
+                if self._current is not None:
+                    self._current.ready[name] = self.clock.mark()
+
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Watches no more; a step that was not finished does not count."""
@@ -288,13 +292,6 @@ class BackwardWatch:
         if step is not None:
             step.exchange_end = self.clock.mark()
             self.steps.append(step)
-
-    def _hook(self, name: str) -> Any:
-        def note(parameter: torch.Tensor) -> None:
-            if self._current is not None:
-                self._current.ready[name] = self.clock.mark()
-
-        return note
 
     def ready_s(self, step: WatchedStep) -> dict[str, float]:
         """Seconds after the start of the backward pass at which each gradient was ready."""

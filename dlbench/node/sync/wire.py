@@ -158,7 +158,6 @@ class TopkWire(WireFormat):
 
     @property
     def density(self) -> float | None:
-        """Non-zero entries of all sums so far over their elements; None before the first."""
         return None if self._nonzero is None else int(self._nonzero.item()) / self._elements
 
     @property
@@ -169,7 +168,6 @@ class TopkWire(WireFormat):
         return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Buckets become these tensors (name, elements); needed before the first exchange too."""
         waiting = self.waiting()
         sizes = dict(pair for bucket in layout for pair in bucket)
         if len(sizes) != sum(len(bucket) for bucket in layout):
@@ -213,20 +211,17 @@ class TopkWire(WireFormat):
             self.dense_switches += 1
             self._wire_bytes += VALUE_BYTES * elements
         else:
-            self._gather(indices, values, vector, world)
+            # Indices and values travel as one message, for one start-up.
+            message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
+            with self.carrying():
+                gathered = world.gather_all(message, equal=True)
+            for other in gathered:
+                places, numbers = other.chunk(2)
+                vector.index_add_(0, places, numbers.view(torch.float32))
             self._wire_bytes += PAIR_BYTES * entries * self._world_size / 2
         self._elements += elements
         nonzero = torch.count_nonzero(vector)
         self._nonzero = nonzero if self._nonzero is None else self._nonzero + nonzero
-
-    def _gather(self, indices: torch.Tensor, values: torch.Tensor, vector: torch.Tensor, world: Group) -> None:
-        """Adds the entries of all ranks to `vector`; indices and values travel as one message, for one start-up."""
-        message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
-        with self.carrying():
-            gathered = world.gather_all(message, equal=True)
-        for other in gathered:
-            places, numbers = other.chunk(2)
-            vector.index_add_(0, places, numbers.view(torch.float32))
 
     def _rest(self, number: int, vector: torch.Tensor) -> torch.Tensor:
         """What waits of a bucket, as one flat tensor; zeros at first."""
@@ -266,9 +261,7 @@ class OverflowCount:
         self._used = 0
 
     def begin(self, own: torch.Tensor) -> int | None:
-        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32,
-        one-dimensional.
-        """
+        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32."""
         if own.device.type == "cpu":
             return None
         if self._slots is None:

@@ -316,11 +316,11 @@ class HorovodEngine(Engine):
         self._hvd.broadcast_(tensor, root_rank=0, name=f"dlbench.broadcast.{tensor.numel()}")
 
     def gather(self, value: Any) -> list[Any]:
-        return gather_json(value, self._place.size, self._gather_equal)
+        def all_gather(own: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
+            return found
 
-    def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
-        return found
+        return gather_json(value, self._place.size, all_gather)
 
     def barrier(self) -> None:
         self._hvd.barrier()

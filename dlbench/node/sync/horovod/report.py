@@ -200,8 +200,7 @@ class TuningWatch:
 
 def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | None:
     """What tuning took beyond training: its steps, less as many at the median of those afterwards; not below zero.
-    `step_s`: times of all steps of the run, in order, seconds. `settled_step`: steps until the search was over; None:
-    it was not.
+    `settled_step`: steps until the search was over; None: it was not.
     """
     if settled_step is None or not step_s[settled_step:]:
         return None

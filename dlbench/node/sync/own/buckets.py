@@ -34,20 +34,9 @@ def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
     return [tuple(islice(places, count)) for count in counts]
 
 
-def one_each(num_tensors: int) -> tuple[int, ...]:
-    """A message a tensor."""
-    return (1,) * num_tensors
-
-
-def all_in_one(num_tensors: int) -> tuple[int, ...]:
-    """One message."""
-    return (num_tensors,)
-
-
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
-    """Messages of at least this many bytes, each no longer than it must be; what is left over at the end is the last.
-    `sizes`: bytes of the tensors in the order in which they are ready. `num_bytes`: least size of a message. Returns
-    tensors of each message.
+    """How many tensors make messages of at least this many bytes, each no longer than it must be; what is left over at
+    the end is the last. `sizes`: bytes of the tensors in the order in which they are ready.
     """
     counts, count, held = [], 0, 0
     for size in sizes:
@@ -80,7 +69,13 @@ class Bucket:
         self._views = []
         offset = 0
         for parameter in parameters:
-            self._views.append(_view(self.vector, offset, parameter))
+            view = self.vector[offset : offset + parameter.numel()]
+            # In the parameter's own memory order, where optimizers are fastest.
+            order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(parameter.dim(), torch.contiguous_format)
+            if parameter.is_contiguous() or not parameter.is_contiguous(memory_format=order):
+                self._views.append(view.view(parameter.shape))
+            else:
+                self._views.append(view.as_strided(parameter.shape, parameter.stride()))
             offset += parameter.numel()
 
     @property
@@ -99,10 +94,9 @@ class Bucket:
             else:
                 torch.mul(parameter.grad, scale, out=view)
             parameter.grad = view
-        elif self.missing == 0:
-            self._take_all(scale)
-
-    def _take_all(self, scale: float) -> None:
+            return
+        if self.missing > 0:
+            return
         pairs = [(view, p.grad) for view, p in zip(self._views, self.parameters, strict=True) if p.grad is not None]
         if len(pairs) < len(self._views):
             self.vector.zero_()
@@ -111,20 +105,6 @@ class Bucket:
             self.vector[: self.num_elements].mul_(scale)
         for view, parameter in zip(self._views, self.parameters, strict=True):
             parameter.grad = view
-
-
-def _view(vector: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A part of the buffer in the parameter's own memory order, where optimizers are fastest."""
-    flat = vector[offset : offset + parameter.numel()]
-    if parameter.is_contiguous() or not _is_dense(parameter):
-        return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, parameter.stride())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.dim() == 4:
-        return tensor.is_contiguous(memory_format=torch.channels_last)
-    return tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def fill(arena: torch.Tensor, messages: Sequence[Sequence[torch.nn.Parameter]], multiple: int) -> tuple[Bucket, ...]:

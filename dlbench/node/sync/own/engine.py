@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
+from dlbench.node.sync.own.buckets import ExchangeThread, at_least, fill, require_fp32, split
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for
@@ -45,7 +45,6 @@ class OwnExchange(EngineOverLibrary):
     """A library serves all but gradients; these are exchanged step by step, by hooks and a thread."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
-        """One rank's, over a library that is not started yet. Raises `UserError`: `sync.network` is no such file."""
         if plan.sync.network is not None:
             read_network(Path(plan.sync.network))  # before the ranks meet
         super().__init__(library)
@@ -53,7 +52,7 @@ class OwnExchange(EngineOverLibrary):
         self._place = place
         self._device = device
         self._is_prepared = self._is_held = self._is_watched = False
-        self._steps = self._overflows = 0
+        self._steps = 0
         self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
         self._notes_gradients = True
@@ -90,18 +89,17 @@ class OwnExchange(EngineOverLibrary):
         self._arrange(order, self._counts(order))
         self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
         for number, (_, parameter) in enumerate(named):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._on_gradient, number)
-            )
+            on_gradient = partial(self._on_gradient, number)
+            parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
         self._is_prepared = True
         return super().prepare(model, optimizer, mark_backward)
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
         if self._fusion == "own:none":
-            return one_each(len(order))
+            return (1,) * len(order)
         least = fusion_bytes(self._fusion)
         if least is None:
-            return all_in_one(len(order))
+            return (len(order),)
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
@@ -271,8 +269,35 @@ class OwnExchange(EngineOverLibrary):
         self._clock.settle()
         own = self._moments.sums() if self._moments.steps else None
         found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
-        self._overflows = min(count for _, count in found)
-        return self._result([times for times, _ in found])
+        route, window = self._route, len(self._moments.steps)
+        known = [times for times, _ in found if times is not None]
+        # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
+        width = route.wire.bytes_per_element
+        sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
+        return ExchangeResult(
+            carrier=route.carrier,
+            by="dlbench",
+            exchange=self._exchange_used,
+            fusion=self._fusion,
+            wire=self._wire_used,
+            group_size=route.group_size,
+            num_groups=self._place.size // route.group_size,
+            messages=self._messages_sent(),
+            bytes_inside=sum(inside for inside, _ in sent),
+            bytes_across=sum(across for _, across in sent),
+            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
+            wire_overflows=min(count for _, count in found),
+            density=route.wire.density,
+            dense_switches=route.wire.dense_switches,
+            window_steps=window,
+            evidence=(
+                f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
+                "form of each exchange"
+            ),
+            gradients=self._gradients(),
+            costs=route.costs,
+            hybrid_threshold_bytes=route.threshold_bytes,
+        )
 
     def settings(self) -> list[Setting]:
         sync, route, sizes = self._plan.sync, self._route, self._message_bytes
@@ -319,44 +344,6 @@ class OwnExchange(EngineOverLibrary):
         total = sum(self._all_ways.values())
         parts = ", ".join(f"{count} {way}" for way, count in sorted(self._all_ways.items()))
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
-
-    def _result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run. `sums`: for each rank, its times of a step (`Moments.sums`); None where no step
-        was watched.
-        """
-        route, window = self._route, len(self._moments.steps)
-        known = [each for each in sums if each is not None]
-        inside, across = self._sent()
-        return ExchangeResult(
-            carrier=route.carrier,
-            by="dlbench",
-            exchange=self._exchange_used,
-            fusion=self._fusion,
-            wire=self._wire_used,
-            group_size=route.group_size,
-            num_groups=self._place.size // route.group_size,
-            messages=self._messages_sent(),
-            bytes_inside=inside,
-            bytes_across=across,
-            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
-            wire_overflows=self._overflows,
-            density=route.wire.density,
-            dense_switches=route.wire.dense_switches,
-            window_steps=window,
-            evidence=(
-                f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
-                "form of each exchange"
-            ),
-            gradients=self._gradients(),
-            costs=route.costs,
-            hybrid_threshold_bytes=route.threshold_bytes,
-        )
-
-    def _sent(self) -> tuple[float, float]:
-        """Bytes that a rank sends in a step, inside its group and across, mean over ranks."""
-        width = self._route.wire.bytes_per_element
-        each = [self._route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
-        return sum(inside for inside, _ in each), sum(across for _, across in each)
 
     def _messages_sent(self) -> tuple[Message, ...]:
         times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]

@@ -99,7 +99,7 @@ class RouteBuilder:
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
-        """Returns the route; all ranks call it together. Raises `UserError`: `sync.network` lacks what is needed."""
+        """Returns the route; all ranks call it together."""
         sync = self.plan.sync
         carrier = self.communicators.carrier
         groups = make_groups(self.communicators, self._who) if self._is_grouped else None
@@ -141,11 +141,9 @@ class RouteBuilder:
         lines = [self._line(method, "fp32", world, carrier) for method in (flat, hierarchical)]
         threshold = hybrid_threshold(*lines)
         # Where flat never gets cheaper, every message is below the threshold.
-        return Hybrid(flat, hierarchical, self._largest_bytes + 1 if threshold is None else threshold)
-
-    @property
-    def _largest_bytes(self) -> int:
-        return self._gradient_bytes + ELEMENT_BYTES * self._multiple
+        if threshold is None:
+            threshold = self._gradient_bytes + ELEMENT_BYTES * self._multiple + 1
+        return Hybrid(flat, hierarchical, threshold)
 
     def _line(self, method: Method, wire: Wire, world: Group, carrier: str) -> LineCost:
         """Seconds by bytes of gradients, as `sync.network` says or as timed now."""
@@ -154,6 +152,11 @@ class RouteBuilder:
         if self.plan.sync.network is not None:
             line = self._given(name, method, wire, carrier, counts)
         else:
+            sync, num_lines = self.plan.sync, 0
+            if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
+                num_lines += 2
+            if sync.fusion == "own:mgwfbp":
+                num_lines += 1
             probe = self._wire(wire)
             probe.reset([[(f"calibration {count}", count)] for count in counts])
             line = calibrate(
@@ -163,17 +166,11 @@ class RouteBuilder:
                 world=world,
                 clock=self.clock,
                 arena=self._arena,
-                budget_s=CALIBRATION_S / self._num_lines,
+                budget_s=CALIBRATION_S / num_lines,
                 gather=self.gather,
             )
         self._costs.append(line)
         return line
-
-    @property
-    def _num_lines(self) -> int:
-        sync = self.plan.sync
-        is_found = sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None
-        return max(1, 2 * is_found + (sync.fusion == "own:mgwfbp"))
 
     def _given(self, name: str, method: Method, wire: Wire, carrier: str, counts: list[int]) -> LineCost:
         """The line by `sync.network`, for messages `width` times as long as the gradients in them."""
@@ -226,7 +223,6 @@ class Flat(Method):
     name = "flat"
 
     def __init__(self, world: Group, group_size: int) -> None:
-        """`group_size` only gives bytes inside a group from those across."""
         self._world = world
         self._group_size = group_size
 
