@@ -48,9 +48,10 @@ class Control:
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
         """Another group of all ranks, for messages that are measured. Raises `RunError`: it cannot be made."""
         try:
-            return dist.new_group(backend=backend, timeout=self._timeout)
+            group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
             raise passed_on(f"rank {self._place.rank}, {what}: {first_line(error)}", error) from None
+        return group
 
     def gather(self, what: str, value: Any) -> list[Any]:
         """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck."""

@@ -31,6 +31,7 @@ from dlbench.node.models.build import Loss
 from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import exchange_memory
+from dlbench.node.sync.engine import Value, settings_of
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
@@ -233,8 +234,9 @@ class ActivationMemory:
 
     def summary(self, held: HeldMemory | None = None) -> dict[str, Any]:
         """What rank 0 needs of this rank, plain Python. `held`: what a step was seen to hold; not asked on a GPU."""
-        on_gpu = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else held.peak if held is not None else None
+        peak = held.peak if held is not None else None
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
         counts = self._blocks.summary()
         passes = int(counts.pop("passes"))
         return {
@@ -272,28 +274,16 @@ class ActivationMemory:
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
         decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
         blocks = f"{len(plan.blocks)} blocks: {decided}"
-        found = [
-            Setting(
-                key="train.recompute", requested=self._train.recompute, effective=self._train.recompute, evidence=blocks
-            ),
-            Setting(
-                key="train.swap",
-                requested=self._train.swap,
-                effective=self._train.swap,
-                evidence=f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back",
-            ),
+        moved = f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back"
+        train, capacity = self._train, self._train.memory.capacity
+        rows: list[tuple[str, Value, Value, str]] = [
+            ("train.recompute", train.recompute, train.recompute, blocks),
+            ("train.swap", train.swap, train.swap, moved),
         ]
         if plan.capacity_bytes is not None:
-            found.append(
-                Setting(
-                    key="train.memory.capacity",
-                    requested=self._train.memory.capacity,
-                    effective=self._train.memory.capacity,
-                    evidence=f"{plan.capacity_bytes} bytes; planned {plan.predicted.peak_bytes}, in core "
-                    f"{self.found.in_core_bytes}",
-                )
-            )
-        return found
+            planned = f"planned {plan.predicted.peak_bytes}, in core {self.found.in_core_bytes}"
+            rows.append(("train.memory.capacity", capacity, capacity, f"{plan.capacity_bytes} bytes; {planned}"))
+        return settings_of(*rows)
 
     def close(self) -> None:
         """Nothing is left on the network or in the far tier; twice does no harm."""

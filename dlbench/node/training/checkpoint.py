@@ -108,13 +108,8 @@ def snapshot(
         tensors[name].copy_(tensor, non_blocking=True)
     for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
-    header: dict[str, Any] = {
-        **FORMAT,
-        "trained": dict(trained),
-        "group_steps": whole.group_steps,
-        **progress.model_dump(mode="json"),
-    }
-    return Snapshot(header=header, tensors=tensors)
+    header = {**FORMAT, "trained": dict(trained), "group_steps": whole.group_steps}
+    return Snapshot(header=header | progress.model_dump(mode="json"), tensors=tensors)
 
 
 def give_shares(whole: WholeState, beat: Beat) -> None:
@@ -211,13 +206,7 @@ class CheckpointWriter:
         self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
         self.writes: list[CheckpointWrite] = []
 
-    def begin(
-        self,
-        path: Path,
-        whole: WholeState,
-        progress: Progress,
-        trained: Mapping[str, Any],
-    ) -> None:
+    def begin(self, path: Path, whole: WholeState, progress: Progress, trained: Mapping[str, Any]) -> None:
         """Copies the state and begins to write it; the one before has been waited for."""
         assert self._worker is None
         start = time.monotonic()
@@ -347,8 +336,7 @@ class Checkpoint:
         self.path = path
         self._tensors, content = _read(path) if received is None else received
         self._content = content
-        form = {key: content.get(key) for key in FORMAT}
-        if form != FORMAT:
+        if (form := {key: content.get(key) for key in FORMAT}) != FORMAT:
             raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
         # The file is mapped: its tensors are read here.
         if received is None and content.get("sha256") != _digest(content, self._tensors, lambda *_piece: on_piece()):
@@ -422,20 +410,17 @@ class Checkpoint:
         """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
         prepared them; None: none did.
         """
+        values: dict[int, dict[str, Tensor]] = {}
         try:
-            self._restore(model, optimizer, engine or SingleEngine())
+            for name, tensor in self._tensors.items():
+                if name.startswith(_OPTIMIZER):
+                    index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
+                    values.setdefault(int(index), {})[key] = tensor
+            whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
+            (engine or SingleEngine()).load_whole(model, optimizer, whole)
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
         self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
-
-    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
-        values: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in self._tensors.items():
-            if name.startswith(_OPTIMIZER):
-                index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
-                values.setdefault(int(index), {})[key] = tensor
-        whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
-        engine.load_whole(model, optimizer, whole)
 
 
 def _share(
@@ -502,11 +487,9 @@ def _digest(
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload, data = plan.workload, plan.workload.data
+    model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     found = {
-        **{
-            f"model.{key}": value
-            for key, value in workload.model.model_dump(mode="json", exclude={"memory_format", "attention"}).items()
-        },
+        **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
         "train.seed": workload.train.seed,
         "data.is_synthetic": data.is_synthetic,

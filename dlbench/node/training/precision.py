@@ -32,9 +32,13 @@ class Precision:
         lacking = _lacking(spec.precision, device)
         self._has_tf32 = spec.precision == "tf32"
         if lacking and (device.type == "cuda" or self._has_tf32 or not spec.allow_emulation):
-            raise EnvironmentLacksError(
-                f"train.precision {spec.precision}: {lacking}; {_remedy(spec.precision, device)}"
-            )
+            remedy = "use fp32"
+            if device.type != "cuda" and not self._has_tf32:
+                remedy = (
+                    "torch would emulate it, slower than fp32; use fp32, or test its numerics with "
+                    "train.allow_emulation=true"
+                )
+            raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
         self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
@@ -105,12 +109,6 @@ class Precision:
         if self._scaler is not None and state:
             whole = {k: int(v) if k in ("growth_interval", "_growth_tracker") else v for k, v in state.items()}
             self._scaler.load_state_dict(whole)
-
-
-def _remedy(precision: str, device: torch.device) -> str:
-    if device.type == "cuda" or precision == "tf32":
-        return "use fp32"
-    return "torch would emulate it, slower than fp32; use fp32, or test its numerics with train.allow_emulation=true"
 
 
 def _lacking(precision: str, device: torch.device) -> str:

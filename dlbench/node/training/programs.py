@@ -111,9 +111,13 @@ class Compilation:
         batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
+        # Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network.
+        inside: Callable[[], AbstractContextManager[object]] = nullcontext
+        if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            inside = wrapped._inside_ddp_forward
         for number in range(passes):
             beat(f"compiling the network, pass {number + 1} of {passes}")
-            with undisturbed(model), _as_wrapped(wrapped):
+            with undisturbed(model), inside():
                 loss = loss_of(batch)
                 # Not backward(): engines hook themselves to the accumulation of gradients.
                 torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -223,14 +227,6 @@ def _recorded() -> int:
     return found
 
 
-def _as_wrapped(wrapped: nn.Module) -> AbstractContextManager[object]:
-    """Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network."""
-    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        inside: AbstractContextManager[object] = wrapped._inside_ddp_forward()
-        return inside
-    return nullcontext()
-
-
 def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
     """Activations that a forward pass keeps for the backward pass, each storage once."""
     others = HeldByOthers(model)
@@ -249,7 +245,7 @@ def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Ba
 
 
 def require_mode(mode: str, device: torch.device) -> None:
-    """Proves that a mode does more than default on a device. Raises EnvironmentLacksError: it does not."""
+    """Proves that a mode does more than default on a device."""
     if device.type == "cuda" or mode not in GRAPH_MODES:
         return
     why = "it differs from default by CUDA graphs alone, and this rank computes on a CPU"
@@ -314,7 +310,11 @@ class NetworkGraphs:
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()
         with undisturbed(model):
-            given = _arguments(model, loss_of, batch)
+            calls: list[tuple[Any, ...]] = []
+            handle = model.register_forward_pre_hook(lambda _module, arguments: calls.append(arguments))
+            loss_of(batch)
+            handle.remove()
+            given = calls[0]  # What the network is called with in a step.
             shapes = _shapes(given)
             samples = tuple(one.detach().clone() for one in given if isinstance(one, Tensor))
             eager = model.forward
@@ -357,16 +357,6 @@ class NetworkGraphs:
                 f"{'replayed graph' if self._is_replayed else 'network itself'}",
             )
         ]
-
-
-def _arguments(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> tuple[Any, ...]:
-    found: list[tuple[Any, ...]] = []
-    handle = model.register_forward_pre_hook(lambda _module, arguments: found.append(arguments))
-    try:
-        loss_of(batch)
-    finally:
-        handle.remove()
-    return found[0]
 
 
 def _tensors_only(eager: Forward, given: Sequence[Any], precision: Precision) -> Forward:

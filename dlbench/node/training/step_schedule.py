@@ -152,7 +152,11 @@ def _multiples(done: int, every: float) -> int:
 def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
     """The schedule of a plan."""
     measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
-    deciding = _deciding_steps(plan)
+    deciding = 0
+    if plan.layout.ranks > 1 and plan.engine.autotunes:
+        deciding = plan.engine.horovod.autotune_steps
+    elif plan.layout.ranks > 1 and plan.sync.fusion == "own:mgwfbp":
+        deciding = MGWFBP_STEPS
     samples = plan.workload.train.schedule.epoch_samples
     batch = plan.global_batch
     steps_per_epoch = samples / batch if samples else None if batches_per_epoch is None else float(batches_per_epoch)
@@ -169,7 +173,8 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
         evaluate_every = None
     else:
         assert steps_per_epoch is not None  # the plan refuses synthetic data here
-        end = _steps(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
+        steps = _ratio(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
+        end = max(1, math.ceil(steps - 1e-9))
         every = _ratio(quality.evaluate_every_epochs, quality.evaluate_every_samples, steps_per_epoch, batch)
         evaluate_every = max(1.0, every)
         warmup, warmup_s, measured_s = min(measure.warmup_steps, max(0, end - first - 1)), 0.0, 0.0
@@ -188,20 +193,8 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
     )
 
 
-def _deciding_steps(plan: RunPlan) -> int:
-    if plan.layout.ranks == 1:
-        return 0
-    if plan.engine.autotunes:
-        return plan.engine.horovod.autotune_steps
-    return MGWFBP_STEPS if plan.sync.fusion == "own:mgwfbp" else 0
-
-
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
     return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
-
-
-def _steps(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> int:
-    return max(1, math.ceil(_ratio(epochs, samples, steps_per_epoch, batch) - 1e-9))
 
 
 SHORT_WINDOW_S = 20.0
@@ -249,15 +242,10 @@ class Pacing:
         if not schedule.is_timed:
             return []
         step = f"{self._step_s:.4g} s" if self._step_s else "unknown length"
+        warmup, measured = step_s[: schedule.warmup], step_s[schedule.warmup :]
         lasting = (
-            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, step_s[: schedule.warmup], measure.warmup_steps),
-            (
-                "measure.measured_s",
-                measure.measured_s,
-                schedule.measured_s,
-                step_s[schedule.warmup :],
-                measure.measured_steps,
-            ),
+            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, warmup, measure.warmup_steps),
+            ("measure.measured_s", measure.measured_s, schedule.measured_s, measured, measure.measured_steps),
         )
         return [
             Setting(

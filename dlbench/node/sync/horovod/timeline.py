@@ -306,7 +306,9 @@ class TimelineWindow:
         step, messages = [pair for pair in pairs if len(pair[1]) == typical][-1]
         origin_s, reason = self._origin_s(pairs)
         exposed_s, hidden_s = list[float](), list[float]()
-        for watched, sent in pairs if origin_s is not None else ():
+        for watched, sent in pairs:
+            if origin_s is None:
+                break
             ways = [self._way(watched, message, origin_s) for message in sent]
             ready = self._watch.clock.between(watched.begin, watched.backward_end)
             exposed_s.append(covered(ways, begin=ready))
