@@ -54,12 +54,6 @@ def test_it_trains_and_is_reported(tmp_path: Path) -> None:
     assert json.loads(report.stdout)["groups"]
 
 
-def test_without_its_folder_its_name_is_unknown(tmp_path: Path) -> None:
-    dry = call("-m", "dlbench", "run", "unet3d", "--dry-run", folder=tmp_path, found=False)
-    assert dry.returncode == 2
-    assert "unknown workload 'unet3d'" in dry.stderr
-
-
 def test_a_module_that_cannot_be_loaded_stops_only_its_own_workload(tmp_path: Path) -> None:
     (tmp_path / "workloads").mkdir()
     (tmp_path / "workloads" / "unet3d.yaml").write_bytes((FOLDER / "workloads" / "unet3d.yaml").read_bytes())

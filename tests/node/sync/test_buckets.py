@@ -120,18 +120,6 @@ def test_an_error_on_the_thread_ends_the_step_and_names_the_message() -> None:
     thread.stop()
 
 
-@given(st.integers(1, 6), st.integers(1, 6))
-def test_groups_are_blocks_and_cross_at_equal_places(groups: int, size: int) -> None:
-    who = GroupRanks(size=groups * size, group_size=size)
-    assert [rank for group in who.inside for rank in group] == list(who.world)
-    assert sorted(rank for place in who.across for rank in place) == list(who.world)
-    for rank in who.world:
-        inside = next(group for group in who.inside if rank in group)
-        across = next(place for place in who.across if rank in place)
-        assert set(inside) & set(across) == {rank}
-        assert across.index(rank) == who.inside.index(inside)
-
-
 @dataclass
 class Recorded:
     """A group that only knows its ranks and remembers what was called."""
