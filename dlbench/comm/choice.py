@@ -113,12 +113,12 @@ def fusion_line(lines: Sequence[LineCost], largest: int) -> LineCost:
     return min(lines, key=lambda line: line.time(largest))
 
 
-def fusion_bytes(startup_s: float, per_byte_s: float, share: float = RATE_SHARE) -> float:
-    """Smallest message whose rate is `share` of the asymptotic one, bytes; infinite where bytes cost nothing.
+def fusion_bytes(startup_s: float, per_byte_s: float) -> float:
+    """Smallest message whose rate is `RATE_SHARE` of the asymptotic one, bytes; infinite where bytes cost nothing.
 
-    With t(n) = s + n b the rate n / t(n) is `share` of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
+    With t(n) = s + n b the rate n / t(n) is a share of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
     (half the rate at n_1/2 = s / b: Hockney, Parallel Computing 20(3), 1994).
     """
     if per_byte_s <= 0:
         return math.inf
-    return share / (1 - share) * startup_s / per_byte_s
+    return RATE_SHARE / (1 - RATE_SHARE) * startup_s / per_byte_s

@@ -150,10 +150,7 @@ class _Case:
 
 
 def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
-    """Predictions for each rank count.
-
-    Raises `UserError`: an unknown algorithm, groups that do not divide the ranks, or a level that was never measured.
-    """
+    """Predictions for each rank count."""
     known = ALGORITHMS[wanted.collective]
     for name in wanted.algorithms:
         if name not in known:

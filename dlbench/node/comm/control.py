@@ -46,7 +46,7 @@ class Control:
             raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
-        """Another group of all ranks, for messages that are measured. Raises `RunError`: it cannot be made."""
+        """Another group of all ranks, for messages that are measured."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
@@ -61,7 +61,6 @@ class Control:
             raise self._lost(what, error) from None
 
     def barrier(self, what: str) -> None:
-        """Returns when every rank is here. Raises `RunError`: a rank is gone or stuck."""
         try:
             dist.barrier()
         except RuntimeError as error:

@@ -85,8 +85,6 @@ class Attention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         self.num_heads = num_heads
         self.dropout = dropout
         self.query = nn.Linear(hidden_size, hidden_size)

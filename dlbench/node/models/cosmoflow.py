@@ -48,9 +48,6 @@ class CosmoFlow(nn.Module):
         num_targets: int = 4,
     ) -> None:
         super().__init__()
-        factor = 2 ** len(conv_channels)
-        if input_size % factor:
-            raise ValueError(f"input_size {input_size} is not a multiple of {factor} (one halving a convolution)")
         blocks: list[nn.Module] = []
         channels = input_channels
         for out_channels in conv_channels:
@@ -58,7 +55,7 @@ class CosmoFlow(nn.Module):
             channels = out_channels
         self.features = nn.Sequential(*blocks)
         dense: list[nn.Module] = [nn.Flatten()]
-        width = channels * (input_size // factor) ** 3
+        width = channels * (input_size // 2 ** len(conv_channels)) ** 3
         for size in dense_sizes:
             dense += [nn.Linear(width, size), nn.LeakyReLU(LEAKY_SLOPE), nn.Dropout(dropout)]
             width = size

@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -63,29 +63,18 @@ Scalar = float | Tensor  # A tensor in a compiled update, where a number would b
 
 
 class _Foreach(torch.optim.Optimizer):
-    """Shared frame: the closure, then one `_update` for each parameter group."""
+    """Shared frame: one `_update` for each parameter group."""
 
     _program: Callable[..., None]  # The update as it runs where a group is not compiled.
     all_reduce: Callable[..., object] = staticmethod(dist.all_reduce)
     """Sums squared norms over a `group` of ranks that hold shares of the same tensors."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
                 self._update(group, params, [p.grad for p in params])
-        return loss
 
     def _buffers(self, params: list[Tensor], name: str) -> list[Tensor]:
         for p in params:

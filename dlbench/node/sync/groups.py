@@ -79,10 +79,6 @@ class GroupRanks:
     group_size: int  # Ranks of a group; divides `size`.
 
     @property
-    def world(self) -> tuple[int, ...]:
-        return tuple(range(self.size))
-
-    @property
     def inside(self) -> tuple[tuple[int, ...], ...]:
         step = self.group_size
         return tuple(tuple(range(first, first + step)) for first in range(0, self.size, step))
@@ -104,7 +100,7 @@ class RankGroups:
 
 def make_world(communicators: Communicators, who: GroupRanks) -> Group:
     """All ranks."""
-    world = communicators.group(who.world)
+    world = communicators.group(range(who.size))
     assert world is not None  # every rank is in it
     return world
 

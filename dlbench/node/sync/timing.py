@@ -470,16 +470,13 @@ class StreamTimer:
         self._call_s: dict[Hashable, float] = {}
         self._stretch = 1.0  # Of what is asked for, so that the sleep lasts as long as it should.
 
-    def time(self, run: Callable[[], object], calls: int, what: Hashable, *, holds: bool = True) -> InStream:
-        """`run` orders so many calls of a kind: `what`. Returns when the device is through. Without `holds` the stream
-        is not held back, for calls that wait for the device themselves.
-        """
+    def time(self, run: Callable[[], object], calls: int, what: Hashable) -> InStream:
+        """`run` orders so many calls of a kind: `what`. Returns when the device is through."""
         clock = self._clock
         call_s = self._call_s.get(what, _FIRST_CALL_S)
         moments = [clock.mark()]
-        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S) if holds else 0.0
-        if holds:
-            clock.sleep(asked_s * self._stretch)
+        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S)
+        clock.sleep(asked_s * self._stretch)
         moments.append(clock.mark())
         before = time.perf_counter()
         self._meet()
@@ -490,7 +487,7 @@ class StreamTimer:
         queueing_s = (time.perf_counter() - before) / calls
         self._call_s[what] = max(2 * call_s, queueing_s) if is_late else queueing_s
         clock.settle()
-        if holds and (slept_s := clock.between(*moments[:2])) > 0:
+        if (slept_s := clock.between(*moments[:2])) > 0:
             self._stretch *= asked_s / slept_s
         seconds = clock.between(*moments[2:])
         clock.give_back(moments)

@@ -40,11 +40,8 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
 NO_COMPILE = "set train.compile to none"
-
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captures CUDA graphs of what it compiled.
-
 GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
-
 MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 

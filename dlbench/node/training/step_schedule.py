@@ -24,11 +24,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3  # Last steps of the warm-up in which the exchange is watched closely; measured steps stay untouched.
-
-
 HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernels take; odd, for the median.
-
-
 _TIMED_STEPS = 4
 """Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
 says how long a step is."""

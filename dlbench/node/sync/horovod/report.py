@@ -235,11 +235,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 def closed_timeline_is_free() -> bool:
     """Whether a timeline that can be opened, but is not, leaves operations on GPUs as they are without it."""
-    function = getattr(loaded_library(), "horovod_closed_timeline_is_free", None)
-    if function is None:
-        return False
-    function.restype, function.argtypes = ctypes.c_bool, []
-    return bool(function())
+    return bool(read_back("horovod_closed_timeline_is_free", ctypes.c_bool))
 
 
 def require_import(error: ImportError) -> EnvironmentLacksError:

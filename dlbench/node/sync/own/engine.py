@@ -248,17 +248,15 @@ class OwnExchange(EngineOverLibrary):
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
         elif self._plan.sync.fusion == "own:mgwfbp" and self._steps == 1 + WATCHED_STEPS:
-            self._merge()
-
-    def _merge(self) -> None:
-        """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""
-        assert self._route.line is not None
-        self._clock.settle()
-        slowest = [max(times) for times in zip(*self.gather(self._moments.gradients()), strict=True)]
-        order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
-        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
-        self._fusion = "own:mgwfbp"
-        self._arrange(*self._agreed([order, list(counts)]))
+            # Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank.
+            assert self._route.line is not None
+            self._clock.settle()
+            everyone = self.gather(gradient_times(self._moments.steps, self._clock))
+            slowest = [max(times) for times in zip(*everyone, strict=True)]
+            order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
+            counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
+            self._fusion = "own:mgwfbp"
+            self._arrange(*self._agreed([order, list(counts)]))
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
@@ -274,6 +272,11 @@ class OwnExchange(EngineOverLibrary):
         # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
         sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
+        # Of measured steps; of watched ones where marks are not free.
+        ready = gradient_times(self._moments.steps, self._clock)
+        ready = ready or gradient_times([step for step, _ in self._watched], self._clock)
+        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
+        gradients = [GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order]
         return ExchangeResult(
             carrier=route.carrier,
             by="dlbench",
@@ -294,7 +297,7 @@ class OwnExchange(EngineOverLibrary):
                 f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
                 "form of each exchange"
             ),
-            gradients=self._gradients(),
+            gradients=tuple(gradients),
             costs=route.costs,
             hybrid_threshold_bytes=route.threshold_bytes,
         )
@@ -360,13 +363,6 @@ class OwnExchange(EngineOverLibrary):
                 self._messages, self._message_bytes, self._ways, self._buckets, times, strict=True
             )
         )
-
-    def _gradients(self) -> tuple[GradientTime, ...]:
-        # Of measured steps; of watched ones where marks are not free.
-        watched = [step for step, _ in self._watched]
-        ready = self._moments.gradients() or gradient_times(watched, self._clock)
-        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
-        return tuple(GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order)
 
     def stop(self) -> None:
         if self._is_prepared:

@@ -30,7 +30,7 @@ from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
-from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.overlap import hybrid_threshold
@@ -232,9 +232,7 @@ class Flat(Method):
 
     def sent(self, num_bytes: float) -> Sent:
         size = len(self._world.ranks)
-        total = 2 * (size - 1) / size * num_bytes
-        crossing = 1 / self._group_size if size > self._group_size else 0.0
-        return total * (1 - crossing), total * crossing
+        return ring_bytes(num_bytes, ranks=size, groups=size // self._group_size)
 
 
 class Hierarchical(Method):
