@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.comm.measurements import CollectiveGroup
-from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 
 STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
@@ -106,11 +105,6 @@ def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
             tied, spread = ((), 0.0) if winner else (one.tied, one.spread)
             ranges.append(Recommended(low=one.num_bytes, high=one.num_bytes, title=winner, tied=tied, spread=spread))
     return tuple(ranges)
-
-
-def fusion_line(lines: Sequence[LineCost], largest: int) -> LineCost:
-    """The line that is fastest at the largest measured size: messages are fused for the sake of large ones."""
-    return min(lines, key=lambda line: line.time(largest))
 
 
 def fusion_bytes(startup_s: float, per_byte_s: float) -> float:

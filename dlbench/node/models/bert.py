@@ -192,7 +192,6 @@ class BertForPreTraining(nn.Module):
         return list(self.layers)
 
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding; None: all are tokens) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         keep = None if attention_mask is None else attention_mask.to(torch.bool)[:, None, None, :]
         return self._layers(input_ids, token_type_ids, positions, keep)
@@ -214,12 +213,9 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits of both heads; the vocabulary is scored at the masked positions only.
 
-        `input_ids`: (N, S) int64, S at most max_positions, [CLS] first. `token_type_ids`: (N, S) int64 segment of each
-        token. `attention_mask`: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
-        `masked_positions`: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given; unused
-        ones point at the first token of the sample. `packed`: `tokens` and `starts` of `dlbench.node.data.text`, to
-        leave padding out of all layers; the mask is not read. Returns masked-LM logits (N, P, vocab_size) and
-        next-sentence logits (N, 2).
+        Inputs are those of `build.Batch`. `masked_positions`: in the sequence, or among all tokens where `packed` is
+        given; unused ones point at the first token of the sample. `packed`: `tokens` and `starts` of
+        `dlbench.node.data.text`, to leave padding out of all layers; the mask is not read.
         """
         if packed is None:
             encoded = self.encode(input_ids, token_type_ids, attention_mask)

@@ -209,10 +209,7 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     nothing that is computed again. Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two
     products, each a row).
 
-    The same as `layer_table` of the specification says, where it knows the layers.
-
-    `data`: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
-    positions, which is what it computes, however many of them are used.
+    The masked-LM head is counted for max_predictions positions, which is what it computes, however many are used.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)

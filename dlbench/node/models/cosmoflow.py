@@ -31,9 +31,7 @@ OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their 
 class CosmoFlow(nn.Module):
     """CosmoFlow; the defaults give 8,907,556 parameters.
 
-    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels). `conv_channels`: channels of
-    each convolution (3x3x3, padding 1); each is followed by a pooling of 2. `dense_sizes`: widths of the hidden dense
-    layers. `dropout`: probability behind each hidden dense layer.
+    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels).
 
     Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
     """

@@ -165,8 +165,7 @@ class Lars(_Foreach):
         v = momentum v + lr ratio (g + weight_decay w)
         w = w - v
 
-    Groups may set `lr`, `momentum`, `weight_decay`, `trust_coefficient`, `epsilon`, `adapt` (bool) and `fused` (bool:
-    compile the update; torch raises in the first step where it cannot).
+    Groups may set every argument; `fused` compiles the update.
     """
 
     _program = staticmethod(_lars)
@@ -232,8 +231,7 @@ class Lamb(_Foreach):
         r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay w
         w = w - lr (|w| / |r|) r             ratio 1 if |w| or |r| is 0, or `adapt` is off
 
-    Groups may set `lr`, `betas`, `epsilon`, `weight_decay`, `adapt` (bool) and `fused` (bool: compile the update; torch
-    raises in the first step where it cannot).
+    Groups may set every argument; `fused` compiles the update.
     """
 
     _program = staticmethod(_lamb)

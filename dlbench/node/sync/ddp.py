@@ -263,8 +263,7 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 
 class WatchedHook:
-    """The hook of one module. `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation.
-    `backend`: gloo or nccl. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
+    """The hook of one module. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
     last bucket is handed over.
     """
 

@@ -263,9 +263,8 @@ class OverflowCount:
         return slot
 
     def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """After the message, on whatever stream. `slot`: as `begin` returned it. `result`: the sum or mean, as it was
-        on the wire or cast back. `own`: this rank's share once more, where nothing was read yet; called only if
-        `result` is not finite.
+        """After the message, on whatever stream. `result`: the sum or mean, as it was on the wire or cast back. `own`:
+        this rank's share once more, where nothing was read yet; called only if `result` is not finite.
         """
         if slot is None:
             if not _is_finite(result) and all(map(_is_finite, own())):

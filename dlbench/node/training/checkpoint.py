@@ -407,9 +407,7 @@ class Checkpoint:
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
-        """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
-        prepared them; None: none did.
-        """
+        """Moves the tensors into a network and its optimizer, which the engine prepared, if one did."""
         values: dict[int, dict[str, Tensor]] = {}
         try:
             for name, tensor in self._tensors.items():

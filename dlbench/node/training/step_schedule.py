@@ -55,11 +55,6 @@ class StepSchedule:
         """Whether seconds are wanted, so that the number of steps is settled in the warm-up."""
         return self.warmup_s > 0 or self.measured_s > 0
 
-    @property
-    def settles_at(self) -> int:
-        """The step of this run, from 0, before which the number of steps is settled: before anything is watched."""
-        return self.held.start
-
     def lengthen(self, *, warmup: int = 0, measured: int = 0) -> None:
         self.warmup += warmup
         self.end += warmup + measured

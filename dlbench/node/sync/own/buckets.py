@@ -55,9 +55,7 @@ class Bucket:
     """One message: its buffer, and each gradient's place in it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
-        """Takes its buffer from the start of `arena` (fp32, one-dimensional). It is padded with zeros to a multiple of
-        `multiple` elements, so that it has equal shares.
-        """
+        """Takes its buffer from the start of `arena`, padded with zeros to `multiple` elements, for equal shares."""
         self.parameters = tuple(parameters)
         self.num_elements = sum(p.numel() for p in parameters)
         self.vector = arena[: -(-self.num_elements // multiple) * multiple]
@@ -127,9 +125,7 @@ class ExchangeThread:
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread. `enter`: called first on the thread. `exchange`: exchanges the message of this number;
-        called on the thread. `describe`: names a message in an error.
-        """
+        """`enter`: called first on the thread. `exchange`: called on it. `describe`: names a message in an error."""
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()
