@@ -55,17 +55,6 @@ Keep = Tensor | Packing | None
 of a packing; or everything."""
 
 
-def jagged_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
-    """The same as `packed_attention` by torch's tensors of samples of different lengths."""
-    # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
-    starts, most = packing.starts, packing.longest
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
-        for x in (query, key, value)
-    )
-    return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
-
-
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
     """Attention within each sample of a packing, (T, heads, width) -> the same.
 
@@ -73,7 +62,13 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
     such tensors, it is sample by sample.
     """
     if query.device.type == "cuda":
-        return jagged_attention(query, key, value, packing, dropout)
+        # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
+        starts, most = packing.starts, packing.longest
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
+            for x in (query, key, value)
+        )
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
     flat = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     each = zip(*(torch.split(x, list(packing.lengths), dim=2) for x in flat), strict=True)
     mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in each]

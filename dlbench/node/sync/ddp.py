@@ -232,10 +232,10 @@ class DdpEngine(TorchRanks):
         return settings_of(("sync.fusion", asked, effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
-        asked, seen = self._settings, self._hook.seen_as_views if self._hook is not None else None
+        asked, seen = self._settings, self._hook.as_views if self._hook is not None else {}
         is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
-        if seen is not None:
-            views, gradients = seen
+        if seen:
+            views, gradients = (sum(column) for column in zip(*seen.values(), strict=True))
             is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
         found = settings_of(("engine.ddp.gradient_as_bucket_view", asked.gradient_as_bucket_view, is_view, how))
         if asked.static_graph:
@@ -276,7 +276,8 @@ class WatchedHook:
         self._mark_backward = mark_backward
         group = dist.distributed_c10d._get_default_group()
         self.overflows = OverflowCount()
-        self._as_views: dict[int, tuple[int, int]] = {}
+        self.as_views: dict[int, tuple[int, int]] = {}
+        """By bucket: gradients that lay within it, and all that were looked at."""
         self._powersgd: powerSGD_hook.PowerSGDState | None = None
         if wire == "powersgd":
             self._inner: Hook = powerSGD_hook.powerSGD_hook
@@ -341,14 +342,6 @@ class WatchedHook:
         return f"PowerSGD sent {after} elements for {before}, by its own count"
 
     @property
-    def seen_as_views(self) -> tuple[int, int] | None:
-        """Gradients that lay within their bucket, and all that were looked at; None where none was watched."""
-        if not self._as_views:
-            return None
-        views, gradients = zip(*self._as_views.values(), strict=True)
-        return sum(views), sum(gradients)
-
-    @property
     def _compressed(self) -> int:
         return 0 if self._powersgd is None else int(self._powersgd.total_numel_after_compression)
 
@@ -366,7 +359,7 @@ class WatchedHook:
         places = [p.grad.data_ptr() for p in bucket.parameters() if p.grad is not None]
         begin = buffer.data_ptr()
         within = [begin <= place < begin + buffer.nbytes for place in places]
-        self._as_views[bucket.index()] = sum(within), len(places)
+        self.as_views[bucket.index()] = sum(within), len(places)
         return sent
 
 

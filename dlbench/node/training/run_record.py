@@ -477,13 +477,12 @@ def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> li
         for line in exchange.costs
         if line.launch_bound
     ]
-    if not exchange.wire_overflows or not is_scaled:
-        return found
-    return [
-        *found,
-        f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
-        "steps out; sync.wire fp32 or bf16 would have kept them",
-    ]
+    if exchange.wire_overflows and is_scaled:
+        found.append(
+            f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left "
+            "those steps out; sync.wire fp32 or bf16 would have kept them"
+        )
+    return found
 
 
 def _same(name: str, digests: list[str], when: str) -> Check:
@@ -520,10 +519,8 @@ def _ranks(ranks: list[int], limit: int = 8) -> str:
 
 def memory_warnings(result: MemoryResult | None) -> list[str]:
     """Warnings in how activations were treated, a sentence each."""
-    if result is None:
-        return []
-    over = [rank for rank in result.ranks if rank.over_budget_bytes]
-    if not over:
+    over = [rank for rank in result.ranks if rank.over_budget_bytes] if result is not None else []
+    if result is None or not over:
         return []
     worst = max(over, key=lambda rank: rank.over_budget_bytes)
     return [

@@ -208,7 +208,7 @@ class Pacing:
         self._step_s: float | None = None
 
     def is_due(self, step: int) -> bool:
-        return not self._is_settled and step == self._schedule.settles_at
+        return not self._is_settled and step == self._schedule.held.start
 
     def agree(self, step_s: Sequence[float]) -> None:
         """Lengthens the schedule; called by all ranks, between two steps. `step_s`: of every step so far, seconds."""

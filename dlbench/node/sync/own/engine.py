@@ -130,7 +130,9 @@ class OwnExchange(EngineOverLibrary):
             bucket.missing = len(bucket.parameters)
         self._sequence = []
         self._taken.clear()
-        self._notes_gradients = self._clock.marks_are_free or self._is_watched or self._is_deciding
+        # Whether the fusion follows from when the gradients of this step are ready.
+        is_deciding = self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
+        self._notes_gradients = self._clock.marks_are_free or self._is_watched or is_deciding
         self._now = StepMoments(
             begin=self._clock.mark(),
             gradients=[None] * len(self._named),
@@ -140,10 +142,6 @@ class OwnExchange(EngineOverLibrary):
             ways=[""] * count,
         )
         self._thread.begin()
-
-    @property
-    def _is_deciding(self) -> bool:
-        return self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
 
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
         if not self._is_held:
