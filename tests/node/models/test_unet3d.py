@@ -24,8 +24,8 @@ assert chosen.sample_unit == "volumes"
 """
 
 
-def call(*arguments: str, folder: Path, found: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} | ({"DLBENCH_PATH": str(FOLDER)} if found else {})
+def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DLBENCH_PATH": str(FOLDER)}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
