@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.comm.measurements import CollectiveGroup
-from dlbench.specs.comm import LineCost
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 
 STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
@@ -87,7 +86,11 @@ def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
     Sizes without a clear winner between two with the same one belong to it where it is among the fastest there.
     """
     winners = [one.title if one.is_clear else "" for one in found]
-    for start, end in _gaps(winners):
+    end = 0
+    for winner, items in itertools.groupby(list(winners)):
+        start, end = end, end + len(list(items))
+        if winner:
+            continue
         around = {winners[start - 1], winners[end]} if start > 0 and end < len(winners) else {""}
         if len(around) == 1 and all(around <= {*one.tied} for one in found[start:end]):
             winners[start:end] = [*around] * (end - start)
@@ -104,27 +107,12 @@ def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
     return tuple(ranges)
 
 
-def _gaps(winners: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Begin and end of each stretch without a winner."""
-    place = 0
-    for is_open, items in itertools.groupby(winners, key=lambda winner: not winner):
-        length = len(list(items))
-        if is_open:
-            yield place, place + length
-        place += length
+def fusion_bytes(startup_s: float, per_byte_s: float) -> float:
+    """Smallest message whose rate is `RATE_SHARE` of the asymptotic one, bytes; infinite where bytes cost nothing.
 
-
-def fusion_line(lines: Sequence[LineCost], largest: int) -> LineCost:
-    """The line that is fastest at the largest measured size: messages are fused for the sake of large ones."""
-    return min(lines, key=lambda line: line.time(largest))
-
-
-def fusion_bytes(startup_s: float, per_byte_s: float, share: float = RATE_SHARE) -> float:
-    """Smallest message whose rate is `share` of the asymptotic one, bytes; infinite where bytes cost nothing.
-
-    With t(n) = s + n b the rate n / t(n) is `share` of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
+    With t(n) = s + n b the rate n / t(n) is a share of 1 / b at n = share / (1 - share) x s / b: n_90 = 9 s / b
     (half the rate at n_1/2 = s / b: Hockney, Parallel Computing 20(3), 1994).
     """
     if per_byte_s <= 0:
         return math.inf
-    return share / (1 - share) * startup_s / per_byte_s
+    return RATE_SHARE / (1 - RATE_SHARE) * startup_s / per_byte_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -81,9 +80,9 @@ class Point(NamedTuple):
     at: Measurement
 
 
-def points_of(series: Series) -> list[Point]:
-    """The points of a series, by size."""
-    return [Point(series, row) for row in series.rows]
+def points_of(group: GroupReport | PairsReport) -> list[Point]:
+    """The points of each series of a group, by size."""
+    return [Point(series, row) for series in group.series for row in series.rows]
 
 
 _POINTS: tuple[Column[Point], ...] = (
@@ -108,7 +107,7 @@ def matrix_sheet(group: GroupReport | PairsReport) -> Sheet[Point]:
         name="points",
         title="Times by size and algorithm",
         columns=_POINTS,
-        rows=[point for series in group.series for point in points_of(series)],
+        rows=points_of(group),
         order=lambda one: one.at.num_bytes,
         caption=f"* fastest. Intervals: {', '.join(kinds)}.",
         pivot=Pivot(
@@ -131,7 +130,7 @@ def short_titles(all_series: Sequence[Series]) -> dict[str, str]:
 
 def _time_cell(one: Point) -> Cell:
     cell = cell_of(one.at.time)
-    return dataclasses.replace(cell, text=f"{cell.text}{' *' * one.at.is_best}")
+    return replace(cell, text=f"{cell.text}{' *' * one.at.is_best}")
 
 
 _REJECTED: tuple[Column[Rejected], ...] = (
@@ -185,11 +184,18 @@ class _Costs(NamedTuple):
     alpha: Estimate | None
     beta: Estimate
 
+    @property
+    def links_text(self) -> str:
+        block = {"inside": "group", "across": "group", "beyond": "leaf switch"}.get(self.name)
+        if block is None:
+            return ""
+        return "one per rank" if self.links is None else f"{self.links} per {block}"
+
 
 _COSTS: tuple[Column[_Costs], ...] = (
     Column("name", "Level", lambda one: one.name, lambda one: LEVEL_TITLES.get(one.name, one.name)),
     Column("up_to_bytes", "Messages", lambda one: one.up_to_bytes, lambda one: one.messages),
-    Column("links", "Links", lambda one: one.links, lambda one: _links_text(one)),
+    Column("links", "Links", lambda one: one.links, lambda one: one.links_text),
     Column("alpha_s", "alpha", lambda one: one.alpha, has_interval=True),
     Column("s_per_byte", "1/beta, GB/s", lambda one: one.beta, lambda one: _rate(one.beta), has_interval=True),
 )
@@ -212,11 +218,6 @@ def costs_sheet(network: NetworkModel) -> Sheet[_Costs]:
         rows.append(_Costs("reduction", "all sizes", None, None, None, _fitted(network.gamma_s_per_byte, None)))
     caption = fit_caption(network)
     return Sheet(name="fits", title="Costs of a message", columns=_COSTS, rows=rows, caption=caption)
-
-
-def _links_text(one: _Costs) -> str:
-    block = {"inside": "group", "across": "group", "beyond": "leaf switch"}.get(one.name)
-    return "" if block is None else "one per rank" if one.links is None else f"{one.links} per {block}"
 
 
 def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> Estimate:
@@ -249,11 +250,6 @@ _RUNS: tuple[Column[RunRow], ...] = columns_of(
     Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
     titles={"run_id": "Run"} | {name: name.capitalize() for name in _SHOWN},
 )
-
-
-def runs_sheet(report: CollectivesReport) -> Sheet[RunRow]:
-    """All runs, one line each."""
-    return Sheet(name="runs", title="All runs", columns=_RUNS, rows=report.runs, is_sortable=True, max_rows=MAX_LISTED)
 
 
 def always() -> tuple[NamedTable, ...]:
@@ -355,30 +351,21 @@ def _predicted_cell(row: _Predicted) -> Cell:
     return Cell(text, "" if low is None else f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
 
 
-def _label(*units: tuple[str, float]) -> str:
-    """Vega's expression for a label in the largest unit that is not above the value; units descend."""
-    *larger, (smallest, size) = units
-    cases = "".join(f"datum.value >= {0.9 * s} ? format(datum.value / {s}, '~r') + ' {name}' : " for name, s in larger)
-    return f"{cases}format(datum.value / {size}, '~r') + ' {smallest}'"
-
-
 def rates_sheet(group: GroupReport | PairsReport) -> Sheet[Point]:
     """Every rate: a line for each size, a column for each series."""
     titles = short_titles(group.series)
-    points = [point for series in group.series for point in points_of(series)]
-    pivot: Pivot[Point] = Pivot(
-        corner="Size",
-        down=lambda one: format_bytes(one.at.num_bytes),
-        across=lambda one: titles[one.series.title],
-        cell=lambda one: one.at.busbw or one.at.algbw,
-    )
     return Sheet(
         name="rates",
         title="busbw, GB/s",
         columns=(),
-        rows=points,
-        pivot=pivot,
+        rows=points_of(group),
         order=lambda one: one.at.num_bytes,
+        pivot=Pivot(
+            corner="Size",
+            down=lambda one: format_bytes(one.at.num_bytes),
+            across=lambda one: titles[one.series.title],
+            cell=lambda one: one.at.busbw or one.at.algbw,
+        ),
     )
 
 
@@ -386,7 +373,7 @@ def size_charts(group: GroupReport | PairsReport) -> list[Chart]:
     """Rate and time over size; a table of all numbers behind each."""
     titles = short_titles(group.series)
     colours = {name: RANK_COLOURS[place % len(RANK_COLOURS)] for place, name in enumerate(titles.values())}
-    points = [point for series in group.series for point in points_of(series)]
+    points = points_of(group)
     sizes = sorted({point.at.num_bytes for point in points})
     x = Axis(
         "bytes of a message" if isinstance(group, PairsReport) else "bytes of each rank's buffer",
@@ -645,17 +632,15 @@ def _runs(report: CollectivesReport) -> Iterator[Section]:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)
     if report.runs:
-        yield Section(id="runs", title="Runs", level="appendix", sheets=(runs_sheet(report),))
+        sheet = Sheet(
+            name="runs", title="All runs", columns=_RUNS, rows=report.runs, is_sortable=True, max_rows=MAX_LISTED
+        )
+        yield Section(id="runs", title="Runs", level="appendix", sheets=(sheet,))
     yield from without_figures(report.without_figures, report.damaged)
     if report.environment:
         title = "Environment that all runs with figures share"
-        sheet = text_sheet("environment", title, ("Key", "Value"), report.environment)
-        yield Section(
-            id="environment",
-            title="Environment",
-            level="appendix",
-            sheets=(dataclasses.replace(sheet, is_folded=True),),
-        )
+        folded = replace(text_sheet("environment", title, ("Key", "Value"), report.environment), is_folded=True)
+        yield Section(id="environment", title="Environment", level="appendix", sheets=(folded,))
 
 
 def _prediction(found: Predictions, one: Prediction) -> Section:
@@ -667,10 +652,8 @@ def _prediction(found: Predictions, one: Prediction) -> Section:
         level="answer",
         about=extrapolated,
         words=(advice, fusion),
-        sheets=(fastest_predicted_sheet(found, one),) if one.series else (),
-        sections=()
-        if not one.series
-        else (
+        sheets=(fastest_predicted_sheet(found, one),),
+        sections=(
             Section(
                 id=f"all-{one.ranks}",
                 title="Every algorithm",

@@ -37,7 +37,6 @@ class Scope:
 
     @property
     def title(self) -> str:
-        """System, carrier and type in a few words."""
         return f"{self.system}, {self.carrier}, {self.dtype}"
 
 
@@ -70,7 +69,6 @@ class Fits:
     unfitted: tuple[str, ...]
 
     def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
-        """The fit that holds for a group's algorithms over a carrier."""
         wanted = (group.sample.plan.system.name, carrier, group.dtype)
         return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
 
@@ -98,7 +96,7 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
                 scopes.setdefault(scope, []).append((group, series))
     fits, unfitted = [], []
     for scope, found in scopes.items():
-        if only is not None and scope != only:
+        if only not in (None, scope):
             continue
         # What was asked for of the system; one model is not fitted to what differs there.
         asked = {
@@ -126,9 +124,6 @@ def fit_one(
 
     Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
     only one, and of types fp32 where it was measured; `where` is what errors call the runs.
-
-    Raises `UserError`: several systems, carriers or types, and none chosen; or one that was not measured.
-    `IncompleteDataError`: no run has figures, or too few of them for a fit.
     """
     if table.pairs and not table.groups:
         raise IncompleteDataError(f"{where}: holds pairs of ranks alone, and costs are fitted to collectives")
@@ -225,8 +220,13 @@ def line_name(group: CollectiveGroup, series: Series) -> str:
 def _fit(
     scope: Scope, found: Sequence[tuple[CollectiveGroup, Series]], lines: tuple[LineCost, ...], fitted: str
 ) -> tuple[Fit, str]:
-    """The fit of a scope, and what it left out, in words."""
-    used, left = _real_groups(found)
+    # Groups inside one node say nothing of messages between nodes: next to real ones they are left out.
+    used, left = list(found), ""
+    if any(group.sample.plan.layout.nodes > 1 for group, _ in found):
+        used = [one for one in found if one[0].sample.plan.layout.nodes > 1 or one[0].layout.num_groups == 1]
+        count = sum(len(series.rows) for _, series in found) - sum(len(series.rows) for _, series in used)
+        if count:
+            left = f"{count} points of groups inside one node are left out next to groups on several"
     if any(group.has_uneven_leaves for group, _ in used):
         why = "ranks lie below leaf switches in unequal blocks, or not alike in all runs"
         left = f"{left}; {why}: messages between switches count as between groups".removeprefix("; ")
@@ -281,16 +281,6 @@ def fit_of(
         errors=errors,
         predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
     )
-
-
-def _real_groups(found: Sequence[tuple[CollectiveGroup, Series]]) -> tuple[list[tuple[CollectiveGroup, Series]], str]:
-    """Groups inside one node say nothing of messages between nodes: next to real ones they are left out."""
-    pretended = [one for one in found if one[0].sample.plan.layout.nodes == 1 and one[0].layout.num_groups > 1]
-    if len(pretended) == len(found) or not any(group.sample.plan.layout.nodes > 1 for group, _ in found):
-        return list(found), ""
-    used = [one for one in found if one not in pretended]
-    count = sum(len(series.rows) for _, series in pretended)
-    return used, f"{count} points of groups inside one node are left out next to groups on several" if count else ""
 
 
 def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[tuple[Errors, ...], tuple[FitError, ...]]:

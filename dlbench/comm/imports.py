@@ -64,9 +64,6 @@ def import_tables(
     `system`: what to call it. `fitted`: when, UTC, ISO 8601. `dtype` and `op`: the type and operation to take of
     several. The others are for outputs that do not say it, in their order or one for all: `ranks` of a collective,
     `group_size` of a node, `levels` of the two ranks of osu_latency and osu_bw, `collective` of nccl-tests.
-
-    Raises `UserError`: as `read_output`; an option lacks or has no effect; several types or operations and none
-    chosen; several carriers; too few sizes for a fit.
     """
     all_series, left_out = _chosen(paths, collective, dtype, op)
     pairs = _each("--level", levels, [series for series in all_series if series.measures not in ALGORITHMS])
@@ -78,7 +75,10 @@ def import_tables(
     for series in all_series:
         layout = LAYOUTS[pairs[series]] if series in pairs else _layout(series, groups.get(series))
         placed.setdefault(series.measures, []).append((series, layout))
-    _require_levels(pairs, placed)
+    if "beyond" in pairs.values() and "across" not in pairs.values():
+        raise UserError("--level beyond: such messages pass the links of nodes as well; give osu_latency of across too")
+    if "bandwidth" in placed and "latency" not in placed:
+        raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
     lines: list[LineCost] = []
     sources: list[str] = []
     observed: list[tuple[Observation, dict[str, float]]] = []
@@ -126,17 +126,19 @@ def _chosen(
     all_series = _only("--type", "dtype", dtype, all_series, left_out)
     all_series = _only("--op", "op", op, all_series, left_out)
     all_series = _one_root_and_side(all_series, left_out)
-    _require_new(all_series)
+    by_content: dict[str, Series] = {}
+    for series in all_series:
+        content = f"{series.title} {series.measures} {series.ranks} {series.nodes} {series.seconds}"
+        same = by_content.setdefault(content, series)
+        if same is not series:
+            raise UserError(f"{series.where}: is the output of {same.where} once more; a repeat is measured anew")
     return all_series, left_out
 
 
 def _only(
     option: str, attribute: str, asked: str | None, all_series: Sequence[Series], left_out: list[str]
 ) -> list[Series]:
-    """Returns the series of the type or operation that is asked for, and notes the others in `left_out`.
-
-    Raises `UserError`: a collective was measured with several and none is asked for, or not with the one that is.
-    """
+    """Returns the series of the type or operation that is asked for, and notes the others in `left_out`."""
     chosen = []
     for kind in dict.fromkeys(series.measures for series in all_series):
         names = {series: getattr(series, attribute) for series in all_series if series.measures == kind}
@@ -189,22 +191,6 @@ def _source(series: Series, layout: Layout, assumed: str) -> str:
     words.append(f"{series.cycles} cycles" if series.cycles > 1 else "")
     words.append(f"costs as of {assumed}" if assumed else "")
     return f"{series.path.name}: {series.title} {series.measures}, {', '.join(filter(None, words))}"
-
-
-def _require_new(all_series: Sequence[Series]) -> None:
-    by_content: dict[str, Series] = {}
-    for series in all_series:
-        content = f"{series.title} {series.measures} {series.ranks} {series.nodes} {series.seconds}"
-        same = by_content.setdefault(content, series)
-        if same is not series:
-            raise UserError(f"{series.where}: is the output of {same.where} once more; a repeat is measured anew")
-
-
-def _require_levels(pairs: Mapping[Series, LevelName], placed: Mapping[str, Measured]) -> None:
-    if "beyond" in pairs.values() and "across" not in pairs.values():
-        raise UserError("--level beyond: such messages pass the links of nodes as well; give osu_latency of across too")
-    if "bandwidth" in placed and "latency" not in placed:
-        raise UserError(f"{placed['bandwidth'][0][0].where}: says nothing of start-ups; give osu_latency as well")
 
 
 def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> Iterator[LineCost]:

@@ -98,7 +98,6 @@ class Series:
     per_byte_s: float | None = None
 
     def at(self, num_bytes: int) -> Measurement | None:
-        """The measurement of a size; None where there is none."""
         return next((one for one in self.rows if one.num_bytes == num_bytes), None)
 
 
@@ -125,7 +124,6 @@ class CollectiveGroup:
 
     @property
     def sample(self) -> CommRun:
-        """One of the runs, to read the common settings from."""
         return self.runs[0]
 
     @property
@@ -142,11 +140,9 @@ class CollectiveGroup:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """All sizes with a figure, ascending."""
         return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
 
     def at(self, title: str, num_bytes: int) -> Measurement | None:
-        """The measurement of a series at a size; None where there is none."""
         return next((series.at(num_bytes) for series in self.series if series.title == title), None)
 
 
@@ -241,11 +237,11 @@ def group_id(run: CommRun) -> str:
     Runs that were asked for unlike of the system are apart, and those whose levels overlap; what else only their
     records show is a doubt.
     """
+    content = {**_comparable(run), "asked": system_content(run.plan)}
     points = run.record.points if run.record else ()
-    overlap = any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points)
-    return digest_of(
-        {**_comparable(run), "asked": system_content(run.plan), **({"levels": overlap} if overlap else {})}
-    )
+    if any(point.algorithm == "hierarchical" and (point.chunks or 1) > 1 for point in points):
+        content["levels"] = True
+    return digest_of(content)
 
 
 def comparable_id(run: CommRun) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, fusion_line, ranges_of
+from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
@@ -150,10 +150,7 @@ class _Case:
 
 
 def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
-    """Predictions for each rank count.
-
-    Raises `UserError`: an unknown algorithm, groups that do not divide the ranks, or a level that was never measured.
-    """
+    """Predictions for each rank count."""
     known = ALGORITHMS[wanted.collective]
     for name in wanted.algorithms:
         if name not in known:
@@ -319,7 +316,9 @@ def _fusion(case: _Case, series: Sequence[PredictedSeries]) -> dict[str, Any]:
     # Lines of other collectives have their name between the carrier's and the algorithm's.
     lines = [one for one in network.collectives if one.ranks == ranks and one.name.count(" ") == 1 and one.sizes]
     if wanted.collective == "allreduce" and not wanted.algorithms and lines:
-        line = fusion_line(lines, max(one.sizes[1] for one in lines if one.sizes))
+        # Messages are fused for the sake of large ones: the line that is fastest at the largest measured size.
+        largest = max(one.sizes[1] for one in lines if one.sizes)
+        line = min(lines, key=lambda one: one.time(largest))
         size = fusion_bytes(line.startup_s, line.per_byte_s)
         if math.isfinite(size):
             largest = line.sizes[1] if line.sizes else 0

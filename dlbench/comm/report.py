@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -236,7 +235,6 @@ class CollectivesReport(BaseReport):
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:
-        """Runs that yield no figure."""
         return tuple(run for run in self.runs if not run.group)
 
 
@@ -256,9 +254,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
     )
     return CollectivesReport(
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
-        groups=tuple(
-            dataclasses.replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)
-        ),
+        groups=tuple(replace(group, label=label) for group, label in zip(groups, unique_labels(groups), strict=True)),
         pairs=tuple(replace(one, label=label) for one, label in zip(pairs, unique_labels(pairs), strict=True)),
         fits=fits.fits,
         unfitted=fits.unfitted,
@@ -274,6 +270,12 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
     predicted = fits.with_predictions(group).series
     label, best = label_of(group), choice.best(group)
     ranges = choice.ranges_of(best)
+    costs = []
+    for series in predicted:
+        fit = fits.of(group, series.carrier)
+        for row in () if series.is_library else series.rows:
+            asked = group.collective, series.algorithm, group.layout, row.num_bytes, group.dtype
+            costs.append(cost(*asked, fit.network if fit else None, plan.comm.shards, row))
     return GroupReport(
         id=group.id,
         label=label,
@@ -289,21 +291,13 @@ def _group(group: CollectiveGroup, fits: Fits, apart: tuple[Condition, ...]) -> 
         caption=f"{label}; medians over {runs_text(len(group.runs))}",
         num_runs=len(group.runs),
         series=predicted,
-        costs=tuple(_costs(group, predicted, fits)),
+        costs=tuple(costs),
         best=best,
         recommended=ranges,
         rejected=group.rejected,
         not_measured=tuple(dict.fromkeys(text for run in group.runs if run.record for text in run.record.not_measured)),
         doubts=tuple(group_doubts(group)),
     )
-
-
-def _costs(group: CollectiveGroup, predicted: Sequence[Series], fits: Fits) -> Iterator[Cost]:
-    for series in predicted:
-        fit, shards = fits.of(group, series.carrier), group.sample.plan.comm.shards
-        for row in () if series.is_library else series.rows:
-            asked = group.collective, series.algorithm, group.layout, row.num_bytes, group.dtype
-            yield cost(*asked, fit.network if fit else None, shards, row)
 
 
 def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
@@ -325,7 +319,6 @@ def _run(run: CommRun, group: str, state: str, failure_reason: str) -> RunRow:
 
 
 MAX_TIED = 3
-
 COLLECTIVE_TITLES: dict[str, str] = {name: name for name in ALGORITHMS} | {
     "allreduce": "all-reduce",
     "p2p": "pairs of ranks",
@@ -343,9 +336,6 @@ def about(num_bytes: float) -> str:
 def per_byte_text(seconds_per_byte: float) -> str:
     """Seconds per byte as the rate that they are, GB/s; `free` where bytes cost nothing."""
     return "free" if seconds_per_byte <= 0 else format_number(1e-9 / seconds_per_byte, 3)
-
-
-# Groups
 
 
 def label_of(group: CollectiveGroup) -> str:
@@ -389,11 +379,10 @@ def verdict(group: CollectiveGroup, best: Sequence[Best], ranges: Sequence[Recom
     """What to use at which size, or that nothing is clearly faster; then the rate at the largest size."""
     last = best[-1]
     rate_name = "busbw" if group.layout.ranks > 1 else "algbw"
-    fastest = (
-        f"Fastest measured at {format_bytes(last.num_bytes)}: {last.title}, {figure_text(last.time)}, "
-        f"{figure_text(last.rate)} GB/s {rate_name}."
+    return (
+        f"{advice(group, ranges)} Fastest measured at {format_bytes(last.num_bytes)}: {last.title}, "
+        f"{figure_text(last.time)}, {figure_text(last.rate)} GB/s {rate_name}."
     )
-    return f"{advice(group, ranges)} {fastest}"
 
 
 def advice(group: CollectiveGroup, ranges: Sequence[Recommended]) -> str:
@@ -440,9 +429,6 @@ def tied_text(found: Recommended, count: int) -> str:
     if len(found.tied) == count > MAX_TIED:
         who = f"all {count} algorithms"
     return f"the intervals of {who} overlap, or they are within {percent(STAY_WITHIN, 0)}"
-
-
-# Fits and predictions
 
 
 def fit_caption(network: NetworkModel) -> str:

@@ -72,7 +72,6 @@ class Series:
         return max(map(len, self.seconds.values()))
 
     def add(self, size: int, seconds: float) -> None:
-        """Raises `ValueError`: the size or the time cannot be one."""
         if not 0 <= size <= MAX_COUNT:
             raise ValueError(f"{size!s:.24} B: a size must be from 0 to {MAX_COUNT}")
         if not 0 < seconds < float("inf"):
@@ -113,7 +112,6 @@ class NcclTable(Table):
     cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
 
     def take(self, line: str) -> None:
-        """Raises `ValueError`: the line is part of a row that gives no figures."""
         words = line.split()
         if ROW.match(line):
             self.require_whole_row()
@@ -132,14 +130,12 @@ class NcclTable(Table):
             self.cells = ()
 
     def require_whole_row(self) -> None:
-        """Raises `ValueError`: cells of the row before are missing."""
         if self.cells:
             raise ValueError(
                 f"{len(self.cells)} of {len(self.columns)} columns in the row of {self.cells[0]} B: {TORN}"
             )
 
     def add_row(self, cells: Sequence[Any]) -> None:
-        """Raises `ValueError`: the program counted wrong values, or a rate is not that of size and time."""
         starts = [index for index, name in enumerate(self.columns) if name == "time"]
         row = dict(zip(self.columns[: starts[0]], cells, strict=False))
         size = int(row["size"])
@@ -166,7 +162,6 @@ class OsuTable(Table):
     last_size: int | None = None
 
     def take(self, line: str, *, is_cut: bool) -> None:
-        """Raises `ValueError`: the line is a row that gives no figure."""
         words = line.split()
         if not self.columns or not words or not words[0].isdecimal():
             return
@@ -188,7 +183,6 @@ class OsuTable(Table):
         self.of(self.dtype).add(size, value * 1e-6)
 
     def set_columns(self, text: str, line: int) -> None:
-        """Raises `ValueError`: the figures are in another unit."""
         if any(series.dtype == self.dtype for series in self.series.values()):
             raise ValueError("a second table without a title; give all that each program printed")
         unit = "MB/s" if self.head.measures == "bandwidth" else "us"
@@ -205,7 +199,7 @@ class Reader:
         self.output = Output()
         self.line = 0
         self._path = path
-        self._prefix: re.Pattern[str] | None = None
+        self._prefix: re.Pattern[str] | None = None  # Of each line, by a launcher: ``[1,0]<stdout>:`` or ``0: ``.
         self._program = ""
         self._hosts: dict[str, str] = {}  # Of each rank of nccl-tests.
         self._groups: set[str | None] = set()
@@ -214,7 +208,11 @@ class Reader:
     def take(self, line: str, *, is_cut: bool) -> None:
         """Reads the next line. `is_cut`: the file ends within it. Raises `ValueError`: it has no sense."""
         self.line += 1
-        line = self._without_prefix(line)
+        if head := HEAD.match(line):
+            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
+            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
+        if self._prefix:
+            line = self._prefix.sub("", line, count=1)
         text = line.strip().lstrip("#").strip()
         words = text.split()
         if (named := PROGRAM.search(line)) and "concluded" not in line:
@@ -243,13 +241,6 @@ class Reader:
             self._table.set_columns(text, self.line)
         elif self._table:
             self._table.take(line, is_cut=is_cut)
-
-    def _without_prefix(self, line: str) -> str:
-        """Returns a line without what launchers put in front of each, such as ``[1,0]<stdout>:`` or ``0: ``."""
-        if head := HEAD.match(line):
-            digits_vary = re.sub(r"\d+", r"\\d+", re.escape(head[1].strip()))
-            self._prefix = re.compile(rf"^\s*{digits_vary} ?") if digits_vary else None
-        return self._prefix.sub("", line, count=1) if self._prefix else line
 
     def _open_osu(self, library: str, one_sided: str | None, name: str, version: str | None) -> None:
         self.end()
@@ -287,7 +278,6 @@ class Reader:
         self._table = None
 
     def end(self) -> None:
-        """Raises `ValueError`: the table so far is not whole."""
         is_open = isinstance(self._table, NcclTable)
         self._close()
         if is_open:

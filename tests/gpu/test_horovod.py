@@ -102,10 +102,11 @@ _STEP = """
 from pathlib import Path
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.specs.engine import HorovodSettings
+from dlbench.records.folder import RunFolder
+from tests.support.run_factory import plans
 place = RankPlace(rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host="here", token="t")
-engine = HorovodEngine(HorovodSettings(), place, torch.device("cuda"), use_mpi=False,
-    address_file=Path(sys.argv[1]), interface=None)
+(plan,) = plans(points=(1,), repeats=1, engine="horovod")
+engine = HorovodEngine(plan, RunFolder(Path(sys.argv[1]).parent), place, torch.device("cuda"), None)
 engine.start()
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2).cuda()

@@ -45,20 +45,14 @@ class Contestant:
     chunks: int | None = None  # Of the vectors bound, in which an algorithm of dlbench sends them.
 
     def bind(self, vectors: Vectors) -> str:
-        """Prepares for vectors of one size; why it cannot do this one, or nothing. Raises `DlbenchError`: the algorithm
-        does not exist for these ranks.
-        """
+        """Prepares for vectors of one size; why it cannot do this one, or nothing."""
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer. Raises
-        `RunError`: a rank is gone or stuck.
-        """
+        """Waits for all ranks by the carrier's own barrier, where it has one: the last thing before the timer."""
 
     def run(self, times: int) -> None:
-        """The collective, this many times back to back: this is timed. Raises `RunError`: it failed, and nothing can be
-        done with it any more.
-        """
+        """The collective, this many times back to back: this is timed. After an error it is of no use."""
         raise NotImplementedError
 
 
@@ -143,7 +137,6 @@ class Reference(Contestant):
         return [block(elements, self._place.size, i)[1] for i in range(self._place.size)]
 
     def _sent_and_received(self, elements: int) -> tuple[list[int], list[int]]:
-        """Elements to, and from, each rank in an all-to-all."""
         size, rank = self._place.size, self._place.rank
         sent = [all_to_all_block(elements, size, rank, other)[2] for other in range(size)]
         return sent, [all_to_all_block(elements, size, other, rank)[2] for other in range(size)]
@@ -288,9 +281,7 @@ class HostSampleClock:
         self._device = device
 
     def time(self, contestant: Contestant, runs: int, each: int, what: object = None) -> Sample:
-        """`runs` times `each` operations back to back; `what`: the same for operations that are alike. Raises
-        `RunError`: an operation failed.
-        """
+        """`runs` times `each` operations back to back; `what`: the same for operations that are alike."""
         first, duration = 0, 0
         for _ in range(runs):
             contestant.line_up()

@@ -33,8 +33,8 @@ class Control:
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
-        """Meets the other ranks through the run's folder. `folder`: of the run, seen by all ranks. `interface`: network
-        interface for gloo; None: the one that routes to rank 0. Raises `RunError`: not all ranks came.
+        """Meets the other ranks through the run's folder, which all see. `interface`: for gloo; None: the one that
+        routes to rank 0.
         """
         place = self._place
         patience = datetime.timedelta(seconds=self._meeting_s)
@@ -46,7 +46,7 @@ class Control:
             raise PeerLostError(f"rank {place.rank}: not all {place.size} ranks met: {first_line(error)}") from None
 
     def new_group(self, backend: str, what: str) -> dist.ProcessGroup:
-        """Another group of all ranks, for messages that are measured. Raises `RunError`: it cannot be made."""
+        """Another group of all ranks, for messages that are measured."""
         try:
             group: dist.ProcessGroup = dist.new_group(backend=backend, timeout=self._timeout)
         except RuntimeError as error:
@@ -56,13 +56,11 @@ class Control:
     def gather(self, what: str, value: Any) -> list[Any]:
         """`value` (JSON-like) of every rank, by rank, on every rank. Raises `RunError`: a rank is gone or stuck."""
         try:
-            everyone: list[Any] = gather_over_torch(value, self._place.size)
+            return gather_over_torch(value, self._place.size)
         except RuntimeError as error:
             raise self._lost(what, error) from None
-        return everyone
 
     def barrier(self, what: str) -> None:
-        """Returns when every rank is here. Raises `RunError`: a rank is gone or stuck."""
         try:
             dist.barrier()
         except RuntimeError as error:

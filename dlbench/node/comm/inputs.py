@@ -80,10 +80,10 @@ class Inputs:
         """
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
-        return self._rounding
+        return self.rounding
 
     @property
-    def _rounding(self) -> float:
+    def rounding(self) -> float:
         """Bound of the relative error of one sum over ranks that need not be exact."""
         return self.ranks / (2 * EXACT[self.dtype])
 
@@ -95,7 +95,7 @@ class Inputs:
         if not self.is_sum or self.ranks == 1:
             return None
         room = torch.finfo(DTYPES[self.dtype]).max / self._largest
-        return max(1, min(int(math.log(room) / math.log(self.ranks)), int(_LOOSEST / self._rounding)))
+        return max(1, min(int(math.log(room) / math.log(self.ranks)), int(_LOOSEST / self.rounding)))
 
     def table(self, rank: int) -> torch.Tensor:
         """A rank's entries, float64, as they are in the type."""
@@ -104,7 +104,6 @@ class Inputs:
         return entries.to(DTYPES[self.dtype]).to(torch.float64)
 
     def given(self) -> torch.Tensor:
-        """This rank's input: `elements` of the type, on the CPU."""
         result = torch.empty(self.elements, dtype=DTYPES[self.dtype])
         pattern = self.table(self.rank).to(result.dtype)[self._pattern]
         for at, low, high in self._pieces(0, self.elements):
@@ -139,10 +138,6 @@ class Inputs:
         first, count = block(n, p, r) if self.collective == "reduce-scatter" else (0, n)
         return [Expected(first, first, count, total)]
 
-    def tolerance_of(self, chained: int) -> float:
-        """`tolerance` after this many operations, each on the result of the one before."""
-        return self.tolerance if chained == 1 or not self.is_sum else chained * self._rounding
-
     def wanted(self, part: Expected) -> Iterator[tuple[int, torch.Tensor]]:
         """What a run of elements must hold, in float64 and in pieces: first element in the buffer, values."""
         for at, low, high in self._pieces(part.first, part.count):
@@ -168,10 +163,10 @@ class Verdict:
 
 
 def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
-    """The verdict on this rank's buffer after the collective. `inputs`: what was put in. `data`: `elements` of the
-    type. `chained`: operations since, each on the result of the one before.
-    """
-    tolerance = inputs.tolerance_of(chained)
+    """The verdict on this rank's buffer after `chained` operations, each on the result of the one before."""
+    tolerance = inputs.tolerance
+    if chained > 1 and inputs.is_sum:
+        tolerance = chained * inputs.rounding
     worst, wrong, infinite = 0.0, 0, 0
     example = ""
     for part in inputs.expected(chained):
@@ -190,12 +185,8 @@ def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
             if not bool(torch.isfinite(got).all()):
                 worst = math.inf
     max_error = worst if math.isfinite(worst) else None
-    if not wrong:
-        return Verdict(max_error=max_error, problem="")
-    if infinite and inputs.is_sum:
+    problem = f"{wrong} wrong elements of {inputs.elements}; {example}" if wrong else ""
+    if wrong and infinite and inputs.is_sum:
         largest = torch.finfo(DTYPES[inputs.dtype]).max
-        return Verdict(
-            max_error=max_error,
-            problem=f"{inputs.dtype} overflow: {infinite} sums exceed its largest number, {largest:g}; {example}",
-        )
-    return Verdict(max_error=max_error, problem=f"{wrong} wrong elements of {inputs.elements}; {example}")
+        problem = f"{inputs.dtype} overflow: {infinite} sums exceed its largest number, {largest:g}; {example}"
+    return Verdict(max_error=max_error, problem=problem)

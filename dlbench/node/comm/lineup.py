@@ -34,7 +34,6 @@ class Lineup:
     """Builds contestants; all ranks call the same methods in the same order."""
 
     def __init__(self, plan: CommPlan, place: RankPlace, device: torch.device, control: Control) -> None:
-        """`device` is where buffers lie."""
         self._plan = plan
         self._place = place
         self._device = device
@@ -44,7 +43,6 @@ class Lineup:
         self.not_measured: list[str] = []  # What was asked for and cannot be had, each a sentence.
 
     def in_turns(self, deadline: Deadline) -> list[Contestant]:
-        """Raises `EnvironmentLacksError`: what carries the messages cannot be had; `RunError`: a rank is gone."""
         comm = self._plan.comm
         result: list[Contestant] = []
         if comm.algorithms:
@@ -136,12 +134,10 @@ class Lineup:
 
     def _passes_trial(self, reference: Reference, deadline: Deadline) -> bool:
         """Calls a library once; what it refuses is no failure of the run."""
-        elements = _TRIAL_ELEMENTS * self._place.size
         comm = self._plan.comm
-        data = torch.ones(elements, dtype=DTYPES[comm.dtype], device=self._device)
+        data = torch.ones(_TRIAL_ELEMENTS * self._place.size, dtype=DTYPES[comm.dtype], device=self._device)
         what = f"{comm.collective} of {comm.dtype} by {reference.carrier}"
         deadline.begin(f"trial of {what}")
-        problem = ""
         try:
             problem = reference.bind(Vectors(data, data.clone()))
             if not problem:

@@ -44,10 +44,7 @@ class _Size:
 
     vectors: Vectors
     inputs: Inputs
-
-    @property
-    def text(self) -> str:
-        return format_bytes(self.vectors.data.numel() * self.vectors.data.element_size())
+    text: str
 
 
 class Measurement:
@@ -64,10 +61,7 @@ class Measurement:
         *,
         clock: HostSampleClock | None = None,
     ) -> None:
-        """Prepares. `comm`: what is measured. `place`: this rank. `device`: where buffers lie. `control`: how ranks
-        agree. `deadline`: of every wait. `beat`: called before each iteration with what comes next. `clock`: times
-        samples; None: the host's.
-        """
+        """`beat`: called before each iteration with what comes next. `clock`: times samples; None: the host's."""
         self._comm = comm
         self._place = place
         self._device = device
@@ -82,15 +76,13 @@ class Measurement:
         self._clock: HostSampleClock = self._host_clock if clock is None else clock
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """One point for each contestant; the same on every rank. Raises `RunError`: a collective failed; no other can
-        follow.
-        """
+        """One point for each contestant; the same on every rank. After a `RunError` no other can follow."""
         comm = self._comm
         elements = num_bytes // ELEMENT_BYTES[comm.dtype]
         inputs = Inputs(comm.collective, self._place.rank, self._place.size, elements, comm.dtype)
         given = inputs.given().to(self._device)
         vectors = Vectors(torch.zeros(elements, dtype=DTYPES[comm.dtype], device=self._device), given)
-        size = _Size(vectors, inputs)
+        size = _Size(vectors, inputs, format_bytes(num_bytes))
         taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
         able = [contestant for contestant in contestants if not taken[contestant].problem]
         garbage = HeldGarbage()
@@ -149,12 +141,12 @@ class Measurement:
     def _sample(
         self, contestant: Contestant, size: _Size, operations: int, what: str, clock: HostSampleClock | None = None
     ) -> Sample:
-        """This many operations from fresh inputs, on this rank."""
         self._beat(what)
         size.inputs.reset(size.vectors.data, size.vectors.given)
         if contestant.counters is not None:
             contestant.counters.reset()
-        self._synchronise()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         self._control.barrier(what)
         self._deadline.begin(what)
         runs, each = (operations, 1) if self._is_apart else (1, operations)
@@ -179,7 +171,13 @@ class Measurement:
         if contestant.counters is not None:
             taken.counters = asdict(contestant.counters)
         if taken.operations > 1:
-            problem = self._problem_of_many(contestant, size, taken.operations)
+            # Of a reduce-scatter or reduce in place nothing can be said. What that leaves outside of the result, which
+            # the next one sums up, is the algorithm's affair.
+            problem, is_in_place = "", contestant.is_in_place
+            if self._comm.check and not (is_in_place and self._comm.collective in ("reduce-scatter", "reduce")):
+                verdict = check(size.inputs, size.vectors.data, taken.operations if is_in_place else 1)
+                if verdict.problem:
+                    problem = f"after {taken.operations} operations: {verdict.problem}"
             self._sample(contestant, size, 1, what)
             if contestant.counters is not None:
                 several, taken.counters = taken.counters, asdict(contestant.counters)
@@ -191,23 +189,9 @@ class Measurement:
             taken.max_error = verdict.max_error
             taken.problem = taken.problem or verdict.problem
 
-    def _problem_of_many(self, contestant: Contestant, size: _Size, operations: int) -> str:
-        """What is wrong with the result of a sample; of a reduce-scatter or reduce in place it cannot be said. What
-        that leaves outside of the result, which the next one sums up, is the algorithm's affair.
-        """
-        if not self._comm.check or (contestant.is_in_place and self._comm.collective in ("reduce-scatter", "reduce")):
-            return ""
-        verdict = check(size.inputs, size.vectors.data, operations if contestant.is_in_place else 1)
-        return f"after {operations} operations: {verdict.problem}" if verdict.problem else ""
-
-    def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
     def _over_ranks(
         self, noted: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        """Each sample over all ranks; `noted` has every sample, by rank."""
         shares_starts = (clock or self._clock).shares_starts
         return [
             over_ranks(
@@ -229,8 +213,11 @@ class Measurement:
         alone = self._over_ranks([item.single for item in everyone], 1, self._host_clock)
         was_run = bool(everyone[0].samples)
         wrong = [f"rank {rank}: {item.problem}" for rank, item in enumerate(everyone) if item.problem]
-        errors = [item.max_error for item in everyone]
+        errors: list[Any] = [item.max_error for item in everyone]  # None where one is not a number.
         counted = [item.counters for item in everyone if item.counters is not None]
+        max_error = None
+        if comm.check and was_run and None not in errors:
+            max_error = float(max(errors))
         return CommPoint(
             collective=comm.collective,
             algorithm=contestant.algorithm,
@@ -245,14 +232,9 @@ class Measurement:
             single_call_s=tuple(one.seconds for one in alone),
             skew_s=tuple(one.skew_s for one in samples),
             correct=not wrong if comm.check and was_run else None,
-            max_error=_worst(errors) if comm.check and was_run else None,
+            max_error=max_error,
             chunks=contestant.chunks,
             steps=max(item["steps"] for item in counted) if counted else None,
             **{name: tuple(item[name] for item in counted) for name in ("messages", "bytes_sent", "bytes_across")},
             problem=wrong[0].partition(": ")[2] if wrong and not was_run else "; ".join(wrong[:3]),
         )
-
-
-def _worst(errors: Sequence[Any]) -> float | None:
-    """The largest; None where one is not a number."""
-    return None if any(error is None for error in errors) else float(max(errors))

@@ -43,9 +43,7 @@ class PairMeasurement(Measurement):
     """All pairs of a run, one size after the other."""
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
-        """Of each pair and way one point, and one beside the congestors; the same on every rank. `contestants`: have
-        the transport. Raises `RunError`: a message failed; no other can follow.
-        """
+        """Of each pair and way one point, and one beside the congestors; the same on every rank."""
         assert isinstance(contestants[0], OwnAlgorithm)
         self._transport, self._rank = contestants[0].transport, self._place.rank
         comm, dtype = self._comm, DTYPES[self._comm.dtype]
@@ -75,7 +73,6 @@ class PairMeasurement(Measurement):
         return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
 
     def _block(self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str) -> Block:
-        """Some operations of one pair."""
         pair, way, is_beside = kind
         rank, landed, times, rate = self._rank, torch.zeros_like(message), list[float](), 0.0
         congestor = next((one for one in self._comm.congestors if rank in one), None) if is_beside else None

@@ -45,9 +45,6 @@ def measure(
     all, and what comes next, before each size. `beat`: called before each iteration. `started`: monotonic time at which
     the process began, seconds. `on_stuck`: called from another thread with the reason, if a library waits for ever; the
     process then ends with exit code 124. `nccl`: the log of NCCL; who made it closes it.
-
-    Raises `EnvironmentLacksError`: what carries the messages cannot be had, or nothing that was asked for can;
-    `RunError`: a rank is gone. The others end within the plan's `timeout_s`: with this error, or by `on_stuck`.
     """
     comm = plan.comm
     device = torch.device("cpu") if comm.transport == "mpi" else device

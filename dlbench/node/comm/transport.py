@@ -75,26 +75,20 @@ class Transport:
     early = True  # Whether receives may be posted before this rank comes to their step.
 
     def __init__(self, place: RankPlace, group_size: int, segment_bytes: int | None) -> None:
-        """`segment_bytes` of the longest segment; None if messages travel whole."""
         self.rank, self.size, self.group_size = place.rank, place.size, group_size
         self.segment_bytes = segment_bytes
         self.counters = Counters()
 
     def part(self, run: torch.Tensor, peer: int, tag: int, *, sends: bool) -> Part:
-        """A contiguous run of elements that is sent to, or received from, a rank; made once and used in every
-        iteration.
-        """
+        """A contiguous run of elements, sent to or received from a rank; made once and used in every iteration."""
         begin, finish, release = self._operations(run, peer, tag, sends)
         return Part(begin, finish, release, peer, sends, run.nbytes)
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
-        """Those of a `Part`."""
         raise NotImplementedError
 
     def line_up(self) -> None:
-        """Waits for all ranks by what carries the messages, where that has a barrier of the host. Raises `RunError`: a
-        rank is gone or stuck.
-        """
+        """Waits for all ranks by what carries the messages, where that has a barrier of the host."""
 
     def together(self, parts: Sequence[Part]) -> list[Operation]:
         """What begins these parts; receives come first."""
@@ -105,9 +99,7 @@ class Transport:
 
 
 def gloo_barrier(group: dist.ProcessGroup) -> None:
-    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart. Raises
-    `RunError`: a rank is gone or stuck.
-    """
+    """Returns when all ranks of a group of gloo are here; they wait asleep, and wake some 10 us apart."""
     try:
         dist.barrier(group)
     except RuntimeError as error:
@@ -124,7 +116,6 @@ class GlooTransport(Transport):
     """
 
     carrier = "torch-gloo"
-    early = True
 
     def __init__(
         self,
@@ -158,7 +149,6 @@ class NcclTransport(Transport):
     early = False
 
     def __init__(self, group: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
-        """`group` holds all ranks of the run, in order."""
         super().__init__(place, group_size, None)
         self._group = group
         self._open: list[dist.P2POp] = []
@@ -169,19 +159,17 @@ class NcclTransport(Transport):
         return lambda: self._open.append(operation), lambda: self._work.wait(), list
 
     def together(self, parts: Sequence[Part]) -> list[Operation]:
-        return [*(part.begin for part in parts), self._call] if parts else []
+        def call() -> None:
+            self._work = dist.batch_isend_irecv(self._open)[-1]  # One work stands for the whole group call.
+            self._open.clear()
 
-    def _call(self) -> None:
-        self._work = dist.batch_isend_irecv(self._open)[-1]  # One work stands for the whole group call.
-        self._open.clear()
+        return [*(part.begin for part in parts), call] if parts else []
 
 
 def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
     """The module `mpi4py.MPI`, initialised; it is finalised by `stop_mpi` alone.
 
-    `place`: this rank, as the launcher says. `launcher`: of the plan. Outside of an MPI launcher MPI would start each
-    rank as a world of its own. Raises `EnvironmentLacksError`: no mpi4py, no MPI library, or MPI sees other ranks than
-    planned.
+    Outside of an MPI launcher MPI would start each rank as a world of its own.
     """
     if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
@@ -232,9 +220,7 @@ def stop_mpi(mpi: Any) -> None:
 
 
 def mpi_barrier(world: Any) -> None:
-    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time. Raises
-    `RunError`: MPI says so.
-    """
+    """Returns when all ranks of a communicator are here; ranks leave it awake, within about a message's time."""
     try:
         world.Barrier()
     except RuntimeError as error:
@@ -292,9 +278,8 @@ class Execution:
     def __init__(
         self, schedule: Schedule, buffer: torch.Tensor, transport: Transport, source: torch.Tensor | None = None
     ) -> None:
-        """Prepares all slices, so that running allocates nothing. `schedule`: this rank's steps. `buffer`:
-        one-dimensional, contiguous; what the steps work on. `transport`: carries the messages. `source`: for
-        all-to-all, the input; of the buffer's length and type.
+        """Prepares all slices, so that running allocates nothing. `buffer`: one-dimensional, contiguous; what the steps
+        work on. `source`: for all-to-all, the input; of the buffer's length and type.
         """
         self._transport = transport
         self._buffer = buffer
@@ -312,9 +297,7 @@ class Execution:
         self._settle()
 
     def run(self, times: int = 1) -> None:
-        """Executes all steps, this many times; returns when this rank's part is done. Raises `RunError`: a message
-        failed; the buffer is undefined.
-        """
+        """Executes all steps, this many times; returns when this rank's part is done."""
         number = 0
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # as torch adds
@@ -475,9 +458,7 @@ def _taking(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operatio
 
 
 def _segments(transfers: Sequence[Transfer], segment: int) -> Iterator[tuple[Transfer, int, int]]:
-    """Transfers in runs of at most `segment` elements, the first of each, then the second: transfer, first element,
-    elements.
-    """
+    """Transfers in runs of at most `segment` elements, the first of each, then the second: with element and length."""
     for begin in range(0, max((transfer.count for transfer in transfers), default=0), max(1, segment)):
         for transfer in transfers:
             if begin < transfer.count:

@@ -55,17 +55,6 @@ Keep = Tensor | Packing | None
 of a packing; or everything."""
 
 
-def jagged_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
-    """The same as `packed_attention` by torch's tensors of samples of different lengths."""
-    # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
-    starts, most = packing.starts, packing.longest
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
-        for x in (query, key, value)
-    )
-    return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
-
-
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing, dropout: float) -> Tensor:
     """Attention within each sample of a packing, (T, heads, width) -> the same.
 
@@ -73,7 +62,13 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, packing: Packing
     such tensors, it is sample by sample.
     """
     if query.device.type == "cuda":
-        return jagged_attention(query, key, value, packing, dropout)
+        # Bounds of the lengths are enough for the kernels; without them torch would ask the device.
+        starts, most = packing.starts, packing.longest
+        q, k, v = (
+            torch.nested.nested_tensor_from_jagged(x, starts, min_seqlen=1, max_seqlen=most).transpose(1, 2)
+            for x in (query, key, value)
+        )
+        return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout).transpose(1, 2).values()
     flat = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     each = zip(*(torch.split(x, list(packing.lengths), dim=2) for x in flat), strict=True)
     mixed = [functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout) for q, k, v in each]
@@ -85,8 +80,6 @@ class Attention(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden_size {hidden_size} is not a multiple of num_heads {num_heads}")
         self.num_heads = num_heads
         self.dropout = dropout
         self.query = nn.Linear(hidden_size, hidden_size)
@@ -194,18 +187,16 @@ class BertForPreTraining(nn.Module):
         return list(self.layers)
 
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Three (N, S) int64 tensors (the mask: 1 is a token, 0 is padding; None: all are tokens) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         keep = None if attention_mask is None else attention_mask.to(torch.bool)[:, None, None, :]
         return self._layers(input_ids, token_type_ids, positions, keep)
 
     def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
-        x = self.word_embedding(input_ids) + self.position_embedding(positions) + self.type_embedding(token_type_ids)
-        x = self.dropout(self.embedding_norm(x))
+        positioned = self.word_embedding(input_ids) + self.position_embedding(positions)
+        x: Tensor = self.dropout(self.embedding_norm(positioned + self.type_embedding(token_type_ids)))
         for layer in self.layers:
             x = layer(x, keep)
-        encoded: Tensor = x
-        return encoded
+        return x
 
     def forward(
         self,
@@ -217,12 +208,9 @@ class BertForPreTraining(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits of both heads; the vocabulary is scored at the masked positions only.
 
-        `input_ids`: (N, S) int64, S at most max_positions, [CLS] first. `token_type_ids`: (N, S) int64 segment of each
-        token. `attention_mask`: (N, S) int64, 1 for a token, 0 for padding; None: nothing is padding.
-        `masked_positions`: (N, P) int64 positions in the sequence, or among all tokens where `packed` is given; unused
-        ones point at the first token of the sample. `packed`: `tokens` and `starts` of `dlbench.node.data.text`, to
-        leave padding out of all layers; the mask is not read. Returns masked-LM logits (N, P, vocab_size) and
-        next-sentence logits (N, 2).
+        Inputs are those of `build.Batch`. `masked_positions`: in the sequence, or among all tokens where `packed` is
+        given; unused ones point at the first token of the sample. `packed`: `tokens` and `starts` of
+        `dlbench.node.data.text`, to leave padding out of all layers; the mask is not read.
         """
         if packed is None:
             encoded = self.encode(input_ids, token_type_ids, attention_mask)
@@ -349,7 +337,6 @@ class BertNetwork(Network[BertModel]):
         return BertForPreTraining(**spec.model_dump(exclude={"family", "attention"}))
 
     def outputs(self, spec: BertModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Masked-LM logits (N, P, vocabulary), next-sentence logits (N, 2)."""
         return _pre_training_logits
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:

@@ -75,7 +75,6 @@ class Meter:
         self._loss, self._samples = self._loss + loss.double() * num, self._samples + num
 
     def sums(self) -> dict[str, Any]:
-        """The sums as plain Python; waits for the device."""
         return {
             "hits": float(self._hits),
             "weight": float(self._weight),
@@ -86,7 +85,6 @@ class Meter:
 
     @classmethod
     def combine(cls, parts: Sequence[dict[str, Any]]) -> Quality:
-        """The quality from all ranks' sums. Raises ValueError: nothing was counted."""
         weight = sum(part["weight"] for part in parts)
         samples = sum(part["samples"] for part in parts)
         if not weight:
@@ -156,7 +154,6 @@ class Network(Generic[Spec]):
         raise NotImplementedError
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:
-        """The loss as a function of outputs and batch."""
         raise NotImplementedError
 
     def synthetic(self, spec: Spec, data: DataSpec, num: int, generator: torch.Generator, *, counts: bool) -> Batch:
@@ -212,17 +209,23 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
     nothing that is computed again. Kinds are conv2d, conv3d, linear, embedding (0: it looks up) and attention (the two
     products, each a row).
 
-    The same as `layer_table` of the specification says, where it knows the layers.
-
-    `data`: gives sequence_length and max_predictions of text. The masked-LM head is counted for max_predictions
-    positions, which is what it computes, however many of them are used.
+    The masked-LM head is counted for max_predictions positions, which is what it computes, however many are used.
     """
     layers: list[LayerMacs] = []
     network = network_of(spec)
 
     def count(name: str) -> Callable[[nn.Module, tuple[Tensor, ...], Any], None]:
         def note(module: nn.Module, arguments: tuple[Tensor, ...], output: Any) -> None:
-            for part, kind, macs in (*_own_products(module, output), *network.products(module, arguments, output)):
+            products = network.products(module, arguments, output)
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
+                dimensions = "conv2d" if isinstance(module, nn.Conv2d) else "conv3d"
+                products.append(("", dimensions, output.numel() * per_output))
+            elif isinstance(module, nn.Linear):
+                products.append(("", "linear", output.numel() * module.in_features))
+            elif isinstance(module, nn.Embedding):
+                products.append(("", "embedding", 0))
+            for part, kind, macs in products:
                 layers.append(LayerMacs(name=f"{name}.{part}".strip("."), kind=kind, macs=macs))
 
         return note
@@ -234,15 +237,6 @@ def forward_macs(spec: ModelSpec, data: DataSpec) -> list[LayerMacs]:
             module.register_forward_hook(count(name))
         model(*network.one_sample(spec, data))
     return layers
-
-
-def _own_products(module: nn.Module, output: Any) -> Products:
-    if isinstance(module, nn.Conv2d | nn.Conv3d):
-        per_output = module.in_channels // module.groups * math.prod(module.kernel_size)
-        return [("", "conv2d" if isinstance(module, nn.Conv2d) else "conv3d", output.numel() * per_output)]
-    if isinstance(module, nn.Linear):
-        return [("", "linear", output.numel() * module.in_features)]
-    return [("", "embedding", 0)] if isinstance(module, nn.Embedding) else []
 
 
 def training_flops_per_sample(layers: Sequence[LayerMacs]) -> int:

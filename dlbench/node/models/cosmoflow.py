@@ -31,9 +31,7 @@ OUTPUT_SCALE = 1.2  # The targets lie in [-1, 1]; the scaled tanh reaches their 
 class CosmoFlow(nn.Module):
     """CosmoFlow; the defaults give 8,907,556 parameters.
 
-    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels). `conv_channels`: channels of
-    each convolution (3x3x3, padding 1); each is followed by a pooling of 2. `dense_sizes`: widths of the hidden dense
-    layers. `dropout`: probability behind each hidden dense layer.
+    `input_size`: edge of the input cube, voxels; a multiple of 2 ** len(conv_channels).
 
     Weights start from Glorot's uniform distribution, biases at 0 (Keras's defaults), from torch's global generator.
     """
@@ -48,9 +46,6 @@ class CosmoFlow(nn.Module):
         num_targets: int = 4,
     ) -> None:
         super().__init__()
-        factor = 2 ** len(conv_channels)
-        if input_size % factor:
-            raise ValueError(f"input_size {input_size} is not a multiple of {factor} (one halving a convolution)")
         blocks: list[nn.Module] = []
         channels = input_channels
         for out_channels in conv_channels:
@@ -58,7 +53,7 @@ class CosmoFlow(nn.Module):
             channels = out_channels
         self.features = nn.Sequential(*blocks)
         dense: list[nn.Module] = [nn.Flatten()]
-        width = channels * (input_size // factor) ** 3
+        width = channels * (input_size // 2 ** len(conv_channels)) ** 3
         for size in dense_sizes:
             dense += [nn.Linear(width, size), nn.LeakyReLU(LEAKY_SLOPE), nn.Dropout(dropout)]
             width = size
@@ -143,7 +138,6 @@ class CosmoFlowNetwork(Network[CosmoFlowModel]):
         )
 
     def outputs(self, spec: CosmoFlowModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Parameters (N, T)."""
         channels_last = spec.memory_format == "channels-last"
         return lambda model, batch: (model(network_volume(batch["volume"], channels_last=channels_last)),)
 

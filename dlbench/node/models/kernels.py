@@ -13,8 +13,6 @@ from dlbench.node.models.optimizers import update_evidence
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 
-_NO_GPU = "this rank computes on a CPU: cuDNN is NVIDIA's library for GPUs"
-
 
 class Kernels:
     """These choices on one rank, as a plan asks for them."""
@@ -24,7 +22,10 @@ class Kernels:
         self._model = plan.workload.model
         asked = plan.workload.train.cudnn_benchmark
         if device.type != "cuda" and asked == "on":
-            raise EnvironmentLacksError(f"train.cudnn_benchmark on: {_NO_GPU}; leave it at auto")
+            raise EnvironmentLacksError(
+                "train.cudnn_benchmark on: this rank computes on a CPU: cuDNN is NVIDIA's library for GPUs; leave it "
+                "at auto"
+            )
         # Shapes are the same in each step, so that what is found in the first serves all.
         torch.backends.cudnn.benchmark = device.type == "cuda" and asked != "off" and self._model.has_convolutions
         self._observed: Callable[[], list[Setting]] = list
@@ -47,8 +48,8 @@ class Kernels:
 
     def counted(self, loss: Loss) -> Loss:
         """The same loss, whose calls are looked at where the network has something to show."""
-        counted, self._observed = network_of(self._model).observed(loss, self._plan, self._device)
-        return counted
+        loss, self._observed = network_of(self._model).observed(loss, self._plan, self._device)
+        return loss
 
     def settings(self) -> list[Setting]:
         found = []

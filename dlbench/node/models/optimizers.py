@@ -14,7 +14,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,11 +23,6 @@ from torch import Tensor, nn
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
-
-
-def _with_gradients(group: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
-    params = [p for p in group["params"] if p.grad is not None]
-    return params, [cast(Tensor, p.grad) for p in params]
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
@@ -68,30 +63,18 @@ Scalar = float | Tensor  # A tensor in a compiled update, where a number would b
 
 
 class _Foreach(torch.optim.Optimizer):
-    """Shared frame: the closure, then one `_update` for each parameter group."""
+    """Shared frame: one `_update` for each parameter group."""
 
     _program: Callable[..., None]  # The update as it runs where a group is not compiled.
     all_reduce: Callable[..., object] = staticmethod(dist.all_reduce)
     """Sums squared norms over a `group` of ranks that hold shares of the same tensors."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            params, grads = _with_gradients(group)
+            params = [p for p in group["params"] if p.grad is not None]
             if params:
-                self._update(group, params, grads)
-        return loss
+                self._update(group, params, [p.grad for p in params])
 
     def _buffers(self, params: list[Tensor], name: str) -> list[Tensor]:
         for p in params:
@@ -182,8 +165,7 @@ class Lars(_Foreach):
         v = momentum v + lr ratio (g + weight_decay w)
         w = w - v
 
-    Groups may set `lr`, `momentum`, `weight_decay`, `trust_coefficient`, `epsilon`, `adapt` (bool) and `fused` (bool:
-    compile the update; torch raises in the first step where it cannot).
+    Groups may set every argument; `fused` compiles the update.
     """
 
     _program = staticmethod(_lars)
@@ -249,8 +231,7 @@ class Lamb(_Foreach):
         r = (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay w
         w = w - lr (|w| / |r|) r             ratio 1 if |w| or |r| is 0, or `adapt` is off
 
-    Groups may set `lr`, `betas`, `epsilon`, `weight_decay`, `adapt` (bool) and `fused` (bool: compile the update; torch
-    raises in the first step where it cannot).
+    Groups may set every argument; `fused` compiles the update.
     """
 
     _program = staticmethod(_lamb)
@@ -305,7 +286,6 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
     Two groups: tensors of two dimensions or more, decayed (and adapted by LARS and LAMB), and the rest (biases,
     scales of norms), neither. The training loop writes the rate of each step into `group["lr"]` of both.
-    `spec.clip_norm` is left to the training loop.
     """
     return optimizer_of([p for p in model.parameters() if p.requires_grad], spec)
 
@@ -362,8 +342,8 @@ class LearningRate:
 
     What is given in epochs is turned into steps by `steps_per_epoch`, fractions kept.
 
-    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: steps of one epoch; None where the schedule
-    does not count in epochs. Raises ValueError: the schedule counts in epochs and steps_per_epoch is None.
+    `global_batch`: samples of one step over all ranks. `steps_per_epoch`: None where the schedule does not count in
+    epochs.
     """
 
     def __init__(self, spec: TrainSpec, *, global_batch: int, steps_per_epoch: float | None) -> None:
@@ -384,15 +364,10 @@ class LearningRate:
         self._boundaries = [boundary * unit for boundary in schedule.boundaries]
 
     def at(self, step: int) -> float:
-        """The rate of one step, 0 for the first. Raises ValueError: step is negative."""
-        if step < 0:
-            raise ValueError(f"step {step} is negative")
+        """The rate of one step, 0 for the first."""
         if step < self._warmup:
             share = min(1.0, (step + 1) / self._warmup)
             return self._start + (self.peak - self._start) * share
-        return self._decayed(step)
-
-    def _decayed(self, step: int) -> float:
         schedule, peak = self._schedule, self.peak
         if schedule.decay == "constant":
             return peak

@@ -99,7 +99,6 @@ class PacedNetwork(Network[PacedModel]):
         return Paced(spec)
 
     def outputs(self, spec: PacedModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """The mean of the layers' first weights, ()."""
         return lambda model, batch: (model(batch["pace"]),)
 
     def criterion(self, label_smoothing: float = 0.0) -> Criterion:

@@ -95,9 +95,6 @@ class ResNet(nn.Module):
         self.stages = nn.Sequential(*stages)
         self.mean = GlobalMean()
         self.classifier = nn.Linear(channels, num_classes)
-        self._initialise(zero_init_residual)
-
-    def _initialise(self, zero_init_residual: bool) -> None:
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -164,7 +161,6 @@ class ResNetNetwork(Network[ResNetModel]):
         return ResNet(spec.num_classes, spec.stage_blocks, spec.base_width, spec.zero_init_residual)
 
     def outputs(self, spec: ResNetModel) -> Callable[[nn.Module, Batch], Outputs]:
-        """Class logits (N, classes)."""
         channels_last = spec.memory_format == "channels-last"
         return lambda model, batch: (model(normalised(batch["image"], channels_last=channels_last)),)
 

@@ -14,6 +14,7 @@ therefore waits for each bucket, and nothing of PowerSGD overlaps with the backw
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -115,7 +116,6 @@ class DdpEngine(TorchRanks):
         self._watch.begin()
 
     def watch(self, on: bool) -> None:
-        """Opens or closes the window in which buckets and gradients are timed."""
         if on and self._place.size > 1:
             self._watch.open()
             return
@@ -152,17 +152,12 @@ class DdpEngine(TorchRanks):
         if self._place.size == 1 or self._hook is None:
             return None
         seen = summarise(self._watch)
-        times = {
-            "communication_s": seen.communication_s,
-            "exposed_s": seen.exposed_s,
-            "hidden_s": seen.hidden_s,
-            "backward_s": self._watch.backward_s(),
-        }
+        times = seen.times | {"backward_s": self._watch.backward_s()}
         nodes = self._place.num_nodes
-        everyone = self.gather((times, self._hook.overflows(), self._sharded.share() if self._sharded else None))
+        everyone = self.gather((times, self._hook.overflows.total, self._sharded.share() if self._sharded else None))
         shares = [share for *_, share in everyone if share is not None]  # Of every rank, or of none.
         self._state_bytes = [kept for *_, kept in shares]
-        inside, across = (None, None)
+        inside = across = None
         if seen.num_steps and self._backend == "gloo":
             # Gloo's all-reduce is a ring (allreduce.cc); NCCL chooses by itself.
             inside, across = ring_bytes(seen.wire_bytes, ranks=self._place.size, groups=nodes)
@@ -171,6 +166,7 @@ class DdpEngine(TorchRanks):
                 inside, across = inside + sent[0], across + sent[1]
         how = f"{self._backend} broadcast"
         sends = (Message(num_bytes=size, num_tensors=num, method=how) for num, size, _ in shares if num)
+        known = {key: [found[key] for found, *_ in everyone if found[key] is not None] for key in times}
         return ExchangeResult(
             carrier=self._backend,
             by="backend",
@@ -182,7 +178,7 @@ class DdpEngine(TorchRanks):
             messages=(*seen.messages, *sends),
             bytes_inside=inside,
             bytes_across=across,
-            **{key: _mean([found[key] for found, *_ in everyone]) for key in times},
+            **{key: statistics.fmean(values) if values else None for key, values in known.items()},
             # A rank whose own gradient was not finite does not count; a true overflow of the sum counts on all.
             wire_overflows=min(count for _, count, _ in everyone),
             window_steps=len(self._watch.steps),
@@ -212,10 +208,9 @@ class DdpEngine(TorchRanks):
     def finish_exchange(self) -> None:
         self._watch.exchange_ended()
         if self._hook is not None:
-            self._hook.settle_step()
+            self._hook.overflows.settle_step()
 
     def settings(self) -> list[Setting]:
-        """Back-end and bucket size; the latter as DDP itself reports it."""
         found = super().settings()
         if self._module is not None:
             found += [self._fusion_setting(), *self._flags(self._module)]
@@ -237,10 +232,10 @@ class DdpEngine(TorchRanks):
         return settings_of(("sync.fusion", asked, effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
-        asked, seen = self._settings, self._hook.seen_as_views if self._hook is not None else None
+        asked, seen = self._settings, self._hook.as_views if self._hook is not None else {}
         is_view, how = module.gradient_as_bucket_view, "DDP's own flag; no bucket was watched"
-        if seen is not None:
-            views, gradients = seen
+        if seen:
+            views, gradients = (sum(column) for column in zip(*seen.values(), strict=True))
             is_view, how = views == gradients > 0, f"{views} of {gradients} gradients lay within their buckets"
         found = settings_of(("engine.ddp.gradient_as_bucket_view", asked.gradient_as_bucket_view, is_view, how))
         if asked.static_graph:
@@ -252,11 +247,6 @@ class DdpEngine(TorchRanks):
 def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
     found: dict[str, Any] = module._get_ddp_logging_data()  # type: ignore[no-untyped-call]
     return found
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return sum(found) / len(found) if found else None
 
 
 Future = torch.futures.Future[torch.Tensor]
@@ -273,8 +263,7 @@ _CASTS: dict[str, tuple[Hook, torch.dtype]] = {
 
 
 class WatchedHook:
-    """The hook of one module. `wire`: fp32, fp16, bf16 or powersgd. `powersgd_rank`: rank of the approximation.
-    `backend`: gloo or nccl. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
+    """The hook of one module. `watch`: hears of every bucket while its window is open. `mark_backward`: called when the
     last bucket is handed over.
     """
 
@@ -286,8 +275,9 @@ class WatchedHook:
         self._watch = watch
         self._mark_backward = mark_backward
         group = dist.distributed_c10d._get_default_group()
-        self._overflows = OverflowCount()
-        self._as_views: dict[int, tuple[int, int]] = {}
+        self.overflows = OverflowCount()
+        self.as_views: dict[int, tuple[int, int]] = {}
+        """By bucket: gradients that lay within it, and all that were looked at."""
         self._powersgd: powerSGD_hook.PowerSGDState | None = None
         if wire == "powersgd":
             self._inner: Hook = powerSGD_hook.powerSGD_hook
@@ -301,7 +291,7 @@ class WatchedHook:
 
     def __call__(self, bucket: GradBucket) -> Future:
         is_checked = self._wire == "fp16"
-        slot = self._overflows.begin(bucket.buffer()) if is_checked else None
+        slot = self.overflows.begin(bucket.buffer()) if is_checked else None
         own = _kept_share(bucket) if is_checked and slot is None else list[torch.Tensor]
         sent = self._sent(bucket) if self._watch.is_open else None
         if bucket.is_last():
@@ -324,7 +314,7 @@ class WatchedHook:
                 sent.done = self._watch.clock.mark()
             result = done.value()
             if is_checked:
-                self._overflows.end(slot, result, own)
+                self.overflows.end(slot, result, own)
             return result
 
         return future.then(arrived)
@@ -351,22 +341,6 @@ class WatchedHook:
             return f"PowerSGD begins after {POWERSGD_START} steps, and the run ended before"
         return f"PowerSGD sent {after} elements for {before}, by its own count"
 
-    def settle_step(self) -> None:
-        """After the last bucket is back, on the stream that computes."""
-        self._overflows.settle_step()
-
-    @property
-    def seen_as_views(self) -> tuple[int, int] | None:
-        """Gradients that lay within their bucket, and all that were looked at; None where none was watched."""
-        if not self._as_views:
-            return None
-        views, gradients = zip(*self._as_views.values(), strict=True)
-        return sum(views), sum(gradients)
-
-    def overflows(self) -> int:
-        """Sums that were not finite though this rank's gradients were."""
-        return self._overflows.total
-
     @property
     def _compressed(self) -> int:
         return 0 if self._powersgd is None else int(self._powersgd.total_numel_after_compression)
@@ -375,15 +349,17 @@ class WatchedHook:
         buffer = bucket.buffer()
         size = torch.float32.itemsize if self._powersgd is not None else self._type.itemsize
         sent = MessageInFlight(
-            num_bytes=buffer.numel() * buffer.element_size(),
+            num_bytes=buffer.nbytes,
             num_tensors=len(bucket.gradients()),
             wire_bytes=buffer.numel() * size,
             method=f"{self._backend} all-reduce",
             handed=self._watch.clock.mark(),
         )
         self._watch.hand_over(sent)
-        gradients = [p.grad for p in bucket.parameters() if p.grad is not None]
-        self._as_views[bucket.index()] = sum(_lies_within(one, buffer) for one in gradients), len(gradients)
+        places = [p.grad.data_ptr() for p in bucket.parameters() if p.grad is not None]
+        begin = buffer.data_ptr()
+        within = [begin <= place < begin + buffer.nbytes for place in places]
+        self.as_views[bucket.index()] = sum(within), len(places)
         return sent
 
 
@@ -395,11 +371,6 @@ def _kept_share(bucket: GradBucket) -> Callable[[], Sequence[torch.Tensor]]:
         return lambda: gradients  # these stay this rank's until later
     greatest = torch.linalg.vector_norm(bucket.buffer(), float("inf"))
     return lambda: [greatest]
-
-
-def _lies_within(gradient: torch.Tensor, buffer: torch.Tensor) -> bool:
-    begin = buffer.data_ptr()
-    return begin <= gradient.data_ptr() < begin + buffer.numel() * buffer.element_size()
 
 
 def hook_for_ddp(watched: WatchedHook) -> Callable[[object, GradBucket], Future]:
@@ -419,9 +390,7 @@ class BucketSummary:
     num_steps: int
     messages: tuple[Message, ...]
     wire_bytes: float  # Of all vectors of a step that were exchanged.
-    communication_s: float | None
-    exposed_s: float | None
-    hidden_s: float | None
+    times: dict[str, float | None]  # Fields of `ExchangeResult`.
 
 
 def summarise(watch: BackwardWatch) -> BucketSummary:
@@ -443,7 +412,9 @@ def summarise(watch: BackwardWatch) -> BucketSummary:
         num_steps=len(steps),
         messages=messages_of(last, [(step.begin, step.messages) for step in steps], watch.clock),
         wire_bytes=sum(sent.wire_bytes for sent in last),
-        communication_s=median(total for total, _, _ in times),
-        exposed_s=median(exposed for _, exposed, _ in times),
-        hidden_s=median(hidden for _, _, hidden in times),
+        times={
+            "communication_s": median(total for total, _, _ in times),
+            "exposed_s": median(exposed for _, exposed, _ in times),
+            "hidden_s": median(hidden for _, _, hidden in times),
+        },
     )

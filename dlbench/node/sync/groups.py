@@ -79,10 +79,6 @@ class GroupRanks:
     group_size: int  # Ranks of a group; divides `size`.
 
     @property
-    def world(self) -> tuple[int, ...]:
-        return tuple(range(self.size))
-
-    @property
     def inside(self) -> tuple[tuple[int, ...], ...]:
         step = self.group_size
         return tuple(tuple(range(first, first + step)) for first in range(0, self.size, step))
@@ -104,7 +100,7 @@ class RankGroups:
 
 def make_world(communicators: Communicators, who: GroupRanks) -> Group:
     """All ranks."""
-    world = communicators.group(who.world)
+    world = communicators.group(range(who.size))
     assert world is not None  # every rank is in it
     return world
 
@@ -112,13 +108,9 @@ def make_world(communicators: Communicators, who: GroupRanks) -> Group:
 def make_groups(communicators: Communicators, who: GroupRanks) -> RankGroups:
     """Every group of the run, made by all ranks in the same order; returns those of this rank."""
     world = make_world(communicators, who)
-    inside = _own([communicators.group(ranks) for ranks in who.inside])
-    across = _own([communicators.group(ranks) for ranks in who.across])
-    return RankGroups(world=world, inside=inside, across=across)
-
-
-def _own(groups: Sequence[Group | None]) -> Group:
-    return next(group for group in groups if group is not None)
+    inside = [communicators.group(ranks) for ranks in who.inside]
+    across = [communicators.group(ranks) for ranks in who.across]
+    return RankGroups(world=world, inside=next(filter(None, inside)), across=next(filter(None, across)))
 
 
 _TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of sending.
@@ -147,7 +139,10 @@ class TorchGroup:
             share = torch.empty(length, dtype=vector.dtype, device=vector.device)
             dist.reduce_scatter_tensor(share, vector, group=self.process_group)
             return share
-        arrived = self._room(length, vector.dtype)
+        key = (length, vector.dtype)
+        if key not in self._arrived:  # kept: fresh memory for every message would cost page faults
+            self._arrived[key] = torch.empty(len(self.ranks) - 1, length, dtype=vector.dtype)
+        arrived = self._arrived[key]
         parts = vector.view(len(self.ranks), length)
         others = [i for i in range(len(self.ranks)) if i != self.index]
         receiving = [
@@ -185,13 +180,6 @@ class TorchGroup:
         """The other indices, beginning after the own one, so that not all ranks send to the same one first."""
         size = len(self.ranks)
         return [(self.index + step) % size for step in range(1, size)]
-
-    def _room(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        """A kept buffer (ranks - 1, length); fresh memory for every message would cost page faults."""
-        key = (length, dtype)
-        if key not in self._arrived:
-            self._arrived[key] = torch.empty(len(self.ranks) - 1, length, dtype=dtype)
-        return self._arrived[key]
 
     def reduce(self, vector: torch.Tensor, root: int) -> None:
         dist.reduce(vector, dst=self.ranks[root], group=self.process_group)

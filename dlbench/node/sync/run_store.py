@@ -50,10 +50,7 @@ def open_endpoint(
 
 
 def meet(path: Path, place: RankPlace, interface: str | None, timeout: datetime.timedelta) -> TCPStore:
-    """Returns the store of this run once all ranks are there; Gloo and NCCL learn what goes with it.
-
-    `path`, `interface`: as of `open_endpoint`. `timeout`: the longest wait for the other ranks, and for a key later on.
-    """
+    """Returns the store of this run once all ranks are there; Gloo and NCCL learn what goes with it."""
     listeners: list[socket.socket] = []
 
     def serve(address: str) -> int:

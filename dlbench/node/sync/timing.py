@@ -114,7 +114,6 @@ class Clock:
         return True
 
     def between(self, first: Any, last: Any) -> float:
-        """Seconds from one moment to another."""
         return float(last - first) / 1e9
 
     @property
@@ -251,18 +250,20 @@ class BackwardWatch:
 
     @property
     def gradient_bytes(self) -> dict[str, int]:
-        """Bytes of each gradient, by the parameter's name."""
-        return {name: p.numel() * p.element_size() for name, p in self._parameters}
+        return {name: p.nbytes for name, p in self._parameters}
 
     def open(self) -> None:
-        """Watches from the next backward pass on."""
         if self.is_open:
             return
         self.is_open = True
         self.clock.anchor()
         for name, parameter in self._parameters:
-            hook = parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+
+            def note(parameter: torch.Tensor, name: str = name) -> None:
+                if self._current is not None:
+                    self._current.ready[name] = self.clock.mark()
+
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(note))  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
         """Watches no more; a step that was not finished does not count."""
@@ -276,11 +277,9 @@ class BackwardWatch:
             self.clock.settle()
 
     def begin(self) -> None:
-        """The backward pass that is exchanged begins."""
         self._current = WatchedStep(begin=self.clock.mark()) if self.is_open else None
 
     def backward_ended(self) -> None:
-        """The last gradient of this rank is there."""
         if self._current is not None:
             self._current.backward_end = self.clock.mark()
 
@@ -289,18 +288,10 @@ class BackwardWatch:
             self._current.messages.append(message)
 
     def exchange_ended(self) -> None:
-        """Every gradient is exchanged; the step is complete."""
         step, self._current = self._current, None
         if step is not None:
             step.exchange_end = self.clock.mark()
             self.steps.append(step)
-
-    def _hook(self, name: str) -> Any:
-        def note(parameter: torch.Tensor) -> None:
-            if self._current is not None:
-                self._current.ready[name] = self.clock.mark()
-
-        return note
 
     def ready_s(self, step: WatchedStep) -> dict[str, float]:
         """Seconds after the start of the backward pass at which each gradient was ready."""
@@ -479,16 +470,13 @@ class StreamTimer:
         self._call_s: dict[Hashable, float] = {}
         self._stretch = 1.0  # Of what is asked for, so that the sleep lasts as long as it should.
 
-    def time(self, run: Callable[[], object], calls: int, what: Hashable, *, holds: bool = True) -> InStream:
-        """`run` orders so many calls of a kind: `what`. Returns when the device is through. Without `holds` the stream
-        is not held back, for calls that wait for the device themselves.
-        """
+    def time(self, run: Callable[[], object], calls: int, what: Hashable) -> InStream:
+        """`run` orders so many calls of a kind: `what`. Returns when the device is through."""
         clock = self._clock
         call_s = self._call_s.get(what, _FIRST_CALL_S)
         moments = [clock.mark()]
-        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S) if holds else 0.0
-        if holds:
-            clock.sleep(asked_s * self._stretch)
+        asked_s = min(_MEETING_S + _HOLD_FACTOR * calls * call_s, _LONGEST_HOLD_S)
+        clock.sleep(asked_s * self._stretch)
         moments.append(clock.mark())
         before = time.perf_counter()
         self._meet()
@@ -499,7 +487,7 @@ class StreamTimer:
         queueing_s = (time.perf_counter() - before) / calls
         self._call_s[what] = max(2 * call_s, queueing_s) if is_late else queueing_s
         clock.settle()
-        if holds and (slept_s := clock.between(*moments[:2])) > 0:
+        if (slept_s := clock.between(*moments[:2])) > 0:
             self._stretch *= asked_s / slept_s
         seconds = clock.between(*moments[2:])
         clock.give_back(moments)

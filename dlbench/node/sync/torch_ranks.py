@@ -86,7 +86,6 @@ class TorchRanks(Engine):
         dist.barrier()
 
     def settings(self) -> list[Setting]:
-        """The back-end."""
         asked = None if self._asked == "auto" else self._asked
         how = "torch.distributed.get_backend()"
         return settings_of((self._backend_key, asked, str(dist.get_backend()), how))

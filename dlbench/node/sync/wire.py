@@ -158,7 +158,6 @@ class TopkWire(WireFormat):
 
     @property
     def density(self) -> float | None:
-        """Non-zero entries of all sums so far over their elements; None before the first."""
         return None if self._nonzero is None else int(self._nonzero.item()) / self._elements
 
     @property
@@ -169,15 +168,7 @@ class TopkWire(WireFormat):
         return self._wire_bytes / self._elements if self._elements else float(VALUE_BYTES)
 
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
-        """Buckets become these tensors (name, elements); needed before the first exchange too."""
-        waiting = self.waiting()
-        sizes = dict(pair for bucket in layout for pair in bucket)
-        if len(sizes) != sum(len(bucket) for bucket in layout):
-            raise ValueError("a tensor is named twice in the layout of buckets")
-        for name, piece in waiting.items():
-            if sizes.get(name) != piece.numel():
-                raise ValueError(f"{name} has {piece.numel()} elements waiting, the new layout {sizes.get(name)}")
-        self._by_name = waiting
+        self._by_name = self.waiting()
         self._waiting = {}
         self._layout = [list(bucket) for bucket in layout]
 
@@ -213,30 +204,23 @@ class TopkWire(WireFormat):
             self.dense_switches += 1
             self._wire_bytes += VALUE_BYTES * elements
         else:
-            self._gather(indices, values, vector, world)
+            # Indices and values travel as one message, for one start-up.
+            message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
+            with self.carrying():
+                gathered = world.gather_all(message, equal=True)
+            for other in gathered:
+                places, numbers = other.chunk(2)
+                vector.index_add_(0, places, numbers.view(torch.float32))
             self._wire_bytes += PAIR_BYTES * entries * self._world_size / 2
         self._elements += elements
         nonzero = torch.count_nonzero(vector)
         self._nonzero = nonzero if self._nonzero is None else self._nonzero + nonzero
 
-    def _gather(self, indices: torch.Tensor, values: torch.Tensor, vector: torch.Tensor, world: Group) -> None:
-        """Adds the entries of all ranks to `vector`; indices and values travel as one message, for one start-up."""
-        message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
-        with self.carrying():
-            gathered = world.gather_all(message, equal=True)
-        for other in gathered:
-            places, numbers = other.chunk(2)
-            vector.index_add_(0, places, numbers.view(torch.float32))
-
     def _rest(self, number: int, vector: torch.Tensor) -> torch.Tensor:
         """What waits of a bucket, as one flat tensor; zeros at first."""
-        if not 0 <= number < len(self._layout):
-            raise ValueError(f"bucket {number} is not in the layout given by reset()")
         bucket = self._layout[number]
-        if vector.numel() != sum(size for _, size in bucket) or vector.numel() >= 2**31:
-            raise ValueError(
-                f"bucket {number} has {vector.numel()} elements, not those of its layout, or 2^31 and more"
-            )
+        if vector.numel() >= 2**31:
+            raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
         if number not in self._waiting:
             pieces = [self._by_name.pop(name, None) for name, _ in bucket]
             self._waiting[number] = torch.cat(
@@ -266,9 +250,7 @@ class OverflowCount:
         self._used = 0
 
     def begin(self, own: torch.Tensor) -> int | None:
-        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32,
-        one-dimensional.
-        """
+        """Before a message is cast; for `end`. On a CPU nothing is read yet. `own`: this rank's share in fp32."""
         if own.device.type == "cpu":
             return None
         if self._slots is None:
@@ -281,9 +263,8 @@ class OverflowCount:
         return slot
 
     def end(self, slot: int | None, result: torch.Tensor, own: Callable[[], Sequence[torch.Tensor]]) -> None:
-        """After the message, on whatever stream. `slot`: as `begin` returned it. `result`: the sum or mean, as it was
-        on the wire or cast back. `own`: this rank's share once more, where nothing was read yet; called only if
-        `result` is not finite.
+        """After the message, on whatever stream. `result`: the sum or mean, as it was on the wire or cast back. `own`:
+        this rank's share once more, where nothing was read yet; called only if `result` is not finite.
         """
         if slot is None:
             if not _is_finite(result) and all(map(_is_finite, own())):
@@ -307,7 +288,6 @@ class OverflowCount:
 
     @property
     def total(self) -> int:
-        """Messages so far; waits for the device, after all messages."""
         self.settle_step(least=1)
         return int(self._count)
 
@@ -325,7 +305,6 @@ class CheckedFp16:
         self._overflow = overflow
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor in fp16; the context keeps what it was."""
         narrow, context = self._inner.compress(tensor)
         return narrow, (context, tensor)
 

@@ -30,6 +30,7 @@ from dlbench.node.models.build import Batch, Loss
 from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import exchange_memory
+from dlbench.node.sync.engine import Value, settings_of
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
@@ -181,17 +182,14 @@ class ActivationMemory:
             self._blocks.watch(True)
 
     def close_window(self) -> None:
-        """The warm-up is over; twice does no harm."""
         if self._watched_from is not None and not self._spans:
             self._blocks.watch(False)
             self._spans = self._blocks.take_spans()
 
     def begin_measuring(self) -> None:
-        """Counts begin anew."""
         self._blocks.begin_measuring()
 
     def computes(self, module: nn.Module) -> bool:
-        """Whether a call of a module, now, computes it."""
         return self._blocks.computes(module)
 
     @property
@@ -230,14 +228,14 @@ class ActivationMemory:
         return tuple(found)
 
     def spans(self) -> list[tuple[int, LaneSpan]]:
-        """Operations of the watched passes, each with its step."""
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
         return [(first + span.number // parts, span) for span in self._spans]
 
     def summary(self, held: HeldMemory | None = None) -> dict[str, Any]:
         """What rank 0 needs of this rank, plain Python. `held`: what a step was seen to hold; not asked on a GPU."""
-        on_gpu = self._device.type == "cuda"
-        peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else held.peak if held is not None else None
+        peak = held.peak if held is not None else None
+        if self._device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self._device)
         counts = self._blocks.summary()
         passes = int(counts.pop("passes"))
         return {
@@ -250,7 +248,6 @@ class ActivationMemory:
 
     @property
     def _reserved_bytes(self) -> int | None:
-        """What torch's allocator took from the GPU at most."""
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 
     def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
@@ -272,33 +269,20 @@ class ActivationMemory:
         )
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what is in force."""
         plan = self.found.plan
         count = {name: sum(block.decision == name for block in plan.blocks) for name in _DECIDED}
         decided = ", ".join(f"{number} {_DECIDED[name]}" for name, number in count.items() if number)
         blocks = f"{len(plan.blocks)} blocks: {decided}"
-        found = [
-            Setting(
-                key="train.recompute", requested=self._train.recompute, effective=self._train.recompute, evidence=blocks
-            ),
-            Setting(
-                key="train.swap",
-                requested=self._train.swap,
-                effective=self._train.swap,
-                evidence=f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back",
-            ),
+        moved = f"{format_bytes(plan.predicted.swapped_bytes)} of a pass leave the device and come back"
+        train, capacity = self._train, self._train.memory.capacity
+        rows: list[tuple[str, Value, Value, str]] = [
+            ("train.recompute", train.recompute, train.recompute, blocks),
+            ("train.swap", train.swap, train.swap, moved),
         ]
         if plan.capacity_bytes is not None:
-            found.append(
-                Setting(
-                    key="train.memory.capacity",
-                    requested=self._train.memory.capacity,
-                    effective=self._train.memory.capacity,
-                    evidence=f"{plan.capacity_bytes} bytes; planned {plan.predicted.peak_bytes}, in core "
-                    f"{self.found.in_core_bytes}",
-                )
-            )
-        return found
+            planned = f"planned {plan.predicted.peak_bytes}, in core {self.found.in_core_bytes}"
+            rows.append(("train.memory.capacity", capacity, capacity, f"{plan.capacity_bytes} bytes; {planned}"))
+        return settings_of(*rows)
 
     def close(self) -> None:
         """Nothing is left on the network or in the far tier; twice does no harm."""
@@ -314,7 +298,6 @@ _DECIDED = {
 
 
 def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:
-    """The last watched pass, from its start."""
     if not spans:
         return ()
     last = max(span.number for span in spans)

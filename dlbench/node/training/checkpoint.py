@@ -108,13 +108,8 @@ def snapshot(
         tensors[name].copy_(tensor, non_blocking=True)
     for device in {tensor.device for tensor in found.values() if tensor.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
-    header: dict[str, Any] = {
-        **FORMAT,
-        "trained": dict(trained),
-        "group_steps": whole.group_steps,
-        **progress.model_dump(mode="json"),
-    }
-    return Snapshot(header=header, tensors=tensors)
+    header = {**FORMAT, "trained": dict(trained), "group_steps": whole.group_steps}
+    return Snapshot(header=header | progress.model_dump(mode="json"), tensors=tensors)
 
 
 def give_shares(whole: WholeState, beat: Beat) -> None:
@@ -124,7 +119,6 @@ def give_shares(whole: WholeState, beat: Beat) -> None:
 
 
 def _tensors_of(whole: WholeState) -> dict[str, Tensor]:
-    """By their names in the file, in the same order on all ranks."""
     found = {_MODEL + name: tensor for name, tensor in whole.model.items()}
     for index, state in whole.values.items():
         found |= {f"{_OPTIMIZER}{index}/{name}": t for name, t in state.items() if isinstance(t, Tensor)}
@@ -212,13 +206,7 @@ class CheckpointWriter:
         self.pieces = 0  # Pieces of files that were written; grows as long as something moves.
         self.writes: list[CheckpointWrite] = []
 
-    def begin(
-        self,
-        path: Path,
-        whole: WholeState,
-        progress: Progress,
-        trained: Mapping[str, Any],
-    ) -> None:
+    def begin(self, path: Path, whole: WholeState, progress: Progress, trained: Mapping[str, Any]) -> None:
         """Copies the state and begins to write it; the one before has been waited for."""
         assert self._worker is None
         start = time.monotonic()
@@ -348,8 +336,7 @@ class Checkpoint:
         self.path = path
         self._tensors, content = _read(path) if received is None else received
         self._content = content
-        form = {key: content.get(key) for key in FORMAT}
-        if form != FORMAT:
+        if (form := {key: content.get(key) for key in FORMAT}) != FORMAT:
             raise UserError(f"{path}: a checkpoint of another form ({form}); expected {FORMAT}")
         # The file is mapped: its tensors are read here.
         if received is None and content.get("sha256") != _digest(content, self._tensors, lambda *_piece: on_piece()):
@@ -409,7 +396,6 @@ class Checkpoint:
         return own
 
     def require(self, trained: Mapping[str, Any]) -> None:
-        """Proves that the plan trains the same thing."""
         for key, value in trained.items():
             if self.trained.get(key) != value:
                 raise UserError(
@@ -418,27 +404,21 @@ class Checkpoint:
                 )
 
     def weights(self) -> dict[str, Tensor]:
-        """Parameters and buffers of the network, on the CPU."""
         return {name.removeprefix(_MODEL): t for name, t in self._tensors.items() if name.startswith(_MODEL)}
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine | None = None) -> None:
-        """Moves the tensors into a network and its optimizer; the plan's own settings (rates, decay) stay. `engine`:
-        prepared them; None: none did.
-        """
+        """Moves the tensors into a network and its optimizer, which the engine prepared, if one did."""
+        values: dict[int, dict[str, Tensor]] = {}
         try:
-            self._restore(model, optimizer, engine or SingleEngine())
+            for name, tensor in self._tensors.items():
+                if name.startswith(_OPTIMIZER):
+                    index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
+                    values.setdefault(int(index), {})[key] = tensor
+            whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
+            (engine or SingleEngine()).load_whole(model, optimizer, whole)
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise IncompleteDataError(f"{self.path}: does not fit what is trained: {why_unreadable(error)}") from None
         self._tensors = {}  # a run keeps its checkpoint, and they take as much memory as its state
-
-    def _restore(self, model: nn.Module, optimizer: torch.optim.Optimizer, engine: Engine) -> None:
-        values: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in self._tensors.items():
-            if name.startswith(_OPTIMIZER):
-                index, key = name.removeprefix(_OPTIMIZER).split("/", 1)
-                values.setdefault(int(index), {})[key] = tensor
-        whole = WholeState(model=self.weights(), values=values, group_steps=list(self._group_steps))
-        engine.load_whole(model, optimizer, whole)
 
 
 def _share(
@@ -466,7 +446,6 @@ def _share(
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and header of a file."""
     try:
         require_file(path)
     except OSError as error:
@@ -506,11 +485,9 @@ def _digest(
 def trained_identity(plan: RunPlan) -> dict[str, Any]:
     """What a checkpoint must have been trained with, by key; batch, ranks, rates and precision may change."""
     workload, data = plan.workload, plan.workload.data
+    model = workload.model.model_dump(mode="json", exclude={"memory_format", "attention"})
     found = {
-        **{
-            f"model.{key}": value
-            for key, value in workload.model.model_dump(mode="json", exclude={"memory_format", "attention"}).items()
-        },
+        **{f"model.{key}": value for key, value in model.items()},
         "train.optimizer.name": workload.train.optimizer.name,
         "train.seed": workload.train.seed,
         "data.is_synthetic": data.is_synthetic,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -29,22 +30,10 @@ class Events:
         self.resumed_s = 0.0  # Wall time that a resumed run had spent before, seconds.
         self.add("init_start", moment=started)
 
-    def add(
-        self,
-        key: str,
-        *,
-        moment: float | None = None,
-        value: float | int | str | None = None,
-        epoch: float | None = None,
-        step: int | None = None,
-        samples: int | None = None,
-        status: str | None = None,
-    ) -> None:
-        """Notes that something happens now, or at a moment of the monotonic clock."""
-        time_ms = round(((time.monotonic() if moment is None else moment) + self._offset) * 1000)
-        self.all.append(
-            Event(key=key, time_ms=time_ms, value=value, epoch=epoch, step=step, samples=samples, status=status)
-        )
+    def add(self, key: str, *, moment: float | None = None, **more: Any) -> None:
+        """`moment`: of the monotonic clock, None: now. `more`: fields of `Event`."""
+        moment = time.monotonic() if moment is None else moment
+        self.all.append(Event(key=key, time_ms=round((moment + self._offset) * 1000), **more))
 
     def start_run(self) -> None:
         """Initialisation ends and the run begins: from here on data may be touched."""
@@ -83,14 +72,11 @@ class RankContext:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether this rank computes on a GPU."""
         return self.device.type == "cuda"
 
     def beat(self, what: str) -> None:
-        """Something moved, which the watchdog waits for."""
         self.watchdog.beat(what)
 
     def begin_step(self, step: int) -> None:
-        """A step of this run, from 0, begins."""
         self.watchdog.beat(f"the start of step {step}")
         self.status.on_step(step)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
 from dlbench.opening import file_sha256, require_file, why_unreadable
 from dlbench.records.record import Setting
-from dlbench.specs.weights_file import KEY, POSITIONS, Fit, UnfitNamesError, fit_names
+from dlbench.specs.weights_file import KEY, POSITIONS, UnfitNamesError, fit_names
 from dlbench.specs.workload import ModelSpec
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
@@ -31,7 +31,6 @@ class InitialWeights:
     said: str  # Of which form, how many tensors, what was cut, digest.
 
     def settings(self) -> list[Setting]:
-        """The file, and what was taken from it."""
         return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
 
 
@@ -87,7 +86,14 @@ def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
     except (OSError, SafetensorError) as error:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    _require_sound(path, fit, read)
+    for name, tied in fit.copies.items():
+        if not torch.equal(read[name], read[fit.source[tied]]):
+            raise UserError(
+                f"{KEY} {path}: does not fit: {name} differs from {fit.source[tied]}; this network ties the two"
+            )
+    broken = [name for name, tensor in sorted(read.items()) if not torch.isfinite(tensor).all()]
+    if broken:
+        raise IncompleteDataError(f"{KEY} {path}: damaged: {broken[0]} holds numbers that are not finite")
     with torch.no_grad():
         for ours, theirs in fit.source.items():
             parameters[ours].copy_(read[theirs][: len(parameters[ours])])
@@ -95,14 +101,3 @@ def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
     copies = f"{len(fit.copies)} tied" if fit.copies else ""
     constants = f"{len(fit.constants)} constant" if fit.constants else ""
     return ", ".join(filter(None, (f"{len(fit.source)} tensors with BERT's public names", copies, constants, *cut)))
-
-
-def _require_sound(path: Path, fit: Fit, read: dict[str, Tensor]) -> None:
-    for name, ours in fit.copies.items():
-        if not torch.equal(read[name], read[fit.source[ours]]):
-            raise UserError(
-                f"{KEY} {path}: does not fit: {name} differs from {fit.source[ours]}; this network ties the two"
-            )
-    broken = [name for name, tensor in sorted(read.items()) if not torch.isfinite(tensor).all()]
-    if broken:
-        raise IncompleteDataError(f"{KEY} {path}: damaged: {broken[0]} holds numbers that are not finite")

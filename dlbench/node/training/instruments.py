@@ -59,7 +59,6 @@ class RankWatch:
         computes: Callable[[nn.Module], bool] | None = None,
         transfers: Callable[[], list[tuple[int, LaneSpan]]] | None = None,
     ) -> None:
-        """What the window will look at."""
         self._engine, self._source, self._schedule, self._beat = engine, source, schedule, beat
         self._transfers = transfers
         watch, spans = self._plan.watch, self._spans
@@ -74,12 +73,10 @@ class RankWatch:
             self._profile = ProfileWindow(self._folder.profile(0), device, spans.add)
 
     def stage(self, name: str) -> None:
-        """A stage of the run begins."""
         if self._spans is not None:
             self._spans.stage(name)
 
     def staged(self, moved: Sequence[Moved]) -> None:
-        """What this node copied before training."""
         if self._spans is not None:
             for one in moved:
                 self._spans.add(STAGING, "copy", one.start_ns, one.end_ns, track=one.stream, num_bytes=one.num_bytes)
@@ -146,7 +143,10 @@ class RankWatch:
         for message in self._engine.message_spans():
             self._add_message(message)
         for step, span in self._transfers() if self._transfers is not None else ():
-            self._add_operation(step, span)
+            # Forward and backward passes are the layers' and the phases' to show.
+            if step in self._schedule.traced and span.kind not in (FORWARD, BACKWARD):
+                name, track = f"{span.kind}, block {span.block}", _SWAP_TRACKS[span.lane]
+                self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
         for read in self._source.recent_reads():
             if read.number in self._schedule.traced:
                 self._spans.add(
@@ -168,20 +168,11 @@ class RankWatch:
             queued_ns=message.start_ns - message.ready_ns,
         )
 
-    def _add_operation(self, step: int, span: LaneSpan) -> None:
-        # Forward and backward passes are the layers' and the phases' to show.
-        if step in self._schedule.traced and self._spans is not None and span.kind not in (FORWARD, BACKWARD):
-            name = f"{span.kind}, block {span.block}"
-            track = _SWAP_TRACKS[span.lane]
-            self._spans.add(SWAP, name, span.start_ns, span.end_ns, step=step, track=track)
-
     def begin_measuring(self) -> None:
-        """The measured steps come next."""
         self.stage("measuring")
         self._tell_measuring(measuring=True)
 
     def end_training(self) -> None:
-        """The last step is done."""
         if self._is_measuring:
             self._tell_measuring(measuring=False)
         self.stage("finishing")
@@ -224,16 +215,13 @@ def watch_result(
     """What the record says of watching; None where nothing was."""
     if plan.watch is None or not plan.watch.is_on:
         return None
-    nodes = sorted(
-        (NodeWatch.model_validate(item["node"]) for item in summaries if item["node"] is not None),
-        key=lambda node: node.node_rank,
-    )
+    nodes = [NodeWatch.model_validate(item["node"]) for item in summaries if item["node"] is not None]
+    nodes.sort(key=lambda node: node.node_rank)
     spans = [item["spans"] for item in summaries if item["spans"] is not None]
-    has_window = bool(schedule.window)
     return WatchResult(
         nodes=tuple(nodes),
         window_ranks=window_ranks(plan) if schedule.traced else (),
-        window_first_step=schedule.window.start if has_window else None,
+        window_first_step=schedule.window.start if schedule.window else None,
         window_num_steps=len(schedule.window),
         num_spans=sum(each["num"] for each in spans),
         dropped_spans=sum(each["dropped"] for each in spans),

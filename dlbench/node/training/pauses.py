@@ -155,13 +155,10 @@ class Pauses:
         )
         self.evaluations.append(evaluation)
         quality = plan.workload.quality
-        return quality is not None and quality.stop_at_target and self._meets(evaluation)
+        return quality is not None and quality.stop_at_target and self._meets(evaluation, quality.target)
 
-    def _meets(self, evaluation: Evaluation) -> bool:
-        quality = self._plan.workload.quality
-        return quality is not None and meets(
-            evaluation.value, quality.target, higher_is_better=self._meter.higher_is_better
-        )
+    def _meets(self, evaluation: Evaluation, target: float) -> bool:
+        return meets(evaluation.value, target, higher_is_better=self._meter.higher_is_better)
 
     def _save(self, done: int, train_s: float) -> None:
         self._context.beat(f"the checkpoint after step {done}")
@@ -201,7 +198,6 @@ class Pauses:
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
     def checkpoints(self) -> tuple[str, ...]:
-        """Names of the checkpoints that are there now."""
         return tuple(sorted(path.name for path in self._context.folder.checkpoints.glob("step-*")))
 
     def result(self) -> QualityResult | None:
@@ -210,7 +206,7 @@ class Pauses:
         if quality is None or not self._schedule.evaluate_every or not self.evaluations:
             return None
         meter = self._meter
-        met = next((evaluation for evaluation in self.evaluations if self._meets(evaluation)), None)
+        met = next((each for each in self.evaluations if self._meets(each, quality.target)), None)
         return QualityResult(
             metric=meter.name,
             higher_is_better=meter.higher_is_better,

@@ -104,7 +104,6 @@ class CpuTimer:
         self._pending = (samples, loss.item())
 
     def close(self) -> None:
-        """The last step has ended."""
         self._end_step(time.monotonic_ns())
 
     def collect(self, *, wait: bool) -> list[StepTimes]:
@@ -244,7 +243,10 @@ class CudaTimer:
 
     def _times(self, step: _Queued) -> StepTimes:
         if step.anchor is not None:
-            self._end_ns = self._anchored_start(step.anchor, step.start)
+            self._compare(step.anchor)
+            self._delay_ns = step.anchor.delay_ns
+            begins_ns = step.anchor.host_ns + _nanoseconds(step.anchor.event, step.start)
+            self._end_ns = begins_ns if self._end_ns is None else max(begins_ns, self._end_ns)
         assert self._end_ns is not None
         start_ns = self._end_ns
         phases, launch, waits = [0] * len(PHASES), [0] * len(PHASES), list[int]()
@@ -261,13 +263,6 @@ class CudaTimer:
         self._end_ns = start_ns + step_ns
         self._known = step, waits
         return StepTimes(start_ns, step_ns, tuple(phases), step.samples, step.loss.item(), _launches(launch))
-
-    def _anchored_start(self, anchor: Anchor, start: torch.cuda.Event) -> int:
-        """When a step begins that follows an anchor."""
-        self._compare(anchor)
-        self._delay_ns = anchor.delay_ns
-        begins = anchor.host_ns + _nanoseconds(anchor.event, start)
-        return begins if self._end_ns is None else max(begins, self._end_ns)
 
     def _compare(self, anchor: Anchor) -> None:
         """Notes how far the clocks may have come apart since the anchor before."""

@@ -32,9 +32,13 @@ class Precision:
         lacking = _lacking(spec.precision, device)
         self._has_tf32 = spec.precision == "tf32"
         if lacking and (device.type == "cuda" or self._has_tf32 or not spec.allow_emulation):
-            raise EnvironmentLacksError(
-                f"train.precision {spec.precision}: {lacking}; {_remedy(spec.precision, device)}"
-            )
+            remedy = "use fp32"
+            if device.type != "cuda" and not self._has_tf32:
+                remedy = (
+                    "torch would emulate it, slower than fp32; use fp32, or test its numerics with "
+                    "train.allow_emulation=true"
+                )
+            raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
         self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
@@ -47,7 +51,6 @@ class Precision:
 
     @property
     def text(self) -> str:
-        """What is in force, in words."""
         if self._type is None:
             return "fp32, its matrix products and convolutions in TF32" if self._has_tf32 else "fp32, TF32 off"
         scaled = "" if self._scaler is None else ", loss scaled"
@@ -57,7 +60,6 @@ class Precision:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether losses are scaled."""
         return self._scaler is not None
 
     def autocast(self, *, is_cached: bool = True) -> AbstractContextManager[object]:
@@ -67,17 +69,14 @@ class Precision:
         return torch.autocast(self._device.type, dtype=self._type, cache_enabled=is_cached)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward pass of a loss, scaled where losses are."""
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Brings exchanged gradients back to their true size; once per step."""
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """The optimizer's step, or none if a gradient overflowed."""
         if self._scaler is None:
             optimizer.step()
             return
@@ -103,7 +102,6 @@ class Precision:
         return 1.0 if self._scaler is None else self._scaler.get_scale()
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
         return {} if self._scaler is None else {k: float(v) for k, v in self._scaler.state_dict().items()}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -111,12 +109,6 @@ class Precision:
         if self._scaler is not None and state:
             whole = {k: int(v) if k in ("growth_interval", "_growth_tracker") else v for k, v in state.items()}
             self._scaler.load_state_dict(whole)
-
-
-def _remedy(precision: str, device: torch.device) -> str:
-    if device.type == "cuda" or precision == "tf32":
-        return "use fp32"
-    return "torch would emulate it, slower than fp32; use fp32, or test its numerics with train.allow_emulation=true"
 
 
 def _lacking(precision: str, device: torch.device) -> str:

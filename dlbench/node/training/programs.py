@@ -40,11 +40,8 @@ from dlbench.specs.plan import RunPlan
 from dlbench.units import format_bytes
 
 NO_COMPILE = "set train.compile to none"
-
 GRAPH_MODES = ("reduce-overhead", "max-autotune")  # Modes in which torch captures CUDA graphs of what it compiled.
-
 GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is captured (`CUDAGraphTreeManager`).
-
 MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 
@@ -111,9 +108,13 @@ class Compilation:
         batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
+        # Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network.
+        inside: Callable[[], AbstractContextManager[object]] = nullcontext
+        if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+            inside = wrapped._inside_ddp_forward
         for number in range(passes):
             beat(f"compiling the network, pass {number + 1} of {passes}")
-            with undisturbed(model), _as_wrapped(wrapped):
+            with undisturbed(model), inside():
                 loss = loss_of(batch)
                 # Not backward(): engines hook themselves to the accumulation of gradients.
                 torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -137,12 +138,10 @@ class Compilation:
         return stance
 
     def begin_measuring(self) -> None:
-        """What is compiled from here on lies in measured steps."""
         self._at_measuring = _graphs()
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence each."""
         found = []
         late = 0 if self._at_measuring is None else _graphs() - self._at_measuring
         if late:
@@ -164,13 +163,11 @@ class Compilation:
         return found
 
     def result(self) -> Compiling:
-        """What torch's compiler made, and what it had."""
         cached, *made = (_counted("inductor", f"fxgraph_cache_{how}") for how in ("hit", "miss", "bypass"))
         seconds = None if self._before_steps is None else self._before_steps[1]
         return Compiling(seconds=seconds, programs=cached + sum(made), from_cache=cached)
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force."""
         train, graphs, made = self._train, _graphs(), self.result()
         # The mode, or default where torch made no CUDA graph of anything.
         skipped = _counted("inductor", "cudagraph_skips")
@@ -201,12 +198,10 @@ class Compilation:
 
 
 def _graphs() -> int:
-    """Graphs that were compiled in this process so far."""
     return _counted("stats", "unique_graphs")
 
 
 def _counted(what: str, name: str) -> int:
-    """What torch's compiler counted in this process so far."""
     from torch._dynamo.utils import counters
 
     return int(counters[what][name])
@@ -229,14 +224,6 @@ def _recorded() -> int:
     return found
 
 
-def _as_wrapped(wrapped: nn.Module) -> AbstractContextManager[object]:
-    """Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network."""
-    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
-        inside: AbstractContextManager[object] = wrapped._inside_ddp_forward()
-        return inside
-    return nullcontext()
-
-
 def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> int:
     """Activations that a forward pass keeps for the backward pass, each storage once."""
     others = HeldByOthers(model)
@@ -255,7 +242,7 @@ def _saved_bytes(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Ba
 
 
 def require_mode(mode: str, device: torch.device) -> None:
-    """Proves that a mode does more than default on a device. Raises EnvironmentLacksError: it does not."""
+    """Proves that a mode does more than default on a device."""
     if device.type == "cuda" or mode not in GRAPH_MODES:
         return
     why = "it differs from default by CUDA graphs alone, and this rank computes on a CPU"
@@ -320,7 +307,11 @@ class NetworkGraphs:
         beat("capturing CUDA graphs of the network")
         began = time.monotonic()
         with undisturbed(model):
-            given = _arguments(model, loss_of, batch)
+            calls: list[tuple[Any, ...]] = []
+            handle = model.register_forward_pre_hook(lambda _module, arguments: calls.append(arguments))
+            loss_of(batch)
+            handle.remove()
+            given = calls[0]  # What the network is called with in a step.
             shapes = _shapes(given)
             samples = tuple(one.detach().clone() for one in given if isinstance(one, Tensor))
             eager = model.forward
@@ -345,7 +336,6 @@ class NetworkGraphs:
 
     @property
     def warnings(self) -> list[str]:
-        """A sentence each."""
         if self._plan.layout.ranks == 1 or self._plan.sync.exchange == "none":
             return []
         return [
@@ -354,7 +344,6 @@ class NetworkGraphs:
         ]
 
     def settings(self) -> list[Setting]:
-        """What was asked for and what was in force."""
         return [
             Setting(
                 key="train.cuda_graphs",
@@ -365,17 +354,6 @@ class NetworkGraphs:
                 f"{'replayed graph' if self._is_replayed else 'network itself'}",
             )
         ]
-
-
-def _arguments(model: nn.Module, loss_of: Callable[[Batch], Tensor], batch: Batch) -> tuple[Any, ...]:
-    """What the network is called with in a step."""
-    found: list[tuple[Any, ...]] = []
-    handle = model.register_forward_pre_hook(lambda _module, arguments: found.append(arguments))
-    try:
-        loss_of(batch)
-    finally:
-        handle.remove()
-    return found[0]
 
 
 def _tensors_only(eager: Forward, given: Sequence[Any], precision: Precision) -> Forward:

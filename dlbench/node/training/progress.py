@@ -56,7 +56,14 @@ class Progress:
         self._run_id = plan.run_id
         self._folder = folder
         self._place = place
-        self._counted, self._warmup, self._total = _extent(plan)
+        # What is counted, how many of them are warm-up, and how many there are, as far as the plan says.
+        if isinstance(plan, RunPlan):
+            self._counted, self._warmup = "step", plan.measure.warmup_steps
+            self._total = self._warmup + plan.measure.measured_steps
+        else:
+            assert isinstance(plan, CommPlan)
+            self._counted, self._warmup = "point", 0
+            self._total = (len(plan.comm.algorithms) + len(plan.comm.backends)) * len(plan.comm.sizes)
         self._for_launcher = os.environ.get("DLBENCH_PROGRESS") == "launcher"
         self._told = 0.0
         self._text = ""
@@ -179,16 +186,6 @@ class Progress:
         sys.stdout.flush()
 
 
-def _extent(plan: LaunchPlan) -> tuple[str, int, int]:
-    """What is counted, how many of them are warm-up, and how many there are, as far as the plan says."""
-    if isinstance(plan, RunPlan):
-        return "step", plan.measure.warmup_steps, plan.measure.warmup_steps + plan.measure.measured_steps
-    if isinstance(plan, CommPlan):
-        carriers = len(plan.comm.algorithms) + len(plan.comm.backends)
-        return "point", 0, carriers * len(plan.comm.sizes)
-    raise TypeError(type(plan).__name__)
-
-
 LAST_RESORT_S = 30  # How long the status of a stalled rank may take to write.
 
 
@@ -205,17 +202,14 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="dlbench-watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
         self._last = time.monotonic()
         self._thread.start()
 
     def beat(self, where: str) -> None:
-        """Something moved; cheap enough for every step."""
         self._last = time.monotonic()
         self._where = where
 
     def stop(self) -> None:
-        """Ends the watch."""
         self._stopped.set()
 
     def _watch(self) -> None:
@@ -256,7 +250,15 @@ class NodeStatus:
         """The first rank writes; others report to it, and write a file of their own if they cannot and it counts."""
         if self._is_first:
             self._known[status.rank] = status
-            self._meet(status.stage)
+            # Where all enter a stage together the others are waited for.
+            deadline = time.monotonic() + _MEET_S.get(status.stage, 0.0)
+            self._collect()
+            while self._listener is not None and time.monotonic() < deadline:
+                said = [one for one in self._known.values() if one.stage == status.stage or one.stage in ENDED]
+                if len(said) >= self._place.local_size:
+                    break
+                time.sleep(_LOOK_S)
+                self._collect()
             self._write()
         elif not self._sent(status):
             self._unsent = (time.monotonic(), status)
@@ -276,7 +278,6 @@ class NodeStatus:
                 self._write_alone()
 
     def close(self) -> None:
-        """Nothing more is said, and nobody heard."""
         for one in (self._listener, self._connection, *self._others):
             if one is not None:
                 one.close()
@@ -305,20 +306,6 @@ class NodeStatus:
             return None
         listener.setblocking(False)
         return listener
-
-    def _meet(self, stage: str) -> None:
-        """Hears the others, and waits for them where all enter a stage together."""
-        deadline = time.monotonic() + _MEET_S.get(stage, 0.0)
-        self._collect()
-        if self._listener is None:
-            return
-        while time.monotonic() < deadline and self._lacks(stage):
-            time.sleep(_LOOK_S)
-            self._collect()
-
-    def _lacks(self, stage: str) -> bool:
-        said = [one for one in self._known.values() if one.stage == stage or one.stage in ENDED]
-        return len(said) < self._place.local_size
 
     def _collect(self) -> bool:
         """Takes what others have said; whether there was anything."""

@@ -470,7 +470,6 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
 def _train(
     context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
 ) -> LoopResult:
-    """All steps, written to the step file of the node."""
     loop = TrainingLoop(context, state, timer, pauses, pacing)
     try:
         return loop.run(context.folder.node_steps(context.place.node_rank))

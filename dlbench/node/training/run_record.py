@@ -308,10 +308,8 @@ def with_layers_noted(plan: RunPlan, schedule: StepSchedule, exchange: ExchangeR
     """The exchange, saying whether layers were watched in the steps from which its times come."""
     if exchange is None or not _are_mixed(plan, schedule, exchange):
         return exchange
-    evidence = (
-        f"{exchange.evidence}; layers were profiled in these steps too, and their hooks lengthen the backward pass"
-    )
-    return exchange.model_copy(update={"evidence": evidence})
+    more = "layers were profiled in these steps too, and their hooks lengthen the backward pass"
+    return exchange.model_copy(update={"evidence": f"{exchange.evidence}; {more}"})
 
 
 def _are_mixed(plan: RunPlan, schedule: StepSchedule, exchange: ExchangeResult) -> bool:
@@ -376,13 +374,27 @@ def check(
     is_scaled: bool = False,
 ) -> list[Check]:
     """All sanity checks of a run."""
-    work = _equal_work(plan, ranks, measured_steps)
     starts = [rank.initial_parameters_sha256 for rank in ranks]
     start = _same("identical start", starts, "before the first step")
     ends = [rank.final_parameters_sha256 for rank in ranks]
     end = _same("identical parameters", ends, "after the last step")
-    end = _different_end(ranks) if trains_without_sync(plan) else end
-    found = [_finite(ranks), start, end, _trained(ranks), work]
+    if trains_without_sync(plan):
+        # Ranks see different samples, so equal parameters would mean that they exchanged.
+        detail = "after the last step, all ranks have the same parameters, though none were to be exchanged"
+        differ = len(set(ends)) > 1
+        if differ:
+            detail = (
+                f"after the last step, {len(set(ends))} different parameters on {len(ranks)} ranks, which train apart "
+                "as planned"
+            )
+        end = Check(name="parameters apart", passed=differ, detail=detail)
+    bad = [rank.rank for rank in ranks if not rank.losses_finite]
+    detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
+    finite = Check(name="finite loss", passed=not bad, detail=detail)
+    idle = [rank.rank for rank in ranks if rank.initial_parameters_sha256 == rank.final_parameters_sha256]
+    detail = f"parameters of {_ranks(idle)} never changed" if idle else "the parameters changed"
+    trained = Check(name="trained", passed=not idle, detail=detail)
+    found = [finite, start, end, trained, _equal_work(plan, ranks, measured_steps)]
     wire = wire_check(exchange, is_scaled=is_scaled)
     if wire is not None:
         found.append(wire)
@@ -465,30 +477,12 @@ def exchange_warnings(exchange: ExchangeResult | None, *, is_scaled: bool) -> li
         for line in exchange.costs
         if line.launch_bound
     ]
-    if not exchange.wire_overflows or not is_scaled:
-        return found
-    return [
-        *found,
-        f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left those "
-        "steps out; sync.wire fp32 or bf16 would have kept them",
-    ]
-
-
-def _finite(ranks: list[RankResult]) -> Check:
-    bad = [r.rank for r in ranks if not r.losses_finite]
-    detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
-    return Check(name="finite loss", passed=not bad, detail=detail)
-
-
-def _different_end(ranks: list[RankResult]) -> Check:
-    """Ranks see different samples, so equal parameters would mean that they exchanged."""
-    digests = {r.final_parameters_sha256 for r in ranks}
-    detail = (
-        f"after the last step, {len(digests)} different parameters on {len(ranks)} ranks, which train apart as planned"
-        if len(digests) > 1
-        else "after the last step, all ranks have the same parameters, though none were to be exchanged"
-    )
-    return Check(name="parameters apart", passed=len(digests) > 1, detail=detail)
+    if exchange.wire_overflows and is_scaled:
+        found.append(
+            f"{exchange.wire_overflows} sums of gradients left the range of fp16 on the wire, and loss scaling left "
+            "those steps out; sync.wire fp32 or bf16 would have kept them"
+        )
+    return found
 
 
 def _same(name: str, digests: list[str], when: str) -> Check:
@@ -499,12 +493,6 @@ def _same(name: str, digests: list[str], when: str) -> Check:
         else f"{when}, SHA-256 {digests[0][:16]} on all {len(digests)} ranks"
     )
     return Check(name=name, passed=not odd, detail=detail)
-
-
-def _trained(ranks: list[RankResult]) -> Check:
-    idle = [r.rank for r in ranks if r.initial_parameters_sha256 == r.final_parameters_sha256]
-    detail = f"parameters of {_ranks(idle)} never changed" if idle else "the parameters changed"
-    return Check(name="trained", passed=not idle, detail=detail)
 
 
 def _equal_work(plan: RunPlan, ranks: list[RankResult], measured_steps: int) -> Check:
@@ -531,10 +519,8 @@ def _ranks(ranks: list[int], limit: int = 8) -> str:
 
 def memory_warnings(result: MemoryResult | None) -> list[str]:
     """Warnings in how activations were treated, a sentence each."""
-    if result is None:
-        return []
-    over = [rank for rank in result.ranks if rank.over_budget_bytes]
-    if not over:
+    over = [rank for rank in result.ranks if rank.over_budget_bytes] if result is not None else []
+    if result is None or not over:
         return []
     worst = max(over, key=lambda rank: rank.over_budget_bytes)
     return [
@@ -581,11 +567,18 @@ def shuffled(
     )
     slots = exchanged_slots(source.num_samples, len(reported), data.exchanged_share) if data.shuffle != "global" else 0
     is_global = data.shuffle == "global"
+    # An exchange that went on while its epoch was running is not over, and loses nothing.
+    over = {epoch.epoch - 1 for epoch in audited.epochs if epoch.is_whole}
+    lost = [
+        f"epoch {epoch.epoch}: {epoch.sent} samples were sent and {epoch.received} arrived"
+        for epoch in audited.epochs
+        if epoch.epoch in over and epoch.sent != epoch.received
+    ]
     result = ShuffleResult(
         shuffle=data.shuffle,
         partition=None if is_global else data.partition,
         exchanged_share=1.0 if is_global else slots / max(1, source.num_samples // len(reported)),
-        errors=(*audited.errors, *_lost(audited)),
+        errors=(*audited.errors, *lost),
         held_samples_peak=max((each["held_peak"] for each in exchanged), default=None),
         exchange_wait_s=max(each["waited_s"] for each in reported),
         audit_s=float(np.mean([each["audit_s"] for each in reported])),
@@ -595,34 +588,17 @@ def shuffled(
     return Shuffled(result=result, checks=(check,), settings=_settings(plan, result, slots))
 
 
-def _lost(audited: Audited) -> list[str]:
-    """Epochs whose exchange lost something: one that went on while it was running is not over, and loses nothing."""
-    over = {epoch.epoch - 1 for epoch in audited.epochs if epoch.is_whole}
-    return [
-        f"epoch {epoch.epoch}: {epoch.sent} samples were sent and {epoch.received} arrived"
-        for epoch in audited.epochs
-        if epoch.epoch in over and epoch.sent != epoch.received
-    ]
-
-
 def _settings(plan: RunPlan, result: ShuffleResult, slots: int) -> tuple[Setting, ...]:
     data = plan.workload.data
     if data.shuffle == "global":
         return ()
-    sent = sum(epoch.sent for epoch in result.epochs)
-    num = len(result.epochs)
-    if data.exchanged_share and not slots:
-        return (
-            Setting(
-                key="data.shuffle",
-                requested=data.shuffle,
-                effective="local",
-                evidence="the share of a rank's samples is less than one sample"
-                if plan.layout.ranks > 1
-                else "at one rank there is nobody to exchange with",
-            ),
-        )
+    effective, sent = str(data.shuffle), sum(epoch.sent for epoch in result.epochs)
     evidence = (
-        f"audit of what ranks read in {num} epochs; {sent} samples sent and stored, {slots} per rank and epoch drawn"
+        f"audit of what ranks read in {len(result.epochs)} epochs; {sent} samples sent and stored, {slots} per rank "
+        "and epoch drawn"
     )
-    return (Setting(key="data.shuffle", requested=data.shuffle, effective=data.shuffle, evidence=evidence),)
+    if data.exchanged_share and not slots:
+        effective, evidence = "local", "the share of a rank's samples is less than one sample"
+        if plan.layout.ranks == 1:
+            evidence = "at one rank there is nobody to exchange with"
+    return (Setting(key="data.shuffle", requested=data.shuffle, effective=effective, evidence=evidence),)

@@ -89,7 +89,6 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
 
 
 def _all_done(context: RankContext, work: NodeStaging | None) -> list[Any]:
-    """What each rank has to say when all nodes are done."""
     moved = -1
     while True:
         if work is not None:

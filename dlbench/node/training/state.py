@@ -12,6 +12,7 @@ backward pass saw, before gradient synchronisation; the large one is the global 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,6 @@ class InjectedFault:
 
     @property
     def injected_s(self) -> float:
-        """What was slept in measured steps, seconds, by the monotonic clock."""
         return self._injected_ns / 1e9
 
     def begin_measuring(self) -> None:
@@ -124,7 +124,6 @@ class InjectedFault:
         self._counts = True
 
     def delayed(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """The same batches, each handed out later by `input_delay_s`."""
         for batch in batches:
             self._sleep(self._spec.input_delay_s)
             yield batch
@@ -219,7 +218,7 @@ def estimate_noise_scale(
     steps = [
         (number, sum(row[0] for row in rows) / len(rows), rows[0][1])
         for number, rows in enumerate(zip(*ranks, strict=True))
-        if all(_is_finite(value) for row in rows for value in row)
+        if all(math.isfinite(value) for row in rows for value in row)
     ]
     norm2 = trace = weight = 0.0
     for _, small, large in steps:
@@ -237,7 +236,3 @@ def estimate_noise_scale(
         noise_scale=trace / norm2 if known and norm2 > 0 and trace > 0 else None,
         history=tuple(steps[::stride]),
     )
-
-
-def _is_finite(value: float) -> bool:
-    return value == value and abs(value) != float("inf")

@@ -24,11 +24,7 @@ from dlbench.specs.sync import MGWFBP_STEPS
 from dlbench.specs.training import MeasureSpec
 
 WATCHED_STEPS = 3  # Last steps of the warm-up in which the exchange is watched closely; measured steps stay untouched.
-
-
 HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernels take; odd, for the median.
-
-
 _TIMED_STEPS = 4
 """Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
 says how long a step is."""
@@ -52,7 +48,6 @@ class StepSchedule:
 
     @property
     def measured(self) -> int:
-        """Measured steps at most."""
         return self.steps - self.warmup
 
     @property
@@ -60,19 +55,12 @@ class StepSchedule:
         """Whether seconds are wanted, so that the number of steps is settled in the warm-up."""
         return self.warmup_s > 0 or self.measured_s > 0
 
-    @property
-    def settles_at(self) -> int:
-        """The step of this run, from 0, before which the number of steps is settled: before anything is watched."""
-        return self.held.start
-
     def lengthen(self, *, warmup: int = 0, measured: int = 0) -> None:
-        """More steps; what lies at the end of the warm-up moves with it."""
         self.warmup += warmup
         self.end += warmup + measured
 
     @property
     def steps(self) -> int:
-        """Steps of this run at most."""
         return self.end - self.first
 
     @property
@@ -129,11 +117,9 @@ class StepSchedule:
         return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
 
     def evaluates(self, done: int) -> bool:
-        """Whether quality is looked at after `done` steps."""
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
 
     def saves(self, done: int) -> bool:
-        """Whether a checkpoint is written after `done` steps."""
         return self.checkpoint_every is not None and (done == self.end or _passes(done, self.checkpoint_every))
 
     def stops(self, done: int) -> bool:
@@ -141,12 +127,10 @@ class StepSchedule:
         return self.evaluates(done) or self.saves(done)
 
     def ends_epoch(self, done: int) -> bool:
-        """Whether the last of `done` steps reached the end of an epoch."""
         return self.steps_per_epoch is not None and _passes(done, self.steps_per_epoch)
 
 
 def _passes(done: int, every: float) -> bool:
-    """Whether the step that makes it `done` reaches a multiple of `every` steps."""
     return _multiples(done, every) > _multiples(done - 1, every)
 
 
@@ -159,7 +143,11 @@ def _multiples(done: int, every: float) -> int:
 def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, on_gpu: bool = False) -> StepSchedule:
     """The schedule of a plan."""
     measure, window_steps = plan.measure, plan.watch.window_steps if plan.watch is not None else 0
-    deciding = _deciding_steps(plan)
+    deciding = 0
+    if plan.layout.ranks > 1 and plan.engine.autotunes:
+        deciding = plan.engine.horovod.autotune_steps
+    elif plan.layout.ranks > 1 and plan.sync.fusion == "own:mgwfbp":
+        deciding = MGWFBP_STEPS
     samples = plan.workload.train.schedule.epoch_samples
     batch = plan.global_batch
     steps_per_epoch = samples / batch if samples else None if batches_per_epoch is None else float(batches_per_epoch)
@@ -176,7 +164,8 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
         evaluate_every = None
     else:
         assert steps_per_epoch is not None  # the plan refuses synthetic data here
-        end = _steps(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
+        steps = _ratio(quality.max_epochs, quality.max_samples, steps_per_epoch, batch)
+        end = max(1, math.ceil(steps - 1e-9))
         every = _ratio(quality.evaluate_every_epochs, quality.evaluate_every_samples, steps_per_epoch, batch)
         evaluate_every = max(1.0, every)
         warmup, warmup_s, measured_s = min(measure.warmup_steps, max(0, end - first - 1)), 0.0, 0.0
@@ -195,20 +184,8 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
     )
 
 
-def _deciding_steps(plan: RunPlan) -> int:
-    if plan.layout.ranks == 1:
-        return 0
-    if plan.engine.autotunes:
-        return plan.engine.horovod.autotune_steps
-    return MGWFBP_STEPS if plan.sync.fusion == "own:mgwfbp" else 0
-
-
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
     return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
-
-
-def _steps(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> int:
-    return max(1, math.ceil(_ratio(epochs, samples, steps_per_epoch, batch) - 1e-9))
 
 
 SHORT_WINDOW_S = 20.0
@@ -231,8 +208,7 @@ class Pacing:
         self._step_s: float | None = None
 
     def is_due(self, step: int) -> bool:
-        """Whether ranks agree before this step of the warm-up."""
-        return not self._is_settled and step == self._schedule.settles_at
+        return not self._is_settled and step == self._schedule.held.start
 
     def agree(self, step_s: Sequence[float]) -> None:
         """Lengthens the schedule; called by all ranks, between two steps. `step_s`: of every step so far, seconds."""
@@ -257,15 +233,10 @@ class Pacing:
         if not schedule.is_timed:
             return []
         step = f"{self._step_s:.4g} s" if self._step_s else "unknown length"
+        warmup, measured = step_s[: schedule.warmup], step_s[schedule.warmup :]
         lasting = (
-            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, step_s[: schedule.warmup], measure.warmup_steps),
-            (
-                "measure.measured_s",
-                measure.measured_s,
-                schedule.measured_s,
-                step_s[schedule.warmup :],
-                measure.measured_steps,
-            ),
+            ("measure.warmup_s", measure.warmup_s, schedule.warmup_s, warmup, measure.warmup_steps),
+            ("measure.measured_s", measure.measured_s, schedule.measured_s, measured, measure.measured_steps),
         )
         return [
             Setting(
@@ -279,7 +250,6 @@ class Pacing:
         ]
 
     def warnings(self, step_s: Sequence[float], *, on_gpu: bool) -> list[str]:
-        """Warnings about how long was measured, a sentence each."""
         lasted = math.fsum(step_s[self._schedule.warmup :])
         wanted = self._schedule.measured_s
         if lasted < _SHORT * wanted:

@@ -24,8 +24,8 @@ assert chosen.sample_unit == "volumes"
 """
 
 
-def call(*arguments: str, folder: Path, found: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} | ({"DLBENCH_PATH": str(FOLDER)} if found else {})
+def call(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "DLBENCH_PATH": str(FOLDER)}
     return subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
     )
@@ -52,12 +52,6 @@ def test_it_trains_and_is_reported(tmp_path: Path) -> None:
     report = call("-m", "dlbench", "report", "runs", "--format", "json", folder=tmp_path)
     assert report.returncode == 0, report.stderr
     assert json.loads(report.stdout)["groups"]
-
-
-def test_without_its_folder_its_name_is_unknown(tmp_path: Path) -> None:
-    dry = call("-m", "dlbench", "run", "unet3d", "--dry-run", folder=tmp_path, found=False)
-    assert dry.returncode == 2
-    assert "unknown workload 'unet3d'" in dry.stderr
 
 
 def test_a_module_that_cannot_be_loaded_stops_only_its_own_workload(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -
         for number in range(scatters):
             what: dict[str, Any] = {"method": SCATTER, "phase": "backward", "module": str(number), "num_tensors": 1}
             watch.carry(lambda: done.append("one"), torch.zeros(6), Group(), **what)
-        watch.finish()
+        watch.end_backward()
         watch.end_step()
     # Not known in the first step; one more or less than in the step before is marked at the end, or too early.
     assert marks == [3, 2, 2, 1]

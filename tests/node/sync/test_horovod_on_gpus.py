@@ -16,9 +16,10 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node.failures import failure_of
 from dlbench.node.sync.horovod import report
 from dlbench.node.sync.horovod.engine import HorovodEngine
-from dlbench.specs.engine import HorovodSettings
+from dlbench.records.folder import RunFolder
 from tests.support.cuda_events import stand_in_cuda
 from tests.support.rank_places import rank_place
+from tests.support.run_factory import plans
 
 __all__ = ["stand_in_cuda"]
 
@@ -75,14 +76,8 @@ def on_gpu(stand_in_cuda: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         package.torch = fake  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "horovod", package)
         monkeypatch.setitem(sys.modules, "horovod.torch", fake)
-        engine = HorovodEngine(
-            HorovodSettings(),
-            rank_place(0, ranks),
-            torch.device("cuda"),
-            use_mpi=True,
-            address_file=tmp_path / "rendezvous.json",
-            interface=None,
-        )
+        plan = plans(points=(ranks,), repeats=1, engine="horovod", launcher="mpirun")[-1]
+        engine = HorovodEngine(plan, RunFolder(tmp_path), rank_place(0, ranks), torch.device("cuda"), None)
         engine.start()
         return engine, fake
 

@@ -162,27 +162,6 @@ def test_plain_sgd_that_averages_after_every_update_is_data_parallel_training() 
     assert apart(found[0][0], [p.detach() for p in model.parameters()]) < 1e-6
 
 
-def test_averages_are_counted_with_their_bytes_and_with_how_far_ranks_were_apart() -> None:
-    ((_, settings, exchange), _) = trained(planned(sync__average_every=4), MOMENTUM)
-    by_key = {one.key: one for one in settings}
-    values = sum(p.numel() for p in network().parameters())
-    assert by_key["sync.average_every"].effective == 4
-    assert "2 averages of" in by_key["sync.average_every"].evidence
-    assert "1 for checkpoints and the end" in by_key["sync.average_every"].evidence
-    assert by_key["sync.average_momentum"].effective is True
-    # A ring of two sends 2 (p - 1) / p of the vector: parameters and their momentum, in 2 of 10 steps.
-    assert exchange.bytes_inside == pytest.approx(2 * values * 4 * 2 / STEPS)
-    assert exchange.messages[0].num_bytes == 2 * values * 4
-    assert exchange.of_gradients == ()
-    assert (exchange.exchange, exchange.by) == ("average every 4 updates", "dlbench")
-
-
-def test_averages_begin_behind_the_updates_with_exchanged_gradients() -> None:
-    ((_, settings, _), _) = trained(planned(sync__average_every=2, sync__average_from=4), 0.0)
-    (proof,) = [one for one in settings if one.key == "sync.average_every"]
-    assert f"{(STEPS - 4) // 2} averages of" in proof.evidence
-
-
 def test_evaluations_see_the_mean_and_change_nothing() -> None:
     seen: list[list[Tensor]] = []
 

@@ -31,7 +31,6 @@ from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.strategies import strategy_problem
 from tests.support.forked_runs import planned
 from tests.support.forks import run_ranks
 from tests.support.one_rank import context_of
@@ -211,22 +210,6 @@ def alike(trained: Mapping[str, Run]) -> list[str]:
 
 def checkpoint_of(run: Run) -> dict[str, torch.Tensor]:
     return load_file(run.folder.checkpoint(LAST))
-
-
-def test_training_starts_from_the_same_parameters_under_every_strategy(trained: Mapping[str, Run]) -> None:
-    for run in trained.values():
-        digests = {rank.initial_parameters_sha256 for rank in record(run).ranks}
-        assert digests == {record(trained["ddp"]).ranks[0].initial_parameters_sha256}
-
-
-def test_shards_by_node_are_refused_where_a_node_holds_one_replica(trained: Mapping[str, Run]) -> None:
-    plan = trained["tensor"].plan
-    by_node = plan.engine.model_copy(
-        update={"fsdp": plan.engine.fsdp.model_copy(update={"shard_ranks": "node", "tensor_ranks": 2})}
-    )
-    parts = (plan.workload, by_node, plan.sync, plan.measure)
-    assert strategy_problem(*parts, ranks=8, ranks_per_node=4) is None
-    assert "nothing is sharded inside it" in str(strategy_problem(*parts, ranks=8, ranks_per_node=2))
 
 
 def test_each_checkpoint_is_read_bit_for_bit_under_every_strategy(everything: Everything) -> None:

@@ -12,7 +12,6 @@ from torch import nn
 from dlbench.errors import UserError
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.sharding import HeldOrder, Position
-from dlbench.node.training import run_record
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
     Checkpoint,
@@ -21,7 +20,6 @@ from dlbench.node.training.checkpoint import (
     trained_identity,
 )
 from dlbench.node.training.run_record import sample_summary, shuffled
-from dlbench.records.data_path import ShuffleEpoch, ShuffleResult
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
 from tests.support.checkpoints import write_checkpoint
@@ -125,29 +123,3 @@ def test_the_record_says_how_samples_were_shuffled_and_the_check_fails_with_name
     assert not check.passed
     assert f"epoch 0: number {wrong.instead[2]} was read twice (ranks 0, 1)" in check.detail
     assert f"number {wrong.epoch(0)[0]} was read never" in check.detail
-
-
-def test_samples_lost_on_their_way_fail_the_check() -> None:
-    epoch = ShuffleEpoch(
-        epoch=0,
-        is_whole=True,
-        visits=8,
-        left_out=0,
-        twice=0,
-        never=0,
-        sent=3,
-        received=2,
-        sent_bytes=9,
-        novelty=None,
-        label_distance=None,
-    )
-    result = ShuffleResult(
-        shuffle="partial:0.5",
-        partition="shuffled",
-        exchanged_share=0.5,
-        errors=("epoch 0: 3 samples were sent and 2 arrived",),
-        audit_s=0.0,
-        epochs=(epoch,),
-    )
-    check = run_record.samples_check(result, replaced=0)
-    assert (check.passed, check.detail) == (False, "epoch 0: 3 samples were sent and 2 arrived")

@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 import torch
 
-from dlbench.node.training import phases
 from dlbench.node.training.phases import CpuTimer, CudaTimer
 from dlbench.records.rows.steps import PHASES
 
@@ -91,23 +90,6 @@ def test_the_synchronised_mode_waits_at_every_mark(stream: type[FakeStream]) -> 
     timer = CudaTimer(synchronise=True)
     steps(timer, stream, 2)
     assert stream.synchronisations == 2 * (len(PHASES) + 1)
-
-
-def test_an_engine_may_mark_the_end_of_backward_early(stream: type[FakeStream]) -> None:
-    timer = CudaTimer()
-    timer.begin()
-    for phase in (phases.INPUT, phases.H2D, phases.FORWARD):
-        timer.mark(phase)
-    stream.queued_ms += 10
-    timer.mark(phases.BACKWARD)  # from DDP's hook, while backward() still waits for the last bucket
-    stream.queued_ms += 4
-    timer.mark(phases.EXCHANGE)
-    timer.mark(phases.OPTIMIZER)
-    timer.finish(1, torch.tensor(0.0))
-    timer.close()
-    (step,) = timer.collect(wait=True)
-    assert step.phases[phases.BACKWARD] == 10_000_000
-    assert step.phases[phases.EXCHANGE] == 4_000_000
 
 
 def test_cpu_steps_are_contiguous() -> None:

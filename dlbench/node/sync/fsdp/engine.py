@@ -66,7 +66,14 @@ class FsdpEngine(TorchRanks):
         self.communicators().broadcast_parameters(model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         self._whole = {name: parameter.numel() for parameter, name in names.items()}
-        mesh, self._watch = self._mesh(), CommWatch(self._device, mark_backward, self.beat, self._backend)
+        self._watch = CommWatch(self._device, mark_backward, self.beat, self._backend)
+        # Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
+        # out, but for one rank alone.
+        tensor, size = self._settings.tensor_ranks, self._place.size
+        shape = {"replicate": self._nodes, "shard": self._sharers, "tensor": tensor}
+        shares = [name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1))]
+        lengths = tuple(shape[name] for name in shares)
+        mesh = init_device_mesh(self._device.type, lengths, mesh_dim_names=tuple(shares))
         if "tensor" in (dimensions := mesh.mesh_dim_names or ()):
             self._tensor = SharedLayers(mesh["tensor"], self._device, self._watch, self._plan)
             self._tensor.divide(model)
@@ -114,15 +121,6 @@ class FsdpEngine(TorchRanks):
     def planned_groups(self, model: nn.Module, optimizer: Optimizer) -> list[list[torch.Tensor]]:
         return [[self._shares[name] for name in group] for group in self._planned]
 
-    def _mesh(self) -> DeviceMesh:
-        """Ranks by what they share, the innermost dimension that of neighbours; what only one rank would share is left
-        out, but for one rank alone.
-        """
-        tensor, size = self._settings.tensor_ranks, self._place.size
-        shape = {"replicate": self._nodes, "shard": self._sharers, "tensor": tensor}
-        names = tuple(name for name in shape if shape[name] > 1 or (name == "shard" and (tensor < size or size == 1)))
-        return init_device_mesh(self._device.type, tuple(shape[name] for name in names), mesh_dim_names=names)
-
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
         root = cast(FSDPModule | None, self._modules.get(""))
@@ -153,7 +151,7 @@ class FsdpEngine(TorchRanks):
         self._watch.begin_backward()
 
     def finish_exchange(self) -> None:
-        self._watch.finish()
+        self._watch.end_backward()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
         super().step(update)
@@ -255,7 +253,6 @@ class FsdpEngine(TorchRanks):
         )
 
     def _own(self, name: str) -> list[torch.Size]:
-        """Shapes of the parameters that a sharded module gathers itself."""
         others = [f"{other}." for other in self._modules if other and other != name]
         prefix = f"{name}." if name else ""
         return [

@@ -52,7 +52,6 @@ class Call(MessageInFlight):
 
     @property
     def sent_bytes(self) -> float:
-        """Bytes that a rank sends, if a ring carries it."""
         return self.rounds * (self.ranks - 1) / self.ranks * self.num_bytes
 
 
@@ -67,7 +66,7 @@ class WatchedCalls:
 
 class CommWatch:
     """The collectives of one rank. `mark_backward`: called when the step's last reduce-scatter is handed over, which is
-    known from the step before; where it was not, `finish` calls it.
+    known from the step before; where it was not, `end_backward` calls it.
     """
 
     def __init__(
@@ -77,7 +76,6 @@ class CommWatch:
         beat: Callable[[str], None] = lambda what: None,
         backend: str = "gloo",
     ) -> None:
-        """`beat`: hears where this rank stands, before and after each collective."""
         self.clock = clock_for(device)
         # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).
         self.rounds = {GATHER: 1, SCATTER: 2 if backend == "gloo" else 1, REDUCE: 2, ACTIVATIONS: 2}
@@ -97,7 +95,6 @@ class CommWatch:
         self._computing = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def attach(self, module: FSDPModule, name: str, num_tensors: int) -> None:
-        """Watches what a sharded module sends."""
         module.set_custom_all_gather(_AllGather(self, name, num_tensors))
         module.set_custom_reduce_scatter(_ReduceScatter(self, name, num_tensors))
 
@@ -108,9 +105,9 @@ class CommWatch:
         if what["method"] == SCATTER:
             self._scatters += 1
             if self._scatters == self._expected:
-                self._end_backward()
-        size, rounds = whole.numel() * whole.element_size(), self.rounds[what["method"]]
-        noted = Call(handed=self._mark(), num_bytes=size, ranks=group.size(), rounds=rounds, **what)
+                self.end_backward()
+        rounds = self.rounds[what["method"]]
+        noted = Call(handed=self._mark(), num_bytes=whole.nbytes, ranks=group.size(), rounds=rounds, **what)
         if noted.phase == "backward" and self._is_marked:
             noted.phase = "exchange"
         self._now.calls.append(noted)
@@ -131,15 +128,17 @@ class CommWatch:
 
         def note(output: torch.Tensor) -> None:
             before = self._now.calls[-1]
-            size = output.numel() * output.element_size()
-            what: dict[str, Any] = {
-                "method": REDUCE,
-                "phase": before.phase,
-                "module": module,
-                "ranks": ranks,
-                "rounds": 2,
-            }
-            noted = Call(handed=before.done, done=self._mark(), num_bytes=size, num_tensors=num_tensors, **what)
+            noted = Call(
+                method=REDUCE,
+                phase=before.phase,
+                module=module,
+                handed=before.done,
+                done=self._mark(),
+                num_bytes=output.nbytes,
+                num_tensors=num_tensors,
+                ranks=ranks,
+                rounds=2,
+            )
             self._now.calls.append(noted)
 
         return note
@@ -150,18 +149,14 @@ class CommWatch:
     def begin_backward(self) -> None:
         self._now.backward = self._mark()
 
-    def _end_backward(self) -> None:
+    def end_backward(self) -> None:
+        """Every gradient is handed over; what follows in this step belongs to the update."""
         if not self._is_marked:
             self._is_marked = True
             with nullcontext() if self._computing is None else torch.cuda.stream(self._computing):
                 self._mark_backward()
 
-    def finish(self) -> None:
-        """Every gradient is handed over; what follows in this step belongs to the update."""
-        self._end_backward()
-
     def end_step(self) -> None:
-        """The update is done."""
         step, self._now = self._now, WatchedCalls()
         self._expected, self._scatters, self._is_marked = self._scatters, 0, False
         self.last = step.calls
@@ -190,10 +185,13 @@ class CommWatch:
         self.is_open = True
         self.clock.anchor()
         for name, module in () if self.clock.marks_are_free else modules.items():
-            self._hooks += _arrival_hooks(module, lambda kind, name=name: self._arrive(name, kind))  # type: ignore[misc]
+
+            def arrive(kind: str, name: str = name) -> None:
+                self._now.arrivals[name, kind].append(self.clock.mark())
+
+            self._hooks += _arrival_hooks(module, arrive)
 
     def close(self) -> None:
-        """The measured steps begin."""
         if self.is_open and self.steps:
             self.clock.anchor()
             self.clock.settle()
@@ -203,9 +201,6 @@ class CommWatch:
         self._hooks.clear()
         self._seconds.clear()
         self.measured = 0
-
-    def _arrive(self, module: str, kind: str) -> None:
-        self._now.arrivals[module, kind].append(self.clock.mark())
 
     def exposed(self, step: WatchedCalls) -> list[float]:
         """Seconds of each call that this rank's computing waited for it."""
@@ -258,7 +253,6 @@ class CommWatch:
         return {"communication_s": total, "exposed_s": exposed, "hidden_s": max(0.0, total - exposed)}
 
     def spans(self) -> list[MessageSpan]:
-        """Collectives of a closed window; after `close`."""
         return spans([of_gradients(step.calls) for step in self.steps], self.clock)
 
 
@@ -285,11 +279,6 @@ def _arrival_hooks(module: nn.Module, arrive: Callable[[str], None]) -> list[Any
     ]
 
 
-def _pass() -> Phase:
-    """Of the model, that is under way on this thread."""
-    return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-
-
 class _Watched:
     def __init__(self, watch: CommWatch, module: str, num_tensors: int) -> None:
         self._watch, self._what = watch, {"module": module, "num_tensors": num_tensors}
@@ -300,7 +289,9 @@ class _AllGather(_Watched, DefaultAllGather):
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
     ) -> Any:
         call = partial(super().__call__, output_tensor, input_tensor, group, async_op or self._watch.awaits_release)
-        return self._watch.carry(call, output_tensor, group, method=GATHER, phase=_pass(), **self._what)
+        # Of the pass of the model that is under way on this thread.
+        phase: Phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        return self._watch.carry(call, output_tensor, group, method=GATHER, phase=phase, **self._what)
 
 
 class _ReduceScatter(_Watched, DefaultReduceScatter):

@@ -60,7 +60,7 @@ from dlbench.node.sync.wire import CheckedFp16, OverflowCount, magnitudes
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
-from dlbench.specs.engine import ENGINES, HorovodSettings
+from dlbench.specs.engine import ENGINES
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import fusion_bytes
 
@@ -69,37 +69,23 @@ class HorovodEngine(Engine):
     """Horovod's DistributedOptimizer."""
 
     def __init__(
-        self,
-        settings: HorovodSettings,
-        place: RankPlace,
-        device: torch.device,
-        *,
-        use_mpi: bool,
-        address_file: Path,
-        interface: str | None,
-        fusion: str = "auto",
-        wire: str = "fp32",
-        exchange: str = "flat",
-        is_watched: bool = True,
-        stall_timeout_s: float = 600.0,
-        gpu: RankGpu | None = None,
+        self, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> None:
-        """`use_mpi`: the launcher is an MPI one; otherwise ranks meet through `address_file`, where rank 0 gives its
-        address, and Gloo. `interface`: of the network; None to find it. `fusion`: auto, none, or the size that messages
-        are fused up to. `is_watched`: whether Horovod's timeline is used; not where dlbench itself exchanges.
-        """
-        self._stall_timeout_s = stall_timeout_s
+        sync, launch = plan.sync, plan.system.launch
+        self._stall_timeout_s = plan.measure.stall_timeout_s
         self._gpu = gpu
-        self._settings = settings
-        self._tunes = settings.autotune and place.size > 1
+        self._settings = plan.engine.horovod
+        self._tunes = self._settings.autotune and place.size > 1
         self._place = place
         self._device = device
-        self._use_mpi = use_mpi
-        self._address_file = address_file
-        self._interface = interface
-        self._fusion = ENGINES["horovod"].fusion if fusion == "auto" else fusion
-        self._wire = wire
-        self._exchange = exchange
+        self._use_mpi = launch.by_mpi  # Else ranks meet through a file, where rank 0 gives its address, and Gloo.
+        self._address_file = folder.rendezvous
+        self._interface = launch.interface
+        self._fusion = ENGINES["horovod"].fusion if sync.library_fusion == "auto" else sync.library_fusion
+        self._wire = sync.library_wire
+        # Not where dlbench itself exchanges.
+        is_watched = not sync.is_own and sync.exchanges_gradients
+        self._exchange = sync.exchange if is_watched else "flat"
         self._is_watched = is_watched and place.size > 1
         self._why_unseen = NOT_WATCHED
         self._hvd: Any = None
@@ -118,22 +104,7 @@ class HorovodEngine(Engine):
     def for_plan(
         cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
     ) -> Self:
-        launch, sync = plan.system.launch, plan.sync
-        is_watched = not sync.is_own and sync.exchanges_gradients
-        return cls(
-            plan.engine.horovod,
-            place,
-            device,
-            use_mpi=launch.by_mpi,
-            address_file=folder.rendezvous,
-            interface=launch.interface,
-            fusion=sync.library_fusion,
-            wire=sync.library_wire,
-            exchange=sync.exchange if is_watched else "flat",
-            is_watched=is_watched,
-            stall_timeout_s=plan.measure.stall_timeout_s,
-            gpu=gpu,
-        )
+        return cls(plan, folder, place, device, gpu)
 
     def allow_groups(self) -> None:
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
@@ -305,7 +276,6 @@ class HorovodEngine(Engine):
         self._watch.exchange_ended()
 
     def step(self, update: Callable[[Optimizer], object]) -> None:
-        """The update, without Horovod's second wait."""
         with self._optimizer.skip_synchronize():
             update(self._optimizer)
 
@@ -317,11 +287,11 @@ class HorovodEngine(Engine):
         self._hvd.broadcast_(tensor, root_rank=0, name=f"dlbench.broadcast.{tensor.numel()}")
 
     def gather(self, value: Any) -> list[Any]:
-        return gather_json(value, self._place.size, self._gather_equal)
+        def all_gather(own: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
+            return found
 
-    def _gather_equal(self, own: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self._hvd.allgather(own, name=f"dlbench.gather.{own.dtype}")
-        return found
+        return gather_json(value, self._place.size, all_gather)
 
     def barrier(self) -> None:
         self._hvd.barrier()

@@ -200,8 +200,7 @@ class TuningWatch:
 
 def tuning_cost_s(step_s: Sequence[float], settled_step: int | None) -> float | None:
     """What tuning took beyond training: its steps, less as many at the median of those afterwards; not below zero.
-    `step_s`: times of all steps of the run, in order, seconds. `settled_step`: steps until the search was over; None:
-    it was not.
+    `settled_step`: steps until the search was over; None: it was not.
     """
     if settled_step is None or not step_s[settled_step:]:
         return None
@@ -236,11 +235,7 @@ def loaded_library() -> ctypes.CDLL | None:
 
 def closed_timeline_is_free() -> bool:
     """Whether a timeline that can be opened, but is not, leaves operations on GPUs as they are without it."""
-    function = getattr(loaded_library(), "horovod_closed_timeline_is_free", None)
-    if function is None:
-        return False
-    function.restype, function.argtypes = ctypes.c_bool, []
-    return bool(function())
+    return bool(read_back("horovod_closed_timeline_is_free", ctypes.c_bool))
 
 
 def require_import(error: ImportError) -> EnvironmentLacksError:

@@ -73,7 +73,6 @@ class Timeline:
 
     @property
     def methods(self) -> dict[str, int]:
-        """How many messages went by which operations."""
         return dict(Counter(message.method for message in self.messages))
 
     @property
@@ -114,20 +113,17 @@ class _Reader:
         """One entry of the array. Raises `KeyError, TypeError`: it lacks what entries of its kind have."""
         kind = entry["ph"]
         if kind == "M":
-            self._describe(entry)
+            arguments = entry.get("args") or {}
+            if "start_time_since_epoch_in_micros" in arguments:
+                self.epoch_us = int(arguments["start_time_since_epoch_in_micros"])
+            elif entry["name"] == "process_name" and "name" in arguments:
+                self._names[int(entry["pid"])] = str(arguments["name"])
         elif kind == "i" and entry["name"] == "CYCLE_START":
             self.cycles.append(float(entry["ts"]))
         elif kind == "B":
             self._begin(int(entry["pid"]), str(entry["name"]), float(entry["ts"]))
         elif kind == "E":
             self._end(int(entry["pid"]), float(entry["ts"]), entry.get("args") or {})
-
-    def _describe(self, entry: dict[str, Any]) -> None:
-        arguments = entry.get("args") or {}
-        if "start_time_since_epoch_in_micros" in arguments:
-            self.epoch_us = int(arguments["start_time_since_epoch_in_micros"])
-        elif entry["name"] == "process_name" and "name" in arguments:
-            self._names[int(entry["pid"])] = str(arguments["name"])
 
     def _begin(self, pid: int, name: str, moment: float) -> None:
         stack = self._open.setdefault(pid, [])
@@ -286,7 +282,17 @@ class TimelineWindow:
             self._folder.cleanup()
             self._folder = None
         if self._writer is not None:
-            self.calm_text = _calm(self._writer)
+            self.calm_text = (
+                "Horovod's timeline thread, which never sleeps in this build, got the idle scheduling class after the "
+                "window"
+            )
+            try:
+                os.sched_setscheduler(self._writer, os.SCHED_IDLE, os.sched_param(0))
+            except OSError as error:
+                self.calm_text = (
+                    "Horovod's timeline thread computes all the time on rank 0 and could not be calmed "
+                    f"({error.strerror}): it takes from the measured steps"
+                )
             self._writer = None
 
     def summary(self) -> TimelineSummary | None:
@@ -299,7 +305,14 @@ class TimelineWindow:
         typical = sorted(counts)[(len(counts) - 1) // 2]
         step, messages = [pair for pair in pairs if len(pair[1]) == typical][-1]
         origin_s, reason = self._origin_s(pairs)
-        parts = [] if origin_s is None else [self._parts(step, found, origin_s) for step, found in pairs]
+        exposed_s, hidden_s = list[float](), list[float]()
+        for watched, sent in pairs:
+            if origin_s is None:
+                break
+            ways = [self._way(watched, message, origin_s) for message in sent]
+            ready = self._watch.clock.between(watched.begin, watched.backward_end)
+            exposed_s.append(covered(ways, begin=ready))
+            hidden_s.append(covered(ways, end=ready))
         sizes = [message.wire_bytes for message in messages]
         known = [size for size in sizes if size is not None]
         fused = [m.wire_bytes or 0 for m in timeline.messages if len(m.tensors) > 1]
@@ -308,8 +321,8 @@ class TimelineWindow:
             counts=tuple(counts),
             wire_bytes=float(sum(known)) if len(known) == len(sizes) else None,
             communication_s=median(covered([(m.begin_us / 1e6, m.end_us / 1e6) for m in found]) for _, found in pairs),
-            exposed_s=median(exposed for exposed, _ in parts),
-            hidden_s=median(hidden for _, hidden in parts),
+            exposed_s=median(exposed_s),
+            hidden_s=median(hidden_s),
             largest_fused_bytes=max(fused, default=0),
             timeline=timeline,
             reason=reason,
@@ -381,12 +394,6 @@ class TimelineWindow:
                     return None, "an operation seems to lie outside of its step: the clocks do not agree"
         return origin_s, ""
 
-    def _parts(self, step: WatchedStep, messages: Sequence[FusedMessage], origin_s: float) -> tuple[float, float]:
-        """Exposed and hidden part of one step's communication, seconds."""
-        ways = [self._way(step, message, origin_s) for message in messages]
-        ready = self._watch.clock.between(step.begin, step.backward_end)
-        return covered(ways, begin=ready), covered(ways, end=ready)
-
     def _message(self, step: WatchedStep, message: FusedMessage, origin_s: float | None) -> Message:
         sizes, ready = self._watch.gradient_bytes, self._watch.ready_s(step)
         return Message(
@@ -443,14 +450,3 @@ def _spinning_thread(known: set[int]) -> int | None:
         and ran_ns - was[0] > _SPINS * _LOOK_S * 1e9
     ]
     return spinning[0] if len(spinning) == 1 else None
-
-
-def _calm(thread: int) -> str:
-    try:
-        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
-    except OSError as error:
-        return (
-            f"Horovod's timeline thread computes all the time on rank 0 and could not be calmed ({error.strerror}): it "
-            "takes from the measured steps"
-        )
-    return "Horovod's timeline thread, which never sleeps in this build, got the idle scheduling class after the window"

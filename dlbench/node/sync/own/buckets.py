@@ -28,26 +28,13 @@ ALIGNMENT = 16  # Elements; a buffer begins on a cache line of its own.
 
 def split(order: Sequence[int], counts: Sequence[int]) -> list[tuple[int, ...]]:
     """The messages: this many of each, in this order."""
-    if sum(counts) != len(order) or any(count < 1 for count in counts):
-        raise ValueError(f"messages of {tuple(counts)} tensors do not hold {len(order)} tensors")
     places = iter(order)
     return [tuple(islice(places, count)) for count in counts]
 
 
-def one_each(num_tensors: int) -> tuple[int, ...]:
-    """A message a tensor."""
-    return (1,) * num_tensors
-
-
-def all_in_one(num_tensors: int) -> tuple[int, ...]:
-    """One message."""
-    return (num_tensors,)
-
-
 def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
-    """Messages of at least this many bytes, each no longer than it must be; what is left over at the end is the last.
-    `sizes`: bytes of the tensors in the order in which they are ready. `num_bytes`: least size of a message. Returns
-    tensors of each message.
+    """How many tensors make messages of at least this many bytes, each no longer than it must be; what is left over at
+    the end is the last. `sizes`: bytes of the tensors in the order in which they are ready.
     """
     counts, count, held = [], 0, 0
     for size in sizes:
@@ -68,9 +55,7 @@ class Bucket:
     """One message: its buffer, and each gradient's place in it."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], multiple: int, arena: torch.Tensor) -> None:
-        """Takes its buffer from the start of `arena` (fp32, one-dimensional). It is padded with zeros to a multiple of
-        `multiple` elements, so that it has equal shares.
-        """
+        """Takes its buffer from the start of `arena`, padded with zeros to `multiple` elements, for equal shares."""
         self.parameters = tuple(parameters)
         self.num_elements = sum(p.numel() for p in parameters)
         self.vector = arena[: -(-self.num_elements // multiple) * multiple]
@@ -80,7 +65,13 @@ class Bucket:
         self._views = []
         offset = 0
         for parameter in parameters:
-            self._views.append(_view(self.vector, offset, parameter))
+            view = self.vector[offset : offset + parameter.numel()]
+            # In the parameter's own memory order, where optimizers are fastest.
+            order = {4: torch.channels_last, 5: torch.channels_last_3d}.get(parameter.dim(), torch.contiguous_format)
+            if parameter.is_contiguous() or not parameter.is_contiguous(memory_format=order):
+                self._views.append(view.view(parameter.shape))
+            else:
+                self._views.append(view.as_strided(parameter.shape, parameter.stride()))
             offset += parameter.numel()
 
     @property
@@ -99,10 +90,9 @@ class Bucket:
             else:
                 torch.mul(parameter.grad, scale, out=view)
             parameter.grad = view
-        elif self.missing == 0:
-            self._take_all(scale)
-
-    def _take_all(self, scale: float) -> None:
+            return
+        if self.missing > 0:
+            return
         pairs = [(view, p.grad) for view, p in zip(self._views, self.parameters, strict=True) if p.grad is not None]
         if len(pairs) < len(self._views):
             self.vector.zero_()
@@ -111,20 +101,6 @@ class Bucket:
             self.vector[: self.num_elements].mul_(scale)
         for view, parameter in zip(self._views, self.parameters, strict=True):
             parameter.grad = view
-
-
-def _view(vector: torch.Tensor, offset: int, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """A part of the buffer in the parameter's own memory order, where optimizers are fastest."""
-    flat = vector[offset : offset + parameter.numel()]
-    if parameter.is_contiguous() or not _is_dense(parameter):
-        return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, parameter.stride())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    if tensor.dim() == 4:
-        return tensor.is_contiguous(memory_format=torch.channels_last)
-    return tensor.dim() == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d)
 
 
 def fill(arena: torch.Tensor, messages: Sequence[Sequence[torch.nn.Parameter]], multiple: int) -> tuple[Bucket, ...]:
@@ -149,9 +125,7 @@ class ExchangeThread:
     def __init__(
         self, enter: Callable[[], None], exchange: Callable[[int], None], describe: Callable[[int], str]
     ) -> None:
-        """Starts the thread. `enter`: called first on the thread. `exchange`: exchanges the message of this number;
-        called on the thread. `describe`: names a message in an error.
-        """
+        """`enter`: called first on the thread. `exchange`: called on it. `describe`: names a message in an error."""
         self._exchange = exchange
         self._describe = describe
         self._handed: set[int] = set()
@@ -172,7 +146,6 @@ class ExchangeThread:
             self._next += 1
 
     def wait(self) -> None:
-        """Returns when every message of the step is exchanged."""
         self._worker.wait()
         self._worker.require_well()
 

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import ExchangeThread, all_in_one, at_least, fill, one_each, require_fp32, split
+from dlbench.node.sync.own.buckets import ExchangeThread, at_least, fill, require_fp32, split
 from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for
@@ -45,7 +45,6 @@ class OwnExchange(EngineOverLibrary):
     """A library serves all but gradients; these are exchanged step by step, by hooks and a thread."""
 
     def __init__(self, library: Engine, plan: RunPlan, place: RankPlace, device: torch.device) -> None:
-        """One rank's, over a library that is not started yet. Raises `UserError`: `sync.network` is no such file."""
         if plan.sync.network is not None:
             read_network(Path(plan.sync.network))  # before the ranks meet
         super().__init__(library)
@@ -53,7 +52,7 @@ class OwnExchange(EngineOverLibrary):
         self._place = place
         self._device = device
         self._is_prepared = self._is_held = self._is_watched = False
-        self._steps = self._overflows = 0
+        self._steps = 0
         self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
         self._notes_gradients = True
@@ -90,18 +89,17 @@ class OwnExchange(EngineOverLibrary):
         self._arrange(order, self._counts(order))
         self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
         for number, (_, parameter) in enumerate(named):
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(self._on_gradient, number)
-            )
+            on_gradient = partial(self._on_gradient, number)
+            parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
         self._is_prepared = True
         return super().prepare(model, optimizer, mark_backward)
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
         if self._fusion == "own:none":
-            return one_each(len(order))
+            return (1,) * len(order)
         least = fusion_bytes(self._fusion)
         if least is None:
-            return all_in_one(len(order))
+            return (len(order),)
         return at_least([self._sizes[n] for n in order], least)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
@@ -132,7 +130,9 @@ class OwnExchange(EngineOverLibrary):
             bucket.missing = len(bucket.parameters)
         self._sequence = []
         self._taken.clear()
-        self._notes_gradients = self._clock.marks_are_free or self._is_watched or self._is_deciding
+        # Whether the fusion follows from when the gradients of this step are ready.
+        is_deciding = self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
+        self._notes_gradients = self._clock.marks_are_free or self._is_watched or is_deciding
         self._now = StepMoments(
             begin=self._clock.mark(),
             gradients=[None] * len(self._named),
@@ -142,11 +142,6 @@ class OwnExchange(EngineOverLibrary):
             ways=[""] * count,
         )
         self._thread.begin()
-
-    @property
-    def _is_deciding(self) -> bool:
-        """Whether the fusion follows from when the gradients of this step are ready."""
-        return self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
 
     def _on_gradient(self, number: int, parameter: torch.Tensor) -> None:
         if not self._is_held:
@@ -251,17 +246,15 @@ class OwnExchange(EngineOverLibrary):
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
         elif self._plan.sync.fusion == "own:mgwfbp" and self._steps == 1 + WATCHED_STEPS:
-            self._merge()
-
-    def _merge(self) -> None:
-        """Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank."""
-        assert self._route.line is not None
-        self._clock.settle()
-        slowest = [max(times) for times in zip(*self.gather(self._moments.gradients()), strict=True)]
-        order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
-        counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
-        self._fusion = "own:mgwfbp"
-        self._arrange(*self._agreed([order, list(counts)]))
+            # Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank.
+            assert self._route.line is not None
+            self._clock.settle()
+            everyone = self.gather(gradient_times(self._moments.steps, self._clock))
+            slowest = [max(times) for times in zip(*everyone, strict=True)]
+            order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
+            counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
+            self._fusion = "own:mgwfbp"
+            self._arrange(*self._agreed([order, list(counts)]))
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
@@ -272,11 +265,42 @@ class OwnExchange(EngineOverLibrary):
         self._clock.settle()
         own = self._moments.sums() if self._moments.steps else None
         found: list[tuple[dict[str, float] | None, int]] = self.gather((own, self._route.wire.overflows))
-        self._overflows = min(count for _, count in found)
-        return self._result([times for times, _ in found])
+        route, window = self._route, len(self._moments.steps)
+        known = [times for times, _ in found if times is not None]
+        # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
+        width = route.wire.bytes_per_element
+        sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
+        # Of measured steps; of watched ones where marks are not free.
+        ready = gradient_times(self._moments.steps, self._clock)
+        ready = ready or gradient_times([step for step, _ in self._watched], self._clock)
+        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
+        gradients = [GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order]
+        return ExchangeResult(
+            carrier=route.carrier,
+            by="dlbench",
+            exchange=self._exchange_used,
+            fusion=self._fusion,
+            wire=self._wire_used,
+            group_size=route.group_size,
+            num_groups=self._place.size // route.group_size,
+            messages=self._messages_sent(),
+            bytes_inside=sum(inside for inside, _ in sent),
+            bytes_across=sum(across for _, across in sent),
+            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
+            wire_overflows=min(count for _, count in found),
+            density=route.wire.density,
+            dense_switches=route.wire.dense_switches,
+            window_steps=window,
+            evidence=(
+                f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
+                "form of each exchange"
+            ),
+            gradients=tuple(gradients),
+            costs=route.costs,
+            hybrid_threshold_bytes=route.threshold_bytes,
+        )
 
     def settings(self) -> list[Setting]:
-        """The library's own, and what was asked of `sync` and was in force."""
         sync, route, sizes = self._plan.sync, self._route, self._message_bytes
         how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
         group = f"ranks of the group that rank 0 exchanged in; {self._ways_text}"
@@ -288,7 +312,6 @@ class OwnExchange(EngineOverLibrary):
         )
 
     def _fusion_as_counted(self) -> str:
-        """The fusion that the messages of the run agree with."""
         counts, sizes = [len(one) for one in self._messages], self._message_bytes
         agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
         if agrees.get(self._fusion, all(size >= (fusion_bytes(self._fusion) or 0) for size in sizes[:-1])):
@@ -323,44 +346,6 @@ class OwnExchange(EngineOverLibrary):
         parts = ", ".join(f"{count} {way}" for way, count in sorted(self._all_ways.items()))
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
-    def _result(self, sums: Sequence[dict[str, Any] | None]) -> ExchangeResult:
-        """The result of the run. `sums`: for each rank, its times of a step (`Moments.sums`); None where no step
-        was watched.
-        """
-        route, window = self._route, len(self._moments.steps)
-        known = [each for each in sums if each is not None]
-        inside, across = self._sent()
-        return ExchangeResult(
-            carrier=route.carrier,
-            by="dlbench",
-            exchange=self._exchange_used,
-            fusion=self._fusion,
-            wire=self._wire_used,
-            group_size=route.group_size,
-            num_groups=self._place.size // route.group_size,
-            messages=self._messages_sent(),
-            bytes_inside=inside,
-            bytes_across=across,
-            **{key: statistics.fmean(each[key] for each in known) for key in (known[0] if known else ())},
-            wire_overflows=self._overflows,
-            density=route.wire.density,
-            dense_switches=route.wire.dense_switches,
-            window_steps=window,
-            evidence=(
-                f"counted by dlbench in every step; times from the last {window} measured steps; bytes by the closed "
-                "form of each exchange"
-            ),
-            gradients=self._gradients(),
-            costs=route.costs,
-            hybrid_threshold_bytes=route.threshold_bytes,
-        )
-
-    def _sent(self) -> tuple[float, float]:
-        """Bytes that a rank sends in a step, inside its group and across, mean over ranks."""
-        width = self._route.wire.bytes_per_element
-        each = [self._route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
-        return sum(inside for inside, _ in each), sum(across for _, across in each)
-
     def _messages_sent(self) -> tuple[Message, ...]:
         times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
         method, width = self._route.method, self._route.wire.bytes_per_element
@@ -376,13 +361,6 @@ class OwnExchange(EngineOverLibrary):
                 self._messages, self._message_bytes, self._ways, self._buckets, times, strict=True
             )
         )
-
-    def _gradients(self) -> tuple[GradientTime, ...]:
-        # Of measured steps; of watched ones where marks are not free.
-        watched = [step for step, _ in self._watched]
-        ready = self._moments.gradients() or gradient_times(watched, self._clock)
-        order = sorted(range(len(ready)), key=lambda n: (ready[n], n))
-        return tuple(GradientTime(name=self._named[n][0], num_bytes=self._sizes[n], ready_s=ready[n]) for n in order)
 
     def stop(self) -> None:
         if self._is_prepared:

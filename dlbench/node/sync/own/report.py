@@ -59,10 +59,6 @@ class Moments:
                 self.clock.give_back(oldest.marks())
         self.steps.append(step)
 
-    def gradients(self) -> list[float]:
-        """For each parameter the median time at which its gradient was ready, seconds."""
-        return gradient_times(self.steps, self.clock)
-
     def messages(self) -> list[dict[str, float]]:
         """Medians of each message, fields of `Message`: seconds after the start of the backward pass, and its own."""
         between = self.clock.between

@@ -30,7 +30,7 @@ from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
-from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer
+from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.overlap import hybrid_threshold
@@ -99,7 +99,7 @@ class RouteBuilder:
         self._costs: list[LineCost] = []
 
     def build(self) -> Route:
-        """Returns the route; all ranks call it together. Raises `UserError`: `sync.network` lacks what is needed."""
+        """Returns the route; all ranks call it together."""
         sync = self.plan.sync
         carrier = self.communicators.carrier
         groups = make_groups(self.communicators, self._who) if self._is_grouped else None
@@ -141,11 +141,9 @@ class RouteBuilder:
         lines = [self._line(method, "fp32", world, carrier) for method in (flat, hierarchical)]
         threshold = hybrid_threshold(*lines)
         # Where flat never gets cheaper, every message is below the threshold.
-        return Hybrid(flat, hierarchical, self._largest_bytes + 1 if threshold is None else threshold)
-
-    @property
-    def _largest_bytes(self) -> int:
-        return self._gradient_bytes + ELEMENT_BYTES * self._multiple
+        if threshold is None:
+            threshold = self._gradient_bytes + ELEMENT_BYTES * self._multiple + 1
+        return Hybrid(flat, hierarchical, threshold)
 
     def _line(self, method: Method, wire: Wire, world: Group, carrier: str) -> LineCost:
         """Seconds by bytes of gradients, as `sync.network` says or as timed now."""
@@ -154,6 +152,11 @@ class RouteBuilder:
         if self.plan.sync.network is not None:
             line = self._given(name, method, wire, carrier, counts)
         else:
+            sync, num_lines = self.plan.sync, 0
+            if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
+                num_lines += 2
+            if sync.fusion == "own:mgwfbp":
+                num_lines += 1
             probe = self._wire(wire)
             probe.reset([[(f"calibration {count}", count)] for count in counts])
             line = calibrate(
@@ -163,17 +166,11 @@ class RouteBuilder:
                 world=world,
                 clock=self.clock,
                 arena=self._arena,
-                budget_s=CALIBRATION_S / self._num_lines,
+                budget_s=CALIBRATION_S / num_lines,
                 gather=self.gather,
             )
         self._costs.append(line)
         return line
-
-    @property
-    def _num_lines(self) -> int:
-        sync = self.plan.sync
-        is_found = sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None
-        return max(1, 2 * is_found + (sync.fusion == "own:mgwfbp"))
 
     def _given(self, name: str, method: Method, wire: Wire, carrier: str, counts: list[int]) -> LineCost:
         """The line by `sync.network`, for messages `width` times as long as the gradients in them."""
@@ -226,7 +223,6 @@ class Flat(Method):
     name = "flat"
 
     def __init__(self, world: Group, group_size: int) -> None:
-        """`group_size` only gives bytes inside a group from those across."""
         self._world = world
         self._group_size = group_size
 
@@ -236,9 +232,7 @@ class Flat(Method):
 
     def sent(self, num_bytes: float) -> Sent:
         size = len(self._world.ranks)
-        total = 2 * (size - 1) / size * num_bytes
-        crossing = 1 / self._group_size if size > self._group_size else 0.0
-        return total * (1 - crossing), total * crossing
+        return ring_bytes(num_bytes, ranks=size, groups=size // self._group_size)
 
 
 class Hierarchical(Method):
@@ -252,7 +246,6 @@ class Hierarchical(Method):
     name = "hierarchical"
 
     def __init__(self, groups: RankGroups, chunks: Callable[[int], int]) -> None:
-        """`chunks`: in how many a message of so many bytes goes: `level_chunks`."""
         self._groups = groups
         self._chunks = chunks
 
@@ -315,7 +308,6 @@ class Hybrid(Method):
     name = "hybrid"
 
     def __init__(self, flat: Flat, hierarchical: Hierarchical, threshold_bytes: int) -> None:
-        """`threshold_bytes`: size from which a message goes flat."""
         self.parts = (flat, hierarchical)
         self.threshold_bytes = threshold_bytes
 
