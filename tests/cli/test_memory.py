@@ -46,7 +46,7 @@ def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert "Measured on this machine (n0), cpu, 2 threads; to a file on node-local disk" in result.stdout
-    for title in ("The plan", "Methods with batch 32", "Capacities with batch 32, planned"):
+    for title in ("The plan", "Methods with batch 32"):
         assert title in lines
 
 
@@ -62,10 +62,6 @@ def test_the_plan_of_the_json_keeps_to_its_capacity_and_says_what_else_would(ans
     in_core = next(one for one in found["methods"] if one["method"] == "in core")
     assert not in_core["fits"]
     assert in_core["pass_s"] == pytest.approx(CHAIN.useful_s)
-    by_capacity = found["by_capacity"]
-    assert by_capacity[0]["capacity_bytes"] == found["smallest_bytes"]
-    assert all(one["fits"] for one in by_capacity)
-    assert by_capacity[-1]["pass_s"] == pytest.approx(CHAIN.useful_s)
     # All but the state is in proportion to the batch.
     assert found["in_core_batch"] == int((20.5 - 4) / (37 / 32))
     fits = {one["batch"]: one["fits"] for one in found["by_batch"] if one["method"] == "in core"}

@@ -124,7 +124,7 @@ def steps(machine: Machine, folder: Path, *, figures: bool) -> list[Step]:
         *_presets_of_several(machine, folder),
     ]
     if figures:
-        areas = [("host work of a step", "spine.host", 120.0), ("where a step's time goes", "gpu-losses", 600.0)]
+        areas = [("host work of a step", "spine.host", 120.0)]
         areas += [(f"every axis of {workload}", f"gpu.{workload}", 4800.0) for workload in AXES]
         found += [
             Step(

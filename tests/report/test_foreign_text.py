@@ -135,11 +135,6 @@ def check_metrics(text: str) -> None:
         assert line.startswith("# ") or sample.fullmatch(line), line
 
 
-def check_lines_of_json(text: str) -> None:
-    for line in text.splitlines():
-        json.loads(line)
-
-
 def check_mllog(text: str) -> None:
     for line in text.splitlines():
         assert line.startswith(":::MLLOG ")
@@ -156,7 +151,6 @@ CHECKS: dict[str, Callable[[str], object]] = {
     "raw.json": json.loads,  # For programs that show it themselves; no text ends its string.
     "xml": check_xml,
     "prom": check_metrics,
-    "jsonl": check_lines_of_json,
     "log": check_mllog,
 }
 
@@ -172,7 +166,7 @@ COMMANDS = {
     "history slow-nodes --store STORE": "json",
     "comm report COLLECTIVES": "txt html md json",
     "comm report COLLECTIVES --table points": "csv",
-    "export metrics RUNS": "prom jsonl",
+    "export metrics RUNS": "prom",
     "export mllog TRAINED": "log",
     "export system NIGHT": "raw.json",
     "trace WATCHED": "raw.json",
