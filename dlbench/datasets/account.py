@@ -95,7 +95,6 @@ def sample_names(
     """Returns the sample files of one split among the names in a folder, sorted; empty if there are no samples.
 
     `is_sample`: whether a name is one of the container that is read. `layout`: what is read, in words.
-    Raises UserError: a file looks like a sample and is none, or two splits cannot be told apart.
     """
     samples, others = [], []
     for name in names:

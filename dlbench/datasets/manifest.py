@@ -104,7 +104,7 @@ def save_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None if it has none. Raises UserError: there is one, but not of this form."""
+    """The manifest of a folder; None if it has none."""
     content = _read(folder)
     if content is None:
         return None
@@ -115,10 +115,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def read_files(folder: Path) -> Iterator[FileEntry]:
-    """The files of a prepared data set, one at a time.
-
-    Raises UserError: the folder has no manifest, or its list of files is missing or altered.
-    """
+    """The files of a prepared data set, one at a time."""
     content = _read(folder)
     if content is None:
         raise UserError(f"{str(folder)!r} has no {NAME}: it was not prepared by dlbench, nothing to verify against")

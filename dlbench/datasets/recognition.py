@@ -56,10 +56,7 @@ MANIFEST_KINDS = {
 
 
 def detect(source: Path) -> str:
-    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder.
-
-    Raises UserError: none is recognised.
-    """
+    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder."""
     manifest = read_manifest(source) if source.is_dir() else None
     if manifest is not None and manifest.kind in MANIFEST_KINDS:
         return MANIFEST_KINDS[manifest.kind]
@@ -161,7 +158,7 @@ _IS_SAMPLE: dict[str, Callable[[str], bool]] = {
 def take_account(source: Path, kind: str) -> Account:
     """Returns which files of a data set of one of KINDS are read for which split, and which are not, by their names.
 
-    Looks at the first names of a folder. Raises UserError: names tell splits apart for some of the files only.
+    Looks at the first names of a folder.
     """
     if source.is_file():
         return Account(splits={"all": (source.name,)})
@@ -236,7 +233,6 @@ def require_fitting(
     Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
     `on_account`: given which files are read and which are not.
     Returns false if the file system did not answer in time.
-    Raises UserError: the ranks would refuse the data.
     """
     raised: list[Exception] = []
 
@@ -295,7 +291,7 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
-    """The samples of one split, None if they are not known cheaply. Raises UserError: they cannot be the workload's."""
+    """The samples of one split, None if they are not known cheaply."""
     manifest, kinds = _manifest(source), workload.data.kinds
     model: Any = workload.model  # has the sizes that its formats of data are read in
     wanted = f"{workload.name} trains on {_WANTED[kinds[0]]}"

@@ -89,7 +89,6 @@ def verify(
 
     `source`: a set with splits, or one split, or a file of text or samples.
     `vocabulary`: path or name, to which text and samples are held.
-    Raises UserError: there is no data of a known kind at the source, or no such vocabulary.
     """
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -229,7 +228,7 @@ def verify_images(
     lock. `on_odd`: given one line for each way in which images are usable but not a plain RGB JPEG: grey, CMYK, a PNG
     named .jpg; and one for what was passed over. `split`: which of two splits that names tell apart is read.
     Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
-    well. Raises UserError: the set cannot be opened.
+    well.
     """
     images = open_image_set(folder, split)
     for remark in images.remarks:
@@ -273,7 +272,6 @@ def verify_density(
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
     Returns one line `name: reason` for each bad file, by name; none if all is well.
-    Raises UserError: the folder is missing or has no such files, or a mixture.
     """
     container, names = volume_files(folder, split)
     results = _each(partial(checked_file, folder, container), names, on_progress, workers)
@@ -300,7 +298,6 @@ def verify_text(
     `source`: a text file, a folder of .txt files, or HDF5 samples (file or folder). `vocabulary`: path
     or name; with it, ids are held against its size, and the share of [UNK] is reported. `split`: which of two splits
     that names tell apart is read. `on_remark`: given what was counted.
-    Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
     samples = sample_files(source, split) if source.exists() else []
     if samples:

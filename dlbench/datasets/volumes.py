@@ -336,7 +336,6 @@ def target_fault(y: NDArray[np.float32]) -> str | None:
 
 
 def _require_int16(x: NDArray[np.int16]) -> None:
-    """Raises ValueError: the bytes of a volume are float32, by their values."""
     pairs = x.reshape(-1)[: x.size // 2 * 2].view("<f4")
     floats = pairs[pairs != 0]
     with np.errstate(invalid="ignore"):
@@ -434,8 +433,6 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     Half a million files of one sample must not all be opened: of TFRecord and .npy the first, the middle and the last
     are. One that does not hold one sample is a bad sample when it is read.
     `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
-    has them in another type or shape; file and key are named.
     """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]

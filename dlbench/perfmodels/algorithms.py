@@ -89,7 +89,7 @@ def schedule(
 
     `group_size`: ranks of a group, for hierarchical and leader; rank r is in group r // group_size. `shards`: servers
     of parameter-server, on the first ranks; none: every rank is one. `chunks`: for hierarchical, double-binary-tree and
-    chain; none: `pipeline_chunks`. Raises `UserError`: there is no such schedule.
+    chain; none: `pipeline_chunks`.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:

@@ -74,8 +74,7 @@ def fit_network(
     % of fits to resampled runs, each begun from the costs of the fit, with its breaks.
 
     `fitted`: when, UTC, ISO 8601. `resampled`: seconds of every point in each resample of the runs, shape (resamples,
-    points); None: single runs. `runs`: behind each point, at least. Raises `UserError`: too few points or sizes, or a
-    point that is no measurement.
+    points); None: single runs. `runs`: behind each point, at least.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)

@@ -33,7 +33,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of this many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
+    """Elements of this many bytes."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -85,7 +85,7 @@ _WHERE: dict[LevelName, str] = {
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
-    """One level of a network. Raises `UserError`: it was never measured."""
+    """One level of a network."""
     level = network.levels.get(name)
     if level is None:
         raise UserError(
@@ -106,9 +106,7 @@ def predict(
     shards: int | None = None,
     chunks: int | None = None,
 ) -> float:
-    """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements. Raises
-    `UserError`: a level that is needed was never measured; otherwise as `schedule`, whose arguments these are.
-    """
+    """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements."""
     found = features(
         collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards, chunks=chunks
     )

@@ -91,7 +91,7 @@ GONE = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
-    """A file: `kind`, one of `KINDS`, and its values. Raises `UserError`: what is wrong with it."""
+    """A file: `kind`, one of `KINDS`, and its values."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
     if kind in GONE:
@@ -114,9 +114,7 @@ def seconds(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> float:
-    """Seconds of a collective on the first hosts; arguments as `predictions.predict`. Raises `UserError`: more ranks
-    than hosts or `MOST_RANKS`; otherwise as `schedule`.
-    """
+    """Seconds of a collective on the first hosts; arguments as `predictions.predict`."""
     ranks = layout.ranks
     if ranks > min(topology.hosts, MOST_RANKS):
         raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, of which {MOST_RANKS} at most count")

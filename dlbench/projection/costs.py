@@ -143,7 +143,6 @@ class Costs:
     def _missed(self) -> tuple[Array, Array]:
         """Returns the doublings from the anchor of points on several nodes whose runs say how long messages were under
         way, shape (points,), and the logarithm of that over what they cost, shape (points, orders, rows of costs).
-        Raises `NoModelError`: no such algorithm.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -174,7 +173,6 @@ class Costs:
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
     def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
-        """Raises `NoModelError`: groups that no node holds."""
         way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:

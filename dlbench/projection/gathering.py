@@ -56,8 +56,6 @@ def gathered(
     """What a projection of a group is made of, without costs of its network. `groups`: all groups of the table, for
     batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read step files and
     samples again, which points alone do not need: scatter of nodes, and power.
-
-    Raises `IncompleteDataError`: a step file is damaged.
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
@@ -115,7 +113,7 @@ def gathered(
 
 
 def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
-    """The same with these costs of messages. Raises `UserError`: they are of another system."""
+    """The same with these costs of messages."""
     if network is not None and ingredients.system not in ("", network.system):
         raise UserError(
             f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure theirs "

@@ -28,7 +28,7 @@ _FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})
 
 
 def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
-    """Returns the series of a file. Raises `UserError`: it cannot be read, or a row is wrong, with line and column."""
+    """Returns the series of a file."""
     rows, left_out = _rows(path)
     points: dict[int, dict[str, int]] = {}
     runs: dict[int, dict[str, RunFigures]] = {}
@@ -103,7 +103,7 @@ def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _used(where: str, header: list[str]) -> list[str]:
-    """Returns the columns of a header that are read. Raises `UserError`: one is missing or there twice."""
+    """Returns the columns of a header that are read."""
     used = ["ranks", "nodes", "run", "step_s"]
     if "samples_per_s" in header and "step_s" not in header:
         used[-1:] = ["samples_per_s", "batch_per_rank"]

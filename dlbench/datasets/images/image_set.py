@@ -35,7 +35,6 @@ def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
     """Opens a folder of class folders, or a folder of shards.
 
     `split`: which of two splits of shards that names tell apart is wanted.
-    Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
@@ -137,11 +136,7 @@ def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
 
 
 def index_jpeg_tree(folder: Path) -> JpegTree:
-    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order.
-
-    Raises UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has no
-    JPEGs (labels would shift if it were passed over); or its folders are splits.
-    """
+    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order."""
     digest, labels, names, lengths = hashlib.sha256(), [], [], []
     passed_over: list[str] = []
     try:

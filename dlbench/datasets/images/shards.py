@@ -110,7 +110,6 @@ def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str
     """The container and the sorted file names of the shards in a folder; None if it holds none.
 
     `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: it holds tar and TFRecord files, or splits or shards cannot be told apart.
     """
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
@@ -147,7 +146,6 @@ def scan_shards(
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
     splits, else 0. `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     found = shard_names(folder, split)
     if found is None:
@@ -189,7 +187,7 @@ def scan_shards(
 
 
 def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
-    """Reads the headers of one shard. Raises UserError: it cannot be read, or is damaged or not of this form."""
+    """Reads the headers of one shard."""
     try:
         if container == "tar":
             return _scan_tar(path)
@@ -485,8 +483,6 @@ def open_image_shards(folder: Path, split: Split | None = None) -> ImageShards:
     """Opens a folder of shards by its index, or by reading all headers if it has none.
 
     `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
-    says.
     """
     if not (folder / INDEX).is_file():
         return ImageShards(folder, scan_shards(folder, split=split))
@@ -514,7 +510,7 @@ def save_index(index: ShardIndex, folder: Path) -> None:
 
 
 def load_index(folder: Path) -> ShardIndex:
-    """Reads `index.npz`. Raises UserError: it is missing, damaged, or of another form."""
+    """Reads `index.npz`."""
     path = folder / INDEX
     try:
         # Opened here, because numpy leaves a file open that is no archive.

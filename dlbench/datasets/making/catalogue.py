@@ -45,11 +45,7 @@ class BuildPlan:
 
 
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
-    """Decides a recipe.
-
-    Raises UserError: an unknown kind, an option that the kind does not have, or a value that does not fit.
-    EnvironmentLacksError: a package of the extra `data` or `demo` is not installed.
-    """
+    """Decides a recipe."""
     if kind not in KINDS:
         raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, KINDS)}")
     container = request.container or CONTAINERS[kind][0]
@@ -131,10 +127,7 @@ def _pixels(text: str) -> tuple[int, int]:
 
 
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
-    """Images become tar shards; both splits if the source holds both.
-
-    Raises UserError: the source holds no images, or is damaged.
-    """
+    """Images become tar shards; both splits if the source holds both."""
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.recognition import TITLES, detect, take_account
@@ -188,9 +181,6 @@ def prepare_demo_data(
 ) -> DemoData:
     """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`; `progress` gets a line for
     each.
-
-    Raises UserError: a folder of that name is not ours or was made with another seed, or the disk refuses; nothing is
-    made then. EnvironmentLacksError: a package of the extra `demo` is not installed.
     """
     wanted = recipes(seed)
     there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}

@@ -101,10 +101,7 @@ class PackRecipe:
         }
 
     def parts(self) -> Sequence[Part]:
-        """All shards of all splits.
-
-        Raises UserError: a source is missing or damaged, or a validation class is not among the training classes.
-        """
+        """All shards of all splits."""
         parts: list[Part] = []
         for split, images in self._sets.items():
             self._labels(split)  # wrong classes are found before the first shard is written
@@ -144,10 +141,7 @@ class PackRecipe:
 
 
 def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
-    """Of each class of a set, its label among other classes, by name.
-
-    Raises UserError: a class is not among them; up to three are named.
-    """
+    """Of each class of a set, its label among other classes, by name."""
     known = {name: label for label, name in enumerate(classes)}
     strange = [name for name in images.classes if name not in known]
     if strange:
@@ -222,10 +216,7 @@ def _sorted_photos() -> list[Photo]:
 
 
 def photo_path(photo: Photo) -> Path:
-    """Where an installed package keeps a photograph; the package itself is not imported.
-
-    Raises EnvironmentLacksError: the package is not installed, or its wheel lacks the file.
-    """
+    """Where an installed package keeps a photograph; the package itself is not imported."""
     spec = importlib.util.find_spec(photo.package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / photo.file

@@ -88,9 +88,6 @@ def produce(
     `folder`: made if it is not there. Otherwise empty, or holding this very set, finished or begun. `workers`:
     processes that write; with 1 this one writes.
     Returns the manifest of the finished set.
-    Raises UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
-    RunError: a worker process died. KeyboardInterrupt: after the workers
-    have ended; the same call continues.
     """
     made_with = dict(recipe.made_with)
     manifest = _finished(recipe.kind, made_with, folder)
@@ -124,7 +121,7 @@ def _lock(begun: IO[str], folder: Path) -> None:
 
 
 def require_ours(recipe: Recipe, folder: Path) -> bool:
-    """Whether a folder holds this very set, finished; touches nothing. Raises UserError: it holds something else."""
+    """Whether a folder holds this very set, finished; touches nothing."""
     # What a set is made with may take seconds to find out.
     return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
@@ -144,10 +141,7 @@ def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
 
 
 def _require_same(folder: Path, verb: str, there: tuple[str, MadeWith], wanted: tuple[str, MadeWith]) -> None:
-    """Compares two recipes, each its kind and `made_with`.
-
-    Raises UserError: they differ; names the first key that does, and both values.
-    """
+    """Compares two recipes, each its kind and `made_with`."""
     ours, theirs = {"kind": wanted[0], **wanted[1]}, {"kind": there[0], **there[1]}
     for key in [*ours, *(k for k in theirs if k not in ours)]:
         if ours.get(key) != theirs.get(key):
@@ -212,7 +206,6 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
     """Writes and syncs one part below a temporary folder.
 
     Returns its files, relative to the data set.
-    Raises DlbenchError: as the recipe, with the part's name; UserError for a system error.
     """
     path = temporary / part.name
     try:

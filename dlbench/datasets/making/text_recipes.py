@@ -75,10 +75,7 @@ def python_version() -> str:
 
 @lru_cache(maxsize=1)
 def python_documents() -> tuple[Document, ...]:
-    """All documents of the running Python, sorted by name; parsed once a process, some seconds.
-
-    Raises EnvironmentLacksError: the sources of the standard library are not there.
-    """
+    """All documents of the running Python, sorted by name; parsed once a process, some seconds."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))

@@ -67,7 +67,7 @@ class Tally:
             self.looked += num
 
     def add(self, num_bytes: int) -> None:
-        """Bytes were copied. Raises CancelledError: staging is to end."""
+        """Bytes were copied."""
         self._go_on()
         with self._lock:
             self.copied += num_bytes

@@ -68,7 +68,6 @@ def load_vocabulary(name: str) -> Vocabulary:
     """A vocabulary by path (a text with a slash or ending in .txt) or by name.
 
     If `<file>.sha256` lies next to the file (one line, as `sha256sum` writes it), it must match.
-    Raises UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
     """
     if os.sep in name or name.endswith(".txt"):
         path = Path(name).expanduser()
@@ -134,7 +133,7 @@ class TextCorpus:
 
 def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None) -> TextCorpus:
     """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in
-    memory. Raises UserError: nothing there, not UTF-8, or no text in it.
+    memory.
     """
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
@@ -147,7 +146,6 @@ def tokenise(
     """Tokenises documents of sentences; lines are split no further.
 
     `digest`: asked for `sha256` when all documents have been read.
-    Raises UserError: there is not a single token.
     """
     encoder = _Encoder(vocabulary)
     for document in documents:
@@ -223,7 +221,6 @@ def text_files(source: Path, split: Split | None = None) -> list[Path]:
     """The text files at a path: the file itself, or those of a folder, sorted.
 
     `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: there are none, or folders of splits instead, or splits or samples cannot be told apart.
     """
     if source.is_file():
         return [source]
@@ -239,10 +236,7 @@ def text_files(source: Path, split: Split | None = None) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:
-    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes.
-
-    Raises UserError: a file cannot be read or is not UTF-8; file and line are named.
-    """
+    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes."""
     digest = digest or hashlib.sha256()
     for path in files:
         sentences: list[str] = []

@@ -80,7 +80,6 @@ def sample_files(source: Path, split: Split | None = None) -> list[Path]:
     """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none.
 
     `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: splits or samples cannot be told apart.
     """
     if not source.is_dir():
         return [source] if is_sample_file(source.name) else []
@@ -97,7 +96,6 @@ def index_samples(source: Path, split: Split | None = None) -> SamplesIndex:
     """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
 
     `split`: see `sample_files`.
-    Raises UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
     """
     files = sample_files(source, split)
     if not files:

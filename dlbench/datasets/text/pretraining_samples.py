@@ -50,7 +50,7 @@ class Masking:
 
 
 def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
-    """The masking rule of a vocabulary. Raises UserError: the vocabulary has special tokens only."""
+    """The masking rule of a vocabulary."""
     special = [vocabulary.id_of(token) for token in SPECIAL]
     words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
     if not len(words):
@@ -106,11 +106,7 @@ class Pair(NamedTuple):
 
 
 class SampleMaker:
-    """Makes the samples of a corpus. Everything drawn comes from the caller's generator.
-
-    Raises UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
-    words.
-    """
+    """Makes the samples of a corpus. Everything drawn comes from the caller's generator."""
 
     def __init__(self, corpus: TextCorpus, rule: SampleRule) -> None:
         if rule.sequence_length < NUM_SPECIAL + 2:

@@ -63,7 +63,6 @@ class VolumeReader(SampleReader):
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
         Counts that the batch takes as they are go there at once.
-        Raises BadSampleError: it cannot be read, or has a negative count.
         """
         is_placed = self._counts and out is not None
         # Of numpy, which asks for large pages: a `bytes` of this size is slow without.
@@ -82,10 +81,7 @@ class VolumeReader(SampleReader):
         return Raw(room.data)  # type: ignore[arg-type]  # only read from, as bytes are
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One volume; the epoch makes no difference.
-
-        Raises BadSampleError: it has a target that is no number or outside -1..1, or is cut off.
-        """
+        """One volume; the epoch makes no difference."""
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
             end, counts = 0, out["volume"]
@@ -140,7 +136,6 @@ def open_density(
 
     `seed`: without effect, for nothing is drawn. `training`: which split is read where names tell two apart. `counts`:
     leave the logarithm to the device.
-    Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
     """
     del seed
     split: Split = "train" if training else "validation"

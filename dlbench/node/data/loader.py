@@ -307,11 +307,7 @@ class Ledger:
         return Read(item, time.monotonic_ns() - begun_ns, error)
 
     def hand_out(self, read: Read) -> Fetched | None:
-        """What was read, which counts from now on; None at the end of the pass.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into shared memory. RunError: a loader process died.
-        """
+        """What was read, which counts from now on; None at the end of the pass."""
         if read.error is not None:
             raise read.error
         item = read.item
@@ -426,11 +422,7 @@ class BatchSource:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; blocks until it is read.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
-        """
+        """The next batch; blocks until it is read."""
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:

@@ -226,10 +226,7 @@ class Slots:
                 yield slot
 
     def take(self, fetched: Fetched) -> None:
-        """Gives a batch from a loader process its tensors, which lie in its slot.
-
-        Raises EnvironmentLacksError: a slot cannot be page-locked.
-        """
+        """Gives a batch from a loader process its tensors, which lie in its slot."""
         asked = fetched.asked_slot
         if fetched.slot is None:
             # An error, an empty batch, or one whose form differed from the one before: its slot was not used.

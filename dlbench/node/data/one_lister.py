@@ -49,7 +49,6 @@ class Lister:
 
         `make`: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes. `expected`:
         dataclasses in the result.
-        Raises PeerLostError: a rank ended, or did not come in time. RunError: somebody else listens under the name.
         """
         if self._local_size == 1:
             return make()

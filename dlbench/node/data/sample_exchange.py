@@ -63,10 +63,7 @@ class AwaitingReader(WrappedReader):
         self._lost = lost_mark(store)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The stored bytes of one sample, once it is there.
-
-        Raises NotArrivedError: it is not coming, or not in time. BadSampleError: it cannot be read.
-        """
+        """The stored bytes of one sample, once it is there."""
         if self._store.has(index):
             return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
@@ -156,10 +153,7 @@ class SampleExchange:
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Meets the other ranks, and begins; called by all of them.
-
-        Raises RunError: cannot listen at this address.
-        """
+        """Meets the other ranks, and begins; called by all of them."""
         gloo: Any = distributed.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = _LONGEST
@@ -184,7 +178,7 @@ class SampleExchange:
             self._told.notify()
 
     def require_well(self) -> None:
-        """Proves that the exchange goes on. Raises DlbenchError: it does not, and why."""
+        """Proves that the exchange goes on."""
         if self._error is not None:
             raise self._error
 
@@ -329,7 +323,7 @@ class SampleExchange:
         return data
 
     def _take(self, index: int, data: bytes) -> None:
-        """Stores a sample that has come. Raises EnvironmentLacksError: the disk is full."""
+        """Stores a sample that has come."""
         was_here = self._store.has(index)
         try:
             self._store.put(index, data)
@@ -353,7 +347,7 @@ class SampleExchange:
 
 
 def _length(due: Exchange, place: int, header: torch.Tensor) -> int:
-    """The bytes that a header announces. Raises RunError: it is not of the sample that is due."""
+    """The bytes that a header announces."""
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
         raise RunError(

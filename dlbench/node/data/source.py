@@ -59,8 +59,6 @@ def build_source(
     node list the data set once. `num_parts`: in which each batch is computed. `reading`: settles readers and page cache
     with the other ranks; None: the specification gives the readers in numbers. `ranks_per_replica`: neighbouring ranks
     that read the same, `batch_size` samples for each of them.
-    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
-    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     # Without page-locked memory a copy to the GPU cannot run alongside computation.
     on_gpu = device is not None and device.type == "cuda"
@@ -160,10 +158,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> Samp
 
 
 def validation_path(data_spec: DataSpec) -> Path:
-    """Where the validation data of a plan is.
-
-    Raises UserError: the plan names none, and none stands next to the training data.
-    """
+    """Where the validation data of a plan is."""
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
         return validation_folder(path) or path
@@ -195,7 +190,6 @@ def build_evaluation(
 
     `max_samples`: evaluate that many samples at most, over all ranks. `seed`: of masks that are drawn once. `readers`:
     those of training; None: as the specification says, in numbers.
-    Raises UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister, counts=counts)
@@ -233,11 +227,7 @@ def open_reader(
     lister: Lister = ALONE,
     counts: bool = False,
 ) -> SampleReader:
-    """The reader of one split.
-
-    Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
-    library that its form needs is not installed.
-    """
+    """The reader of one split."""
     if data_spec.format not in model_spec.formats:
         raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     # Each format's libraries are imported only where it is read.

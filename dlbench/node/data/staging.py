@@ -91,10 +91,7 @@ class KeepingReader(_Staged):
         self._is_on = True
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """A sample of the store, or else of the source, which is kept where it may be.
-
-        Raises BadSampleError: it cannot be read, or changed or was cut off since it was kept.
-        """
+        """A sample of the store, or else of the source, which is kept where it may be."""
         may_be_kept = self._kept is None or bool(self._kept[index])
         data = self._from(self._store, index) if may_be_kept else None
         if data is not None:

@@ -171,9 +171,7 @@ def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, i
 
 
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
-    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given. Raises
-    `UserError`: a name is no unit's.
-    """
+    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given."""
     if not names:
         return None
     for name in names:

@@ -33,7 +33,7 @@ PROJECTED = "the step is the projection's"
 
 
 def chosen(asked: str) -> tuple[str, ...]:
-    """What `--strategy` names: `all`, or one, which stands for itself next to data, too. Raises `UserError`."""
+    """What `--strategy` names: `all`, or one, which stands for itself next to data, too."""
     if asked not in ("all", *STRATEGIES):
         raise UserError(f"--strategy {asked}: {nearest(asked, ('all', *STRATEGIES))}")
     return tuple(name for name in STRATEGIES if asked in ("all", name, name.removeprefix("data+")))
@@ -49,7 +49,7 @@ def case_of(
 ) -> tuple[Case, tuple[str, ...]]:
     """The training of the anchor as strategies share it, and what it rests on, in sentences. `cost_scale`: of the
     network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None: that of a device of
-    `system`, None: of the run's. Raises `UserError`: what the table needs is not known.
+    `system`, None: of the run's.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
