@@ -232,7 +232,7 @@ def _epochs(
         if exchange is not None:
             exchange.close()
         shutil.rmtree(store.folder, ignore_errors=True)
-    return seconds / epochs, audit.told()["audit_s"] / epochs
+    return seconds / epochs, audit.summary()["audit_s"] / epochs
 
 
 class ColdReader:

@@ -312,7 +312,10 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     if kind not in kinds:
         raise UserError(f"{key} {str(source)!r} holds {TITLES[kind]}; {wanted}")
     if kind == "images":
-        found = _images(folder, inner, model, key, needed)
+        found = None
+        if _names(folder)[1]:
+            _require_classes(folder, len(inner), model, key)
+            found = _counted_images(folder, inner, needed)
     elif kind == "image-shards":
         found = _shards(folder, model, key, split)
     elif kind == "text":
@@ -356,13 +359,6 @@ def _names(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
         first = list(islice(entries, MAX_NAMES + 1))
         names = [e.name for e in first if not e.name.startswith(".") and (not folders or e.is_dir())]
     return names, len(first) <= MAX_NAMES
-
-
-def _images(folder: Path, classes: Sequence[str], model: ResNetModel, key: str, needed: int) -> int | None:
-    if not _names(folder)[1]:
-        return None
-    _require_classes(folder, len(classes), model, key)
-    return _counted_images(folder, classes, needed)
 
 
 def _shards(folder: Path, model: ResNetModel, key: str, split: Split) -> int | None:

@@ -116,8 +116,14 @@ class Ownership:
             at = max(known, default=None)
             parts = self._first() if at is None else self._kept[at]
             for number in range(at or 0, epoch):
-                parts = self._exchanged(number, parts)
-            self._keep(epoch, parts)
+                order = np.take_along_axis(parts, self._keys(number).argsort(axis=1, kind="stable"), axis=1)
+                parts = order.copy()
+                parts[self._lots(number), np.arange(self.slots)[:, None]] = order[:, : self.slots].T
+            parts.flags.writeable = False
+            self._kept[epoch] = parts
+            self._kept.move_to_end(epoch)
+            while len(self._kept) > _KEPT_EPOCHS:
+                self._kept.popitem(last=False)
             return parts
 
     def order(self, epoch: int, rank: int) -> NDArray[np.int64]:
@@ -165,21 +171,6 @@ class Ownership:
         """(slots, M) to whom the sample of each slot and rank goes; each row a permutation of the ranks."""
         rows = np.broadcast_to(np.arange(self.ranks), (self.slots, self.ranks))
         return np.random.default_rng([self.seed, _LOTS, epoch]).permuted(rows, axis=1)
-
-    def _exchanged(self, epoch: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The parts after the exchange of an epoch, which are those of the next."""
-        order = np.take_along_axis(parts, self._keys(epoch).argsort(axis=1, kind="stable"), axis=1)
-        after = order.copy()
-        slots = np.arange(self.slots)
-        after[self._lots(epoch), slots[:, None]] = order[:, : self.slots].T
-        return after
-
-    def _keep(self, epoch: int, parts: NDArray[np.int64]) -> None:
-        parts.flags.writeable = False
-        self._kept[epoch] = parts
-        self._kept.move_to_end(epoch)
-        while len(self._kept) > _KEPT_EPOCHS:
-            self._kept.popitem(last=False)
 
 
 def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) -> Ownership | None:

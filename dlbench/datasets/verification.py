@@ -103,7 +103,15 @@ def verify(
     else:
         _verify_split(verdict, "train", train_folder(source), vocabulary, workers, progress)
         _verify_split(verdict, "validation", validation, vocabulary, workers, progress)
-    _compare_counts(verdict)
+    # Files that no manifest names would be read, too.
+    manifest = read_manifest(source) if source.is_dir() else None
+    if manifest is not None and not verdict.faults:
+        for split, num in verdict.samples.items():
+            expected = manifest.counts.get(split, num)
+            if num != expected:
+                verdict.faults.append(
+                    f"{split}: {num} samples in its files, {expected} in {NAME}; remove what was added"
+                )
     return verdict
 
 
@@ -139,17 +147,6 @@ def _compared(root: Path, prefix: str, workers: int) -> Iterator[str | None]:
             yield from pool.map(check, batch)
 
 
-def _compare_counts(verdict: Verdict) -> None:
-    """Files that no manifest names would be read, too."""
-    manifest = read_manifest(verdict.source) if verdict.source.is_dir() else None
-    if manifest is None or verdict.faults:
-        return
-    for split, num in verdict.samples.items():
-        expected = manifest.counts.get(split, num)
-        if num != expected:
-            verdict.faults.append(f"{split}: {num} samples in its files, {expected} in {NAME}; remove what was added")
-
-
 # Contents
 
 
@@ -176,13 +173,11 @@ def _verify_split(
         faults = [line if line.startswith("'") else f"{folder.name}/{line}" for line in faults]
     # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
-    verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
+    for line in faults:
+        file = line.partition(": ")[0].strip("'")
+        if file not in named and file.removeprefix(f"{verdict.source}/") not in named:
+            verdict.faults.append(line)
     _count(verdict, split, folder)
-
-
-def _is_known(line: str, source: Path, named: set[str]) -> bool:
-    file = line.partition(": ")[0].strip("'")
-    return file in named or file.removeprefix(f"{source}/") in named
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:

@@ -432,7 +432,6 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
 
     Half a million files of one sample must not all be opened: of TFRecord and .npy the first, the middle and the last
     are. One that does not hold one sample is a bad sample when it is read.
-    `split`: which of two splits that names tell apart is wanted.
     """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]

@@ -192,13 +192,7 @@ class Measured(NamedTuple):
 def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Measured]:
     """The runs of a comparable group. `created`: when each was planned, by run id; others are left out."""
     return [
-        Measured(
-            ingredients.configuration,
-            point.ranks,
-            point.nodes,
-            created[run.run_id],
-            run.step_s,
-        )
+        Measured(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
         for point in ingredients.points
         for run in point.runs
         if run.run_id in created

@@ -107,10 +107,7 @@ class _Rows:
 
 
 def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str]] | None:
-    """The container and the sorted file names of the shards in a folder; None if it holds none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    """
+    """The container and the sorted file names of the shards in a folder; None if it holds none."""
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
     except OSError:  # the caller looks for a tree next, and says what is wrong
@@ -159,15 +156,25 @@ def scan_shards(
         sizes.append((folder / name).stat().st_size)
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
-        raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
+        reason = ""
+        member = next((table.first_passed_over for table in tables if table.passed_over), None)
+        if member is not None:
+            endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+            reason = f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
+        raise UserError(f"{str(folder)!r}: the shards hold no image{reason}")
     remarks = []
     last_label = int(labels.max())
     if first_label is None:
         first_label = 0
         if container == "tfrecord" and labels.min() > 0:
-            lowest, highest = _labels_of_other(folder, split, synsets)
-            last_label = max(last_label, highest)
-            first_label = int(min(labels.min(), lowest) == 1)
+            of_both = [int(labels.min()), last_label]
+            other = other_split(folder, split)
+            shards = None if other is None else shard_names(*other)
+            if other is not None and shards is not None and shards[0] == "tfrecord":
+                for name in shards[1]:
+                    of_both += _scan(other[0] / name, "tfrecord", synsets).labels
+            last_label = max(of_both)
+            first_label = int(min(of_both) == 1)
         if first_label:
             remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
     if passed_over := sum(t.passed_over for t in tables):
@@ -196,26 +203,6 @@ def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
         raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
     except (ValueError, OverflowError, tarfile.TarError) as error:
         raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
-
-
-def _labels_of_other(folder: Path, split: Split | None, synsets: dict[int, str]) -> tuple[int, int]:
-    """Returns the lowest and the highest label in the TFRecords of the other split, and adds its names of classes."""
-    labels: list[int] = []
-    other = other_split(folder, split)
-    shards = None if other is None else shard_names(*other)
-    if other is not None and shards is not None and shards[0] == "tfrecord":
-        for name in shards[1]:
-            labels += _scan(other[0] / name, "tfrecord", synsets).labels
-    return min(labels, default=_MOST_CLASSES), max(labels, default=0)
-
-
-def _endings(tables: Sequence[_Rows]) -> str:
-    """Says by what ending a member would be an image, and names one that is none; empty if there are no members."""
-    member = next((table.first_passed_over for table in tables if table.passed_over), None)
-    if member is None:
-        return ""
-    endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
-    return f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
 
 
 def _class_names(
@@ -480,10 +467,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def open_image_shards(folder: Path, split: Split | None = None) -> ImageShards:
-    """Opens a folder of shards by its index, or by reading all headers if it has none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    """
+    """Opens a folder of shards by its index, or by reading all headers if it has none."""
     if not (folder / INDEX).is_file():
         return ImageShards(folder, scan_shards(folder, split=split))
     index = load_index(folder)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,11 @@ def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
     if container not in CONTAINERS[kind]:
         raise UserError(f"--container {container}: {kind} has {', '.join(CONTAINERS[kind])}")
     if kind == "text":
-        return _text(request)
+        from dlbench.datasets.making.text_recipes import TextRecipe
+
+        _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
+        # Each process would parse the text anew, which takes longer than writing it.
+        return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
     if request.samples is None:
         raise UserError(f"--samples is missing: it decides how many {kind} are made")
     if kind == "images":
@@ -66,26 +71,20 @@ def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {kind} has no such choice; leave it out")
 
 
-def _text(request: DatasetRequest) -> BuildPlan:
-    from dlbench.datasets.making.text_recipes import TextRecipe
-
-    _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
-    # Each process would parse the text anew, which takes longer than writing it.
-    return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
-
-
 def _images(request: DatasetRequest, samples: int) -> BuildPlan:
     from dlbench.datasets.making.image_recipes import PhotoRecipe
 
-    width, height = _pixels(request.size or "500x375")
+    size = re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", request.size or "500x375")
+    if size is None:
+        raise UserError(f"--size {request.size!r}: not a size in pixels such as 500x375, or 256 for a square")
     _refuse("images", request, "samples_per_file")
     classes = request.classes or 10
     recipe = PhotoRecipe(
         train_images=samples,
         validation_images=_validation(request, samples, classes),
         num_classes=classes,
-        width=width,
-        height=height,
+        width=int(size[1]),
+        height=int(size[2] or size[1]),
         seed=request.seed,
     )
     return BuildPlan(recipe, "images")
@@ -117,13 +116,6 @@ def _validation(request: DatasetRequest, train: int, least: int) -> int:
     if request.validation is not None:
         return request.validation
     return max(least, round(train * VALIDATION_SHARE))
-
-
-def _pixels(text: str) -> tuple[int, int]:
-    width, mark, height = text.partition("x")
-    if not (width.isascii() and width.isdigit() and (not mark or (height.isascii() and height.isdigit()))):
-        raise UserError(f"--size {text!r}: not a size in pixels such as 500x375, or 256 for a square")
-    return int(width), int(height or width)
 
 
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:

@@ -123,18 +123,15 @@ class PackRecipe:
 
     @cached_property
     def _sets(self) -> dict[Split, ImageSet]:
-        return {split: open_image_set(path, split) for split, path in self._sources().items()}
+        sets: dict[Split, ImageSet] = {"train": open_image_set(self.train, "train")}
+        if self.validation is not None:
+            sets["validation"] = open_image_set(self.validation, "validation")
+        return sets
 
     @cached_property
     def _orders(self) -> dict[Split, NDArray[np.int64]]:
         generators = {split: np.random.default_rng([self.seed, len(split)]) for split in self._sets}
         return {split: generators[split].permutation(images.num_samples) for split, images in self._sets.items()}
-
-    def _sources(self) -> dict[Split, Path]:
-        found: dict[Split, Path] = {"train": self.train}
-        if self.validation is not None:
-            found["validation"] = self.validation
-        return found
 
     def _labels(self, split: Split) -> tuple[int, ...]:
         return class_labels(self._sets[split], self._sets["train"].classes)

@@ -97,7 +97,12 @@ def produce(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with begun.open("a+", encoding="ascii") as file:
-                _lock(file, folder)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UserError(f"{str(folder)!r} is being made by another process; wait for it") from None
+                except OSError:
+                    pass  # no locks, such as Lustre mounted without them: a second maker is the user's to avoid
                 manifest = _make(recipe, made_with, folder, file, workers, progress)
         except OSError as error:
             raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
@@ -109,15 +114,6 @@ def produce(
                     folder.rmdir()
     begun.unlink(missing_ok=True)
     return manifest
-
-
-def _lock(begun: IO[str], folder: Path) -> None:
-    try:
-        fcntl.flock(begun, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{str(folder)!r} is being made by another process; wait for it") from None
-    except OSError:
-        pass  # file systems without locks, such as Lustre mounted without them: a second maker is the user's to avoid
 
 
 def require_ours(recipe: Recipe, folder: Path) -> bool:
@@ -212,7 +208,11 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
         path.parent.mkdir(parents=True, exist_ok=True)
         recipe.write(part, path)
         for file in path.rglob("*") if path.is_dir() else (path,):
-            _sync(file)
+            handle = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         return _entries(path, part.name)
     except DlbenchError as error:
         raise type(error)(f"{part.name}: {error}") from None
@@ -221,14 +221,6 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
         reason = error.strerror or str(error)
         reason = reason if of_this else f"{error.filename}: {reason}"
         raise refused(error, f"{part.name}: cannot be made: {reason}", UserError) from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _entries(path: Path, name: str) -> list[FileEntry]:

@@ -217,16 +217,17 @@ def replicate(
     tally: Tally,
     require: Callable[[int, int], None],
 ) -> Replica:
-    """Copies a data set.
+    """Copies a data set; `parts` and `within` as of `list_files`.
 
-    `parts`: folders, or single files, by their names in the copy; empty: the data itself. `within`: the data set, which
-    links may not leave. `require`: given the bytes and files still to be written before the first is; raises if they do
-    not fit.
+    `require`: given the bytes and files still to be written before the first is; raises if they do not fit.
     Raises UserError: as `list_files`. IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
     OSError: reading or writing failed.
     """
     files = list_files(parts, within, tally)
-    digests = _digests(within)
+    digests: dict[str, str] = {}  # the SHA-256 of each file, by its path in the data set
+    source = within if within.is_dir() else within.parent
+    if (source / MANIFEST).is_file():
+        digests = {entry.path: entry.sha256 for entry in read_files(source)}
     root = folder.path / _DATA
     root.mkdir(exist_ok=True)
     for partial in folder.path.glob(f"{_PARTIAL}*"):
@@ -308,14 +309,6 @@ def _remove_others(root: Path, names: set[str]) -> None:
                 inner.unlink()
             elif not any(inner.iterdir()):
                 inner.rmdir()
-
-
-def _digests(within: Path) -> dict[str, str]:
-    """The SHA-256 of each file, by its path in the data set; empty where it has no manifest."""
-    root = within if within.is_dir() else within.parent
-    if not (root / MANIFEST).is_file():
-        return {}
-    return {entry.path: entry.sha256 for entry in read_files(root)}
 
 
 def changed_files(files: Sequence[SourceFile], folder: Path) -> list[str]:

@@ -92,18 +92,15 @@ class StagingFolder:
         remove_abandoned([str(place)], self._label)
         try:
             if not (keep and self._take(place / f"{_KEPT}{identity}-{node}")):
-                self._make()
+                self.kept = False
+                self._held = HeldFolder([str(place)], self._label)
+                self.path = Path(self._held.path)
+                with suppress(OSError):  # whoever stages here next removes it
+                    also_remove(self._held.path, os.environ)
         except OSError as error:
             raise EnvironmentLacksError(
                 f"storage.{key}.path: no folder can be made in {str(place)!r} on {host}: {error.strerror}"
             ) from None
-
-    def _make(self) -> None:
-        self.kept = False
-        self._held = HeldFolder([str(self._place)], self._label)
-        self.path = Path(self._held.path)
-        with suppress(OSError):  # whoever stages here next removes it
-            also_remove(self._held.path, os.environ)
 
     def _take(self, path: Path) -> bool:
         """Holds the kept folder of the data; False if another job does."""

@@ -218,10 +218,7 @@ def looks_like_text(path: Path) -> bool:
 
 
 def text_files(source: Path, split: Split | None = None) -> list[Path]:
-    """The text files at a path: the file itself, or those of a folder, sorted.
-
-    `split`: which of two splits that names tell apart is wanted.
-    """
+    """The text files at a path: the file itself, or those of a folder, sorted."""
     if source.is_file():
         return [source]
     if not source.is_dir():

@@ -77,10 +77,7 @@ class SamplesIndex:
 
 
 def sample_files(source: Path, split: Split | None = None) -> list[Path]:
-    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    """
+    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none."""
     if not source.is_dir():
         return [source] if is_sample_file(source.name) else []
     names = [path.name for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
@@ -93,10 +90,7 @@ def is_sample_file(name: str) -> bool:
 
 
 def index_samples(source: Path, split: Split | None = None) -> SamplesIndex:
-    """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
-
-    `split`: see `sample_files`.
-    """
+    """Opens each file once, to learn how many samples of which shape it holds; samples are not read."""
     files = sample_files(source, split)
     if not files:
         raise UserError(f"{str(source)!r} holds no HDF5 file; expected {LAYOUT}")

@@ -154,7 +154,12 @@ class SampleMaker:
         Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, unused
         places 0; masked_weights (P,) float32, 0 for unused places; next_sentence () int64, 1 if B is random.
         """
-        first, second = self._segments(pair, generator)
+        first = self.corpus.tokens[pair.begin : pair.split].astype(np.int64)
+        if pair.random_next:
+            second = self._elsewhere(pair.document, self.room - len(first), generator)
+        else:
+            second = self.corpus.tokens[pair.split : pair.stop]
+        first, second = self._trim(first, second.astype(np.int64), generator)
         ids = np.full(self.rule.sequence_length, self._pad, dtype=np.int64)
         used, middle = len(first) + len(second) + NUM_SPECIAL, len(first) + 1
         ids[0], ids[middle], ids[used - 1] = self._cls, self._sep, self._sep
@@ -185,16 +190,6 @@ class SampleMaker:
         # No sentence is empty, so that no more than `target` of them are needed.
         ends = offsets[start + 1 : min(stop, start + target) + 1]
         return min(start + 1 + int(np.searchsorted(ends, offsets[start] + target)), stop)
-
-    def _segments(self, pair: Pair, generator: np.random.Generator) -> tuple[Ids, Ids]:
-        """Tokens of A and B, together at most `room` and each at least one."""
-        tokens = self.corpus.tokens
-        first = tokens[pair.begin : pair.split].astype(np.int64)
-        if pair.random_next:
-            second = self._elsewhere(pair.document, self.room - len(first), generator)
-        else:
-            second = tokens[pair.split : pair.stop]
-        return self._trim(first, second.astype(np.int64), generator)
 
     def _elsewhere(self, document: int, wanted: int, generator: np.random.Generator) -> NDArray[Any]:
         """`wanted` tokens from a random sentence of another document on, up to a sentence's or its document's end.

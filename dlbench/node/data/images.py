@@ -313,7 +313,7 @@ class RegionDecoder:
         )
 
     def __call__(self, batch: Batch) -> tuple[Batch, object]:
-        """The batch on the device, in the order of its current stream, and what must live until that stream is there."""
+        """The batch on the device, in the order of its current stream, and what must live until it is there."""
         boxes = batch["box"].tolist()
         decoded = self._decoded(batch["encoded"].numpy(), batch["ends"].tolist(), boxes)
         for image, index in zip(decoded, batch["index"].tolist(), strict=True):

@@ -168,7 +168,10 @@ class MadeSlots:
             self._slots.pop(slot, None)
             self._told.discard(slot)
             try:
-                batch = {name: _shared((num, *shape), dtype) for name, (shape, dtype) in forms.items()}
+                batch = {}
+                for name, (shape, dtype) in forms.items():
+                    like = torch.from_numpy(np.empty(0, dtype))
+                    batch[name] = torch.empty((num, *shape), dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
                 raise NoRoomError(" ".join(str(error).split())) from error
             self._slots[slot] = (num, forms, batch)
@@ -184,12 +187,6 @@ class MadeSlots:
         fetched.made = {} if slot in self._told else made
         fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
         self._told.add(slot)
-
-
-def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    like = torch.from_numpy(np.empty(0, dtype))
-    made: torch.Tensor = torch.empty(shape, dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
-    return made
 
 
 @dataclass
@@ -217,7 +214,13 @@ class Slots:
 
     def turns(self) -> Iterator[int]:
         for worker in itertools.cycle(range(self._workers)):
-            self._collect()
+            while self._dropped:
+                key = self._dropped.popleft()
+                dropped = self._known.get(key)
+                if dropped is not None:
+                    dropped.left -= 1
+                    if dropped.left == 0:
+                        self._free[self._home[key[1]]].append(key[1])
             if self._free[worker]:
                 yield self._free[worker].pop()
             else:
@@ -241,27 +244,15 @@ class Slots:
             fetched.made = {}
         slot, sent = self._known[key], fetched.batch
         slot.left = len(fetched.names) - len(sent)
-        fetched.batch = {
-            name: (sent[name].pin_memory() if self._pins else sent[name])
-            if name in sent
-            else self._lent(key, slot.batch[name], fetched.num)
-            for name in fetched.names
-        }
-
-    def _lent(self, key: tuple[int, int], tensor: torch.Tensor, num: int) -> torch.Tensor:
-        # The storage of the tensor, and of every view of it, holds this array, and nothing else does.
-        array = tensor.numpy()[:num]
-        weakref.finalize(array, partial(self._dropped.append, key)).atexit = False
-        return torch.from_numpy(array)
-
-    def _collect(self) -> None:
-        while self._dropped:
-            key = self._dropped.popleft()
-            slot = self._known.get(key)
-            if slot is not None:
-                slot.left -= 1
-                if slot.left == 0:
-                    self._free[self._home[key[1]]].append(key[1])
+        fetched.batch = {}
+        for name in fetched.names:
+            if name in sent:
+                fetched.batch[name] = sent[name].pin_memory() if self._pins else sent[name]
+                continue
+            # The storage of the tensor, and of every view of it, holds this array, and nothing else does.
+            array = slot.batch[name].numpy()[: fetched.num]
+            weakref.finalize(array, partial(self._dropped.append, key)).atexit = False
+            fetched.batch[name] = torch.from_numpy(array)
 
     def _lock(self, batch: Batch) -> list[int]:
         locked: list[int] = []

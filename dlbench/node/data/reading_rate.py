@@ -111,15 +111,11 @@ def measure(order: RateOrder) -> dict[str, Any]:
         os.sched_setaffinity(0, set(allowed))
         for line in lines:
             line.close()
-        _end(others)
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
-        process.join(10)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        for process in others:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _share(

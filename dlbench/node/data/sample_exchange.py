@@ -230,12 +230,18 @@ class SampleExchange:
     def _go_on(self) -> bool:
         """Does the next few slots; False once the exchange is over."""
         with self._told:
-            while not self._is_closing and self._limit() <= self._done and not self._is_any_over():
+            while not self._is_closing and self._limit() <= self._done:
+                if any(epoch < self._current for epoch in self._sent):
+                    break
                 self._told.wait()
             current, mine = self._current, self._limit()
             if self._is_closing:
                 mine = _ENDED
-        self._delete_sent(current)
+        # What was sent in epochs that are over is deleted; what comes back of it has not come yet.
+        for epoch in [each for each in self._sent if each < current]:
+            for index in self._sent.pop(epoch):
+                self._store.remove(index)
+                self._held -= 1
         if 0 <= mine <= self._done:
             return True
         limits = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ownership.ranks)]
@@ -247,10 +253,6 @@ class SampleExchange:
         if not self._is_closing:
             raise PeerLostError(f"rank {everyone.index(_ENDED)}, which exchanges samples with this one, is gone")
         return False
-
-    def _is_any_over(self) -> bool:
-        """Whether an epoch is over whose sent samples lie here still."""
-        return any(epoch < self._current for epoch in self._sent)
 
     def _limit(self) -> int:
         """Slots that the batches handed out so far release, since the first epoch.
@@ -337,13 +339,6 @@ class SampleExchange:
             raise RunError(text) from None
         self._held += not was_here
         self._held_peak = max(self._held_peak, self._held)
-
-    def _delete_sent(self, current: int) -> None:
-        """Deletes what was sent in epochs before one; what comes back of it has not come yet."""
-        for epoch in [each for each in self._sent if each < current]:
-            for index in self._sent.pop(epoch):
-                self._store.remove(index)
-                self._held -= 1
 
 
 def _length(due: Exchange, place: int, header: torch.Tensor) -> int:

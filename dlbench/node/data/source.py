@@ -63,11 +63,12 @@ def build_source(
     # Without page-locked memory a copy to the GPU cannot run alongside computation.
     on_gpu = device is not None and device.type == "cuda"
     if data_spec.is_synthetic:
+        first_rank = rank - rank % ranks_per_replica
         return SyntheticSource(
             model_spec,
             data_spec,
             batch_size=batch_size,
-            ranks=range(rank - rank % ranks_per_replica, rank - rank % ranks_per_replica + ranks_per_replica),
+            ranks=range(first_rank, first_rank + ranks_per_replica),
             seed=seed,
             start_batch=start_batch,
             pin_memory=on_gpu,
@@ -78,11 +79,9 @@ def build_source(
     reader = opened(train_folder(Path(data_spec.source)) if staged is None else staged.train_source(), lister=lister)
     if staged is not None:
         reader = staged.reader(reader, rank)
-    batch_size, rank, world_size = (
-        batch_size * ranks_per_replica,
-        rank // ranks_per_replica,
-        world_size // ranks_per_replica,
-    )
+    batch_size *= ranks_per_replica
+    rank //= ranks_per_replica
+    world_size //= ranks_per_replica
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
     if ownership is not None:
@@ -271,8 +270,11 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
         return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
-    public = _public(spec, described)
-    return {"public_set": public} if public else {}
+    num = described["num_samples"]
+    if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
+        return {"public_set": "ImageNet-2012"}
+    is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
+    return {"public_set": "cosmoUniverse"} if is_volume and num in PUBLIC["train"] else {}
 
 
 def files_account(spec: DataSpec) -> dict[str, object]:
@@ -291,11 +293,3 @@ def _manifest(source: Path) -> Manifest | None:
         return read_manifest(source.parent) if found is None and source.name in NAMES["train"] else found
     except UserError:
         return None
-
-
-def _public(spec: DataSpec, described: Mapping[str, object]) -> str:
-    num = described["num_samples"]
-    if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
-        return "ImageNet-2012"
-    is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
-    return "cosmoUniverse" if is_volume and num in PUBLIC["train"] else ""

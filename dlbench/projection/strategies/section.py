@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
@@ -115,18 +115,17 @@ def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredi
             continue
         like = replace(case, average_every=one.average_every or case.average_every)
         there = like.at(point.ranks, point.ranks * point.batch_per_rank)
-        found = there.table((name,)) if name in STRATEGIES else (_unknown(name, point.ranks),)
+        if name in STRATEGIES:
+            found = there.table((name,))
+        else:
+            why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
+            found = (Row(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=why),)
         measured = statistics.fmean(run.step_s for run in point.runs)
         held, sent = point.memory_bytes, point.sent_bytes
         rows += [
             replace(row, measured_s=measured, measured_memory_bytes=held, measured_sent_bytes=sent) for row in found
         ]
     return tuple(sorted(rows, key=lambda row: row.ranks))
-
-
-def _unknown(strategy: str, ranks: int) -> Row:
-    why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
-    return Row(strategy=strategy, ranks=ranks, replicas=1, limit=ranks, bound_by="", refused=why)
 
 
 def projected_rows(
@@ -166,7 +165,13 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
     verdicts += tuple(
         _beside(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    shown = list(_shown(rows))
+    # For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have.
+    shown: list[Row] = []
+    for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
+        every = list(those)
+        found = best(every) or min(every, key=lambda row: (bool(row.refused), row.memory_bytes))
+        if found.limit is not None:
+            shown.append(found)
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     if kind != "ideal" and not known:
         verdicts += ("No run shows how accurate the model is there.",)
@@ -234,15 +239,6 @@ def _beside(row: Row) -> str:
     if row.measured_sent_bytes and row.sent_bytes:
         more.append(f"bytes sent {row.measured_sent_bytes / row.sent_bytes:.2f} times the model's")
     return f"{step}; {', '.join(more)}."
-
-
-def _shown(rows: Sequence[Row]) -> Iterator[Row]:
-    """For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have."""
-    for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
-        every = list(those)
-        found = best(every) or min(every, key=lambda row: (bool(row.refused), row.memory_bytes))
-        if found.limit is not None:
-            yield found
 
 
 def _named(row: Row) -> str:
