@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dlbench.datasets.account import Account, foreign_form, is_companion, sample
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images import image_set
 from dlbench.datasets.images.shards import CLASS_TARS, INDEX, holds_class_tars, load_index, shards_among
-from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.splits import (
     MAX_NAMES,
     OF_STORAGE,
@@ -292,7 +293,11 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
     """The samples of one split, None if they are not known cheaply."""
-    manifest, kinds = _manifest(source), workload.data.kinds
+    kinds, manifest = workload.data.kinds, None
+    with suppress(UserError):  # training does not need it
+        manifest = read_manifest(source) if source.is_dir() else None
+    if manifest is not None and manifest.kind not in MANIFEST_KINDS:
+        manifest = None
     model: Any = workload.model  # has the sizes that its formats of data are read in
     wanted = f"{workload.name} trains on {_WANTED[kinds[0]]}"
     if manifest is not None and MANIFEST_KINDS[manifest.kind] not in kinds:
@@ -319,8 +324,13 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     elif kind == "image-shards":
         found = _shards(folder, model, key, split)
     elif kind == "text":
-        _require_text(folder, split, f"{key} {str(source)!r}", wanted)
-        found = None
+        texts, found = [folder], None
+        if folder.is_dir():
+            names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)
+            texts = [folder / name for name in names[:1]]
+        for path in texts:
+            if not corpus.looks_like_text(path):
+                raise UserError(f"{key} {str(source)!r} holds {path.name!r}, which is not UTF-8; {wanted}")
     elif isinstance(workload.data, TextData):
         found = _samples(folder, workload.data, key, split)
     else:
@@ -328,14 +338,6 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     if found is None and manifest is not None and manifest.kind != "text":  # there it counts documents
         found = manifest.counts.get(split)
     return found
-
-
-def _manifest(source: Path) -> Manifest | None:
-    try:
-        found = read_manifest(source) if source.is_dir() else None
-    except UserError:  # training does not need it
-        return None
-    return found if found is not None and found.kind in MANIFEST_KINDS else None
 
 
 def _kind(folder: Path, form: str | None = None) -> str | None:
@@ -392,16 +394,6 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
         if num >= needed or looked >= MAX_NAMES:
             return None
     return num
-
-
-def _require_text(folder: Path, split: Split, what: str, wanted: str) -> None:
-    texts = [folder]
-    if folder.is_dir():
-        names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)
-        texts = [folder / name for name in names[:1]]
-    for path in texts:
-        if not corpus.looks_like_text(path):
-            raise UserError(f"{what} holds {path.name!r}, which is not UTF-8; {wanted}")
 
 
 def _samples(folder: Path, data: TextData, key: str, split: Split) -> int | None:

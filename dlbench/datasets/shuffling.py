@@ -114,7 +114,13 @@ class Ownership:
                 epoch = 0
             known = [each for each in self._kept if each <= epoch]
             at = max(known, default=None)
-            parts = self._first() if at is None else self._kept[at]
+            if at is None:
+                parts = np.full((self.ranks, -(-self.num_samples // self.ranks)), NOBODY, np.int64)
+                held = first_parts(self.num_samples, self.ranks, seed=self.seed, partition=self.partition)
+                for rank, samples in enumerate(held):
+                    parts[rank, : len(samples)] = samples
+            else:
+                parts = self._kept[at]
             for number in range(at or 0, epoch):
                 order = np.take_along_axis(parts, self._keys(number).argsort(axis=1, kind="stable"), axis=1)
                 parts = order.copy()
@@ -149,15 +155,6 @@ class Ownership:
             awaited=first[senders[coming], coming],
             senders=senders[coming],
         )
-
-    def _first(self) -> NDArray[np.int64]:
-        width = -(-self.num_samples // self.ranks)
-        parts = np.full((self.ranks, width), NOBODY, np.int64)
-        for rank, held in enumerate(
-            first_parts(self.num_samples, self.ranks, seed=self.seed, partition=self.partition)
-        ):
-            parts[rank, : len(held)] = held
-        return parts
 
     def _keys(self, epoch: int) -> NDArray[np.float64]:
         """(M, ceil(N / M)) by which each rank's samples are put in order."""

@@ -40,14 +40,6 @@ _AT_ONCE = 1024  # files that are digested, or documents that are tokenised, at 
 _AT_A_TIME = 64  # images that one task decodes
 
 
-def _no_count(_done: int, _total: int) -> None:
-    pass
-
-
-def _silent(_line: str) -> None:
-    pass
-
-
 @dataclass
 class Verdict:
     """What is known of a data set after all of it was read."""
@@ -212,9 +204,9 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
 
 def verify_images(
     folder: Path,
-    on_progress: Count = _no_count,
+    on_progress: Count = lambda _done, _total: None,
     workers: int = 1,
-    on_odd: Say = _silent,
+    on_odd: Say = lambda _line: None,
     split: Split | None = None,
 ) -> list[str]:
     """Decodes every image of one split of a tree or of shards wholly; TFRecords carry checksums, which are compared.
@@ -262,7 +254,7 @@ def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, s
 
 
 def verify_density(
-    folder: Path, on_progress: Count = _no_count, workers: int = 1, split: Split | None = None
+    folder: Path, on_progress: Count = lambda _done, _total: None, workers: int = 1, split: Split | None = None
 ) -> list[str]:
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
@@ -281,10 +273,10 @@ def verify_density(
 def verify_text(
     source: Path,
     vocabulary: str | None = None,
-    on_progress: Count = _no_count,
+    on_progress: Count = lambda _done, _total: None,
     workers: int = 1,
     split: Split | None = None,
-    on_remark: Say = _silent,
+    on_remark: Say = lambda _line: None,
 ) -> list[str]:
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 

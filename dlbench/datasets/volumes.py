@@ -162,8 +162,9 @@ class Hdf5Volumes(Volumes):
     def samples(path: Path) -> Iterator[Volume]:
         num = Hdf5Volumes.inspect(path).num
         with damage_as_oserror(), open_hdf5(path) as file:
+            x, y = file["x"], file["y"]
             for place in range(num):
-                yield _hdf5_sample(file, place)
+                yield (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
@@ -218,11 +219,6 @@ def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int |
         return nowhere
     rest = (0,) * (x.ndim - 1)
     return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
-
-
-def _hdf5_sample(file: Any, place: int) -> Volume:
-    x, y = file["x"], file["y"]
-    return (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
 
 
 class TfrecordVolumes(Volumes):

@@ -87,15 +87,12 @@ class Loop(Cables):
 
 
 KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
-GONE = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
     """A file: `kind`, one of `KINDS`, and its values."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
-    if kind in GONE:
-        raise UserError(f"{path}: kind: {kind} has been removed: use {' or '.join(KINDS)}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:

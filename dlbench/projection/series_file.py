@@ -33,7 +33,12 @@ def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
     points: dict[int, dict[str, int]] = {}
     runs: dict[int, dict[str, RunFigures]] = {}
     for where, row in rows:
-        counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
+        counts: dict[str, int] = {}
+        for name in COUNTS:
+            if (text := row.get(name)) is not None:
+                counts[name] = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
+                if not 1 <= counts[name] <= MAX_RANKS:
+                    raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
         ranks = counts["ranks"]
         point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
         for name, count in counts.items():
@@ -116,13 +121,6 @@ def _used(where: str, header: list[str]) -> list[str]:
             "step_s also samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
         )
     return used
-
-
-def _count(where: str, name: str, text: str) -> int:
-    count = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
-    if not 1 <= count <= MAX_RANKS:
-        raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
-    return count
 
 
 def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:

@@ -257,8 +257,12 @@ def _scan_tar(path: Path) -> _Rows:
             # The key is the path up to the first dot of the file's name.
             folder, _slash, base = member.name.rpartition("/")
             key, _dot, suffix = base.partition(".")
-            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES):
-                _require_stored(member)
+            is_stored = member.isreg() and not member.issparse()
+            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES) and not is_stored:
+                raise ValueError(
+                    f"member {_short(member.name)} is a link, a device, a pipe or sparse; write the archive anew with "
+                    "the files themselves"
+                )
             if suffix.lower() == LABEL_SUFFIX:
                 text = os.pread(file.fileno(), min(member.size, 20), member.offset_data)
                 if not text.strip().isdigit():
@@ -282,15 +286,6 @@ def _scan_tar(path: Path) -> _Rows:
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows
-
-
-def _require_stored(member: tarfile.TarInfo) -> None:
-    """ValueError if an image or label does not lie in the archive as it is."""
-    if member.isreg() and not member.issparse():
-        return
-    kinds = ((member.issym(), "a symbolic link"), (member.islnk(), "a hard link"), (member.issparse(), "sparse"))
-    kind = next((kind for holds, kind in kinds if holds), "a device or a pipe")
-    raise ValueError(f"member {_short(member.name)} is {kind}; write the archive anew with the files themselves")
 
 
 def _short(name: str) -> str:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import LABEL_SUFFIX, ImageSet, save_index, scan_shards
-from dlbench.datasets.making.production import Part
+from dlbench.datasets.making.production import Part, numbered_parts
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -49,14 +49,6 @@ class Packed(NamedTuple):
     label: int  # counted from 0
 
 
-def shard_parts(split: Split, num_samples: int, samples_per_shard: int) -> list[Part]:
-    """The shards of one split, `<split>/shard-00000.tar`, ...; the last may be smaller."""
-    return [
-        Part(f"{split}/shard-{number:05d}.tar", split, first, min(samples_per_shard, num_samples - first))
-        for number, first in enumerate(range(0, num_samples, samples_per_shard))
-    ]
-
-
 def write_shard(path: Path, samples: Iterable[Packed]) -> None:
     """Writes one shard; the same samples give the same bytes. One sample at a time is in memory."""
     # A TarInfo made by hand has time, owner and group 0.
@@ -68,11 +60,6 @@ def write_shard(path: Path, samples: Iterable[Packed]) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
-
-
-def index_split(folder: Path, classes: Sequence[str]) -> None:
-    """Scans the shards of one split, which `write_shard` has written, and writes their index."""
-    save_index(scan_shards(folder, classes=classes, first_label=0), folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +92,7 @@ class PackRecipe:
         parts: list[Part] = []
         for split, images in self._sets.items():
             self._labels(split)  # wrong classes are found before the first shard is written
-            parts += shard_parts(split, images.num_samples, self.samples_per_shard)
+            parts += numbered_parts(split, "shard", "tar", images.num_samples, self.samples_per_shard)
         return parts
 
     def write(self, part: Part, path: Path) -> None:
@@ -115,7 +102,8 @@ class PackRecipe:
 
     def finish(self, folder: Path) -> None:
         for split in self._sets:
-            index_split(folder / split, self._sets["train"].classes)
+            index = scan_shards(folder / split, classes=self._sets["train"].classes, first_label=0)
+            save_index(index, folder / split)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process opens the sources itself, once.

@@ -52,6 +52,15 @@ class Part:
     count: int  # samples in it
 
 
+def numbered_parts(split: Split, stem: str, suffix: str, num_samples: int, samples_per_file: int) -> list[Part]:
+    """Returns the files of one split, `<split>/<stem>-00000.<suffix>`, ...; the last may hold fewer samples."""
+    parts = []
+    for number, first in enumerate(range(0, num_samples, samples_per_file)):
+        count = min(samples_per_file, num_samples - first)
+        parts.append(Part(f"{split}/{stem}-{number:05d}.{suffix}", split, first, count))
+    return parts
+
+
 class Recipe(Protocol):
     """How a data set is made: picklable, a frozen dataclass."""
 

@@ -234,7 +234,14 @@ def replicate(
         partial.unlink()
     block = block_of(root)
     tally.needed = sum(file.num_bytes for file in files)
-    missing = [file for file in files if not _is_whole(file, root, digests, tally)]
+    missing = []
+    for file in files:
+        tally.look()
+        copied = root / file.name
+        if _is_same(file, copied) and digests.get(file.name) in (None, file_sha256(copied)):
+            tally.found(file.num_bytes)  # an earlier staging left it whole
+        else:
+            missing.append(file)
     require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))
     _remove_others(root, {file.name for file in files})
     # Folders first, so that streams do not race for them.
@@ -274,16 +281,6 @@ def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sh
         raise IncompleteDataError(f"{file.path!r}: altered ({differs}); see `dlbench data verify`")
     os.utime(partial, ns=(file.mtime_ns, file.mtime_ns))
     partial.rename(target)
-
-
-def _is_whole(file: SourceFile, root: Path, digests: Mapping[str, str], tally: Tally) -> bool:
-    """Whether an earlier staging left this file whole."""
-    tally.look()
-    copy = root / file.name
-    if not _is_same(file, copy) or digests.get(file.name) not in (None, file_sha256(copy)):
-        return False
-    tally.found(file.num_bytes)
-    return True
 
 
 def _is_same(file: SourceFile, copy: Path) -> bool:

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.text.corpus import CLS, MASK, PAD, SEP, SPECIAL, TextCorpus, Vocabulary
+from dlbench.datasets.text.corpus import CLS, MASK, PAD, SEP, SPECIAL, TextCorpus
 from dlbench.errors import UserError
 
 Ids = NDArray[np.int64]
@@ -47,17 +47,6 @@ class Masking:
     words: Ids  # ids that may stand in for a hidden token: the vocabulary without its special tokens
     max_predictions: int  # predictions of one sample at most
     probability: float  # share of the tokens chosen for prediction
-
-
-def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
-    """The masking rule of a vocabulary."""
-    special = [vocabulary.id_of(token) for token in SPECIAL]
-    words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
-    if not len(words):
-        raise UserError(f"data.vocabulary {vocabulary.path} has no word besides {' '.join(SPECIAL)}")
-    return Masking(
-        mask_id=vocabulary.id_of(MASK), words=words, max_predictions=max_predictions, probability=probability
-    )
 
 
 def num_predictions(num_tokens: int, max_predictions: int, probability: float) -> int:
@@ -119,7 +108,17 @@ class SampleMaker:
             )
         self.room = rule.sequence_length - NUM_SPECIAL
         self._pad, self._cls, self._sep = (corpus.vocabulary.id_of(token) for token in (PAD, CLS, SEP))
-        self._masking = masking_for(corpus.vocabulary, rule.max_predictions, rule.masked_lm_probability)
+        vocabulary = corpus.vocabulary
+        special = [vocabulary.id_of(token) for token in SPECIAL]
+        words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
+        if not len(words):
+            raise UserError(f"data.vocabulary {vocabulary.path} has no word besides {' '.join(SPECIAL)}")
+        self._masking = Masking(
+            mask_id=vocabulary.id_of(MASK),
+            words=words,
+            max_predictions=rule.max_predictions,
+            probability=rule.masked_lm_probability,
+        )
         self._place = np.arange(rule.sequence_length)
 
     def runs(self) -> tuple[Ids, Ids]:

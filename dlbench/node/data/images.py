@@ -326,19 +326,16 @@ class RegionDecoder:
         for place, (image, box, is_mirrored) in enumerate(
             zip(decoded, boxes, batch["is_mirrored"].tolist(), strict=True)
         ):
-            region = self._tensor(image)
+            if self._device.type == "cuda":
+                region = from_dlpack(image).to(self._device)  # without a copy
+            else:
+                region = torch.from_numpy(np.asarray(image))  # its DLPack asks for a GPU, even of pixels on the host
             if self._is_whole:
                 left, top, right, bottom = box
                 region = region[top:bottom, left:right]
             resized = _resized_float(region, self._size)
             pixels[place] = resized.flip(1) if is_mirrored else resized
         return {"image": pixels, "label": batch["label"].to(self._device, non_blocking=True)}, decoded
-
-    def _tensor(self, image: Any) -> torch.Tensor:
-        """(H, W, 3) uint8 on the device, without a copy where it is there."""
-        if self._device.type == "cuda":
-            return from_dlpack(image).to(self._device)
-        return torch.from_numpy(np.asarray(image))  # its DLPack asks for a GPU, even of pixels on the host
 
     def _decoded(self, encoded: NDArray[np.uint8], ends: list[int], boxes: list[list[int]]) -> list[Any]:
         library, streams, start = self._library, [], 0

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
-from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
@@ -266,7 +266,11 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     """
     if spec.is_synthetic:
         return {}
-    manifest = _manifest(Path(spec.source))
+    source, manifest = Path(spec.source), None
+    with suppress(UserError):  # one that cannot be read counts as none
+        manifest = read_manifest(source)
+        if manifest is None and source.name in NAMES["train"]:
+            manifest = read_manifest(source.parent)
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
         return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
@@ -284,12 +288,3 @@ def files_account(spec: DataSpec) -> dict[str, object]:
         if account is not None:
             return {"account": account.as_json()}
     return {}
-
-
-def _manifest(source: Path) -> Manifest | None:
-    """Of the set, where its folder or that of its training data is given; None where there is none that can be read."""
-    try:
-        found = read_manifest(source)
-        return read_manifest(source.parent) if found is None and source.name in NAMES["train"] else found
-    except UserError:
-        return None

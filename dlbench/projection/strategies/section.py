@@ -165,13 +165,7 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
     verdicts += tuple(
         _beside(row) for row in rows if row.measured_s is not None and row.strategy not in ("data", "serial")
     )
-    # For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have.
-    shown: list[Row] = []
-    for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
-        every = list(those)
-        found = best(every) or min(every, key=lambda row: (bool(row.refused), row.memory_bytes))
-        if found.limit is not None:
-            shown.append(found)
+    shown = list(_shown(rows))
     kind = "ideal" if all(row.is_ideal for row in rows) else "model only"
     if kind != "ideal" and not known:
         verdicts += ("No run shows how accurate the model is there.",)
@@ -239,6 +233,15 @@ def _beside(row: Row) -> str:
     if row.measured_sent_bytes and row.sent_bytes:
         more.append(f"bytes sent {row.measured_sent_bytes / row.sent_bytes:.2f} times the model's")
     return f"{step}; {', '.join(more)}."
+
+
+def _shown(rows: Sequence[Row]) -> Iterator[Row]:
+    """For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have."""
+    for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
+        every = list(those)
+        found = best(every) or min(every, key=lambda row: (bool(row.refused), row.memory_bytes))
+        if found.limit is not None:
+            yield found
 
 
 def _named(row: Row) -> str:
