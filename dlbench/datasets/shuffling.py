@@ -82,8 +82,6 @@ class Ownership:
         partition: Literal["shuffled", "contiguous"],
         share: float = 0.0,
     ) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"a share of {share}: expected 0 to 1")
         self.num_samples, self.ranks, self.seed, self.partition, self.share = num_samples, ranks, seed, partition, share
         self.slots = exchanged_slots(num_samples, ranks, share)  # Of each rank, dealt out anew in an epoch.
         self._kept: OrderedDict[int, NDArray[np.int64]] = OrderedDict()

@@ -94,8 +94,6 @@ def schedule(
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
         raise UserError(problem)
-    if not 0 <= rank < ranks or elements < 0 or (chunks is not None and chunks < 1):
-        raise ValueError(f"no schedule for rank {rank} of {ranks}, {elements} elements in {chunks} chunks")
     layout = Layout(ranks=ranks, group_size=max(1, group_size))
     pieces = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     found = []

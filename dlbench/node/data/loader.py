@@ -279,7 +279,7 @@ class Ledger:
         self.converted: dict[str, None] = {}
         self._loader_workers = loader_workers
         self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
-        self._taken = 0
+        self.num_taken = 0  # batches that were handed out
         self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
@@ -313,8 +313,8 @@ class Ledger:
         item = read.item
         if item is None:
             return None
-        self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
-        self._taken += 1
+        self._recent.append((self.num_taken, item.worker, item.start_ns, item.end_ns))
+        self.num_taken += 1
         if item.visited:  # one without a readable sample belongs to no epoch
             epoch = item.visited[0][0]
             if not self.epochs or self.epochs[-1].epoch != epoch:
@@ -331,10 +331,6 @@ class Ledger:
             raise UserError(item.error)
         self._on_taken(item)
         return item
-
-    @property
-    def num_taken(self) -> int:
-        return self._taken
 
     def recent_reads(self) -> list[ReadSpan]:
         return [

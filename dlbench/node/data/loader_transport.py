@@ -129,9 +129,8 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
     """Processes from a fork server, with such queues and events between."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """A queue without a bound. Raises ValueError: one with a bound is asked for."""
-        if maxsize > 0:
-            raise ValueError("a queue of loader processes has no bound")
+        """A queue without a bound."""
+        del maxsize
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802

@@ -47,8 +47,6 @@ class ShardedOrder:
         drop_last: bool = True,
         start: Position | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size} ranks")
         needed = batch_size * world_size
         if num_samples < needed:
             raise UserError(
