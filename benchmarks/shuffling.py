@@ -165,7 +165,7 @@ def _rank(pipe: Connection, barrier: Any, rank: int, shared: str, folder: str) -
 
     torch.set_num_threads(1)
     model = CosmoFlowModel(family="cosmoflow", input_size=32, conv_channels=(8, 8), dense_sizes=(8,))
-    reader = open_density(Path(shared), model, SEED, training=True)
+    reader = open_density(Path(shared), model, training=True)
     staged = Path(folder, f"staged-{rank}")
     while (what := pipe.recv()) != "end":
         if what == "stage":

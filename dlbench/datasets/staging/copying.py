@@ -200,14 +200,6 @@ def _followed(link: Path, allowed: Sequence[Path]) -> Path:
     return real
 
 
-@dataclass(frozen=True)
-class Replica:
-    """A data set on this node."""
-
-    files: Sequence[SourceFile]
-    verified: str
-
-
 def replicate(
     parts: Mapping[str, Path],
     within: Path,
@@ -216,10 +208,11 @@ def replicate(
     streams: int,
     tally: Tally,
     require: Callable[[int, int], None],
-) -> Replica:
+) -> tuple[Sequence[SourceFile], str]:
     """Copies a data set; `parts` and `within` as of `list_files`.
 
-    `require`: given the bytes and files still to be written before the first is; raises if they do not fit.
+    `require`: given the bytes and files still to be written before the first is; raises if they do not fit. Returns its
+    files, and what they were compared with, in words.
     Raises UserError: as `list_files`. IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
     OSError: reading or writing failed.
     """
@@ -256,7 +249,7 @@ def replicate(
 
     run_streams(streams, missing, copy)
     verified = "SHA-256 of the data set's manifest" if digests else "size and time of the source before and after"
-    return Replica(files, verified)
+    return files, verified
 
 
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:

@@ -130,16 +130,13 @@ class VolumeReader(SampleReader):
 
 
 def open_density(
-    source: Path, model: CosmoFlowModel, seed: int, *, training: bool, lister: Lister = ALONE, counts: bool = False
+    source: Path, model: CosmoFlowModel, *, training: bool, lister: Lister = ALONE, counts: bool = False
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    `seed`: without effect, for nothing is drawn. `training`: which split is read where names tell two apart. `counts`:
-    leave the logarithm to the device.
+    `training`: which split is read where names tell two apart. `counts`: leave the logarithm to the device.
     """
-    del seed
     split: Split = "train" if training else "validation"
-
     index = lister.index(lambda: index_density(source, split), (DensityIndex,))
     for key, stored in (
         ("input_size", index.size),

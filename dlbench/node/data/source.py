@@ -252,7 +252,7 @@ def open_reader(
         return open_text(folder, network, data_spec, seed, training=training, lister=lister)
     from dlbench.node.data.density import open_density
 
-    return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
+    return open_density(folder, network, training=training, lister=lister, counts=counts)
 
 
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse

@@ -344,7 +344,7 @@ class NodeStaging:
 
     def _replicate(self) -> None:
         assert self._folder is not None
-        replica = replicate(
+        self._copied, self._verified = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
             self._folder,
@@ -352,7 +352,6 @@ class NodeStaging:
             tally=self.tally,
             require=self._require,
         )
-        self._copied, self._verified = replica.files, replica.verified
 
     def _shard(self) -> None:
         assert self._folder is not None

@@ -24,7 +24,7 @@ from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import BadSampleError, Raw, Sample, SampleReader
+from dlbench.node.data.reader import BadSampleError, Raw, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
@@ -33,6 +33,7 @@ from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree
+from tests.support.sample_readers import NumberReader
 
 h5py = pytest.importorskip("h5py")
 Image = pytest.importorskip("PIL.Image")
@@ -223,10 +224,8 @@ def test_augmentation_belongs_to_epoch_and_sample_not_to_the_rank(jpeg_folder: P
         np.testing.assert_array_equal(image.numpy(), data.read(key).arrays["image"])
 
 
-class Probe(SampleReader):
+class Probe(NumberReader):
     """A data set whose samples tell about the process that read them."""
-
-    num_samples = 8
 
     def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(b"x" * (index + 1))
@@ -241,21 +240,6 @@ class Probe(SampleReader):
     def num_bytes(self, index: int) -> int:
         return index + 1
 
-    def labels(self) -> None:
-        pass
-
-    def name(self, index: int) -> str:
-        return f"sample {index}"
-
-    def files(self) -> list[Path]:
-        return []
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "probe"}
-
-    def close(self) -> None:
-        pass
-
 
 def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
@@ -263,7 +247,7 @@ def is_alive(pid: int) -> bool:
 
 def probe(workers: int) -> LoadedSource:
     order = ShardedOrder(8, batch_size=2, rank=0, world_size=1, seed=0)
-    return LoadedSource(Probe(), order, loader_workers=workers, on_bad_sample="stop")
+    return LoadedSource(Probe(8), order, loader_workers=workers, on_bad_sample="stop")
 
 
 def in_shared_memory(pids: Iterable[int]) -> list[str]:
