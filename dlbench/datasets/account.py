@@ -34,7 +34,6 @@ _FOREIGN: tuple[tuple[str, str], ...] = (
         r".*\.(?:parquet|arrow)",
         "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)",
     ),
-    (r".*_[xy]\.npy", "is of an earlier form of dlbench; write each sample as <name>_data.npy and <name>_label.npy"),
     (r".*\.beton", "is FFCV's; give the images that it was written from"),
     (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
     (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),

@@ -98,7 +98,6 @@ class VolumeReader(SampleReader):
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
 
     def name(self, index: int) -> str:

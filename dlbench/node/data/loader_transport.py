@@ -130,7 +130,6 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
         """A queue without a bound."""
-        del maxsize
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802

@@ -138,12 +138,10 @@ class TextReader(SampleReader):
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
-        del index
         return Raw(b"", "memory")
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One sample; cannot fail, the corpus has been checked when it was tokenised."""
-        del data, out
         epoch, index = key
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
@@ -152,7 +150,6 @@ class TextReader(SampleReader):
         return Sample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 0
 
     def name(self, index: int) -> str:
@@ -232,7 +229,6 @@ class PretrainingHdf5Reader(SampleReader):
         )
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 4 * sum(length for _, length in self._layout)
 
     def name(self, index: int) -> str:

@@ -18,13 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.datasets.images.image_set import index_jpeg_tree
-from dlbench.datasets.volumes import index_density
 from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
-from dlbench.node.data.density import VolumeReader
 from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import BadSampleError, Raw, Sample
+from dlbench.node.data.reader import Raw, Sample
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
@@ -344,29 +342,6 @@ def write_volumes(folder: Path, num: int, **changes: Any) -> None:
             file[key] = value
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_volumes_are_logarithms_channels_first(tmp_path: Path, workers: int) -> None:
-    write_volumes(tmp_path, 6)
-    data = DensityData(format="hdf5-density", source=str(tmp_path), loader_workers=workers)
-    source = build_source(COSMOFLOW, data, batch_size=2, rank=0, world_size=1, seed=0)
-    batch = next(source)
-    source.close()
-    assert {n: (tuple(t.shape), t.dtype) for n, t in batch.items()} == {
-        "volume": ((2, 4, 8, 8, 8), torch.float32),
-        "target": ((2, 4), torch.float32),
-    }
-    keys = next(ShardedOrder(6, batch_size=2, rank=0, world_size=1, seed=0).batches())
-    with h5py.File(tmp_path / "a.h5") as file:
-        for place, (_epoch, index) in enumerate(keys):
-            expected = np.log(file["x"][index].astype(np.float64) + 1).transpose(3, 0, 1, 2)
-            np.testing.assert_allclose(batch["volume"][place].numpy(), expected, rtol=1e-6)
-            np.testing.assert_array_equal(batch["target"][place].numpy(), file["y"][index])
-    assert torch.isfinite(loss_for(COSMOFLOW)(build_model(COSMOFLOW), batch))
-    about = source.describe()
-    json.dumps(about)
-    assert (about["shape"], about["num_samples"]) == ([8, 8, 8, 4], 6)
-
-
 @pytest.mark.parametrize("memory_format", ["contiguous", "channels-last"])
 def test_counts_on_their_way_to_a_gpu_give_the_same_network_input_to_the_bit(
     tmp_path: Path, memory_format: str
@@ -396,24 +371,6 @@ def test_counts_on_their_way_to_a_gpu_give_the_same_network_input_to_the_bit(
             assert torch.equal(loss_for(model)(network, counted), loss_for(model)(network, plain))
         for source in sources:
             source.close()
-
-
-def test_bad_volumes_are_named(tmp_path: Path) -> None:
-    x = np.zeros((3, 8, 8, 8, 4), dtype=np.int16)
-    x[1, 0, 0, 0, 0] = -1
-    y = np.zeros((3, 4), dtype=np.float32)
-    y[2, 3] = np.nan
-    write_volumes(tmp_path, 3, x=x, y=y)
-    data = VolumeReader(index_density(tmp_path))
-    assert data.read((0, 0)).arrays["target"].shape == (4,)
-    with pytest.raises(BadSampleError, match=r"a.h5', sample 1: x has a negative count"):
-        data.read((0, 1))
-    with pytest.raises(BadSampleError, match=r"a.h5', sample 2: y is not finite"):
-        data.read((0, 2))
-    data.close()
-    (tmp_path / "a.h5").write_bytes(b"")
-    with pytest.raises(BadSampleError, match=r"a.h5', sample 0: "):
-        data.read((0, 0))
 
 
 @pytest.mark.parametrize(("key", "value"), [("input_size", 16), ("input_channels", 2), ("num_targets", 3)])
