@@ -179,20 +179,16 @@ class SampleRows:
         """
         path, row = self.index.locate(index)
         with damage_as_oserror():
-            return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
+            file = self._files.get(path)
+            datasets = self._datasets.get(path)
+            # Looking them up takes as long as reading a row; a file may have been closed to make room for others.
+            if datasets is None or datasets[0] is not file:
+                datasets = self._datasets[path] = file, {key: file[key] for key in _TYPES if key in file}
+            return read_rows(datasets[1], row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
         self._datasets.clear()
         self._files.close()
-
-    def _open(self, path: Path) -> dict[str, Any]:
-        """The datasets of a file; looking them up takes as long as reading a row."""
-        file = self._files.get(path)
-        known = self._datasets.get(path)
-        if known is None or known[0] is not file:  # a file may have been closed to make room for others
-            known = file, {key: file[key] for key in _TYPES if key in file}
-            self._datasets[path] = known
-        return known[1]
 
 
 def read_rows(

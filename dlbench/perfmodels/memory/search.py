@@ -211,10 +211,7 @@ def best_found(
     known: Sequence[Blocks] = (),
     effort: int = EFFORT,
 ) -> Blocks | None:
-    """The best plan that was found; None where none fits.
-
-    `starts`: units with which blocks begin; None: the search chooses. `known`: plans to begin with, besides its own.
-    """
+    """The best plan that was found; None where none fits."""
     return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
