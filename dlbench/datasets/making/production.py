@@ -216,8 +216,8 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         recipe.write(part, path)
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            handle = os.open(file, os.O_RDONLY)
+        for written in path.rglob("*") if path.is_dir() else (path,):
+            handle = os.open(written, os.O_RDONLY)
             try:
                 os.fsync(handle)
             finally:
