@@ -165,7 +165,7 @@ def _rank(pipe: Connection, barrier: Any, rank: int, shared: str, folder: str) -
 
     torch.set_num_threads(1)
     model = CosmoFlowModel(family="cosmoflow", input_size=32, conv_channels=(8, 8), dense_sizes=(8,))
-    reader = open_density(Path(shared), model, SEED, training=True)
+    reader = open_density(Path(shared), model, training=True)
     staged = Path(folder, f"staged-{rank}")
     while (what := pipe.recv()) != "end":
         if what == "stage":
@@ -232,7 +232,7 @@ def _epochs(
         if exchange is not None:
             exchange.close()
         shutil.rmtree(store.folder, ignore_errors=True)
-    return seconds / epochs, audit.told()["audit_s"] / epochs
+    return seconds / epochs, audit.summary()["audit_s"] / epochs
 
 
 class ColdReader:

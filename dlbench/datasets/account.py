@@ -34,7 +34,6 @@ _FOREIGN: tuple[tuple[str, str], ...] = (
         r".*\.(?:parquet|arrow)",
         "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)",
     ),
-    (r".*_[xy]\.npy", "is of an earlier form of dlbench; write each sample as <name>_data.npy and <name>_label.npy"),
     (r".*\.beton", "is FFCV's; give the images that it was written from"),
     (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
     (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),
@@ -95,7 +94,6 @@ def sample_names(
     """Returns the sample files of one split among the names in a folder, sorted; empty if there are no samples.
 
     `is_sample`: whether a name is one of the container that is read. `layout`: what is read, in words.
-    Raises UserError: a file looks like a sample and is none, or two splits cannot be told apart.
     """
     samples, others = [], []
     for name in names:

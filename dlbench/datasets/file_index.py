@@ -76,18 +76,13 @@ def _described(value: Any, blocks: list[bytes | memoryview]) -> Any:
 
 
 def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
-    """What `packed` was given. Arrays are views of `data`.
-
-    Raises ValueError: they are not of this form, or cut off.
-    """
+    """What `packed` was given. Arrays are views of `data`."""
     kinds: Mapping[str, Callable[..., Any]] = {one.__name__: one for one in expected}
     at = _HEAD.size
 
     def block(length: int) -> memoryview:
         """The next one: they are taken in the order in which they were written."""
         nonlocal at
-        if not 0 <= length <= len(data) - at:
-            raise ValueError("cut off")
         begin, end = at, at + length
         at = end + -end % _ALIGNED
         return data[begin:end]
@@ -105,13 +100,8 @@ def unpacked(data: memoryview, expected: Sequence[type]) -> Any:
             fields = {name: value(one) for name, one in described["fields"].items()}
             return kinds[described["dataclass"]](**fields)
         kind, shape = np.dtype(str(described["array"])), [int(edge) for edge in described["shape"]]
-        if kind.kind not in _KINDS:
-            raise ValueError(f"arrays of {kind}")
         array = np.frombuffer(block(int(np.prod(shape, dtype=np.int64)) * kind.itemsize) or b"", kind).reshape(shape)
         array.flags.writeable = False
         return array
 
-    try:
-        return value(parse_json(bytes(block(_HEAD.unpack_from(data)[0]))))
-    except (struct.error, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"not a packed index: {error}") from None
+    return value(parse_json(bytes(block(_HEAD.unpack_from(data)[0]))))

@@ -38,9 +38,6 @@ class FileEntry:
     sha256: str
     num_bytes: int
 
-    def as_json(self) -> dict[str, str | int]:
-        return {"path": self.path, "sha256": self.sha256, "bytes": self.num_bytes}
-
     @staticmethod
     def from_json(content: Mapping[str, Any]) -> FileEntry:
         """The reverse; TypeError, KeyError or ValueError if it is none, or names a file outside of the set."""
@@ -79,7 +76,8 @@ def save_manifest(
     with listing.open("wb") as file:
         for entry in files:
             # ASCII only, so that escaped file names stay valid JSON text.
-            line = json.dumps(entry.as_json(), ensure_ascii=True).encode("ascii") + b"\n"
+            fields = {"path": entry.path, "sha256": entry.sha256, "bytes": entry.num_bytes}
+            line = json.dumps(fields, ensure_ascii=True).encode("ascii") + b"\n"
             file.write(line)
             digest.update(line)
             count, total = count + 1, total + entry.num_bytes
@@ -104,7 +102,7 @@ def save_manifest(
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a folder; None if it has none. Raises UserError: there is one, but not of this form."""
+    """The manifest of a folder; None if it has none."""
     content = _read(folder)
     if content is None:
         return None
@@ -115,10 +113,7 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def read_files(folder: Path) -> Iterator[FileEntry]:
-    """The files of a prepared data set, one at a time.
-
-    Raises UserError: the folder has no manifest, or its list of files is missing or altered.
-    """
+    """The files of a prepared data set, one at a time."""
     content = _read(folder)
     if content is None:
         raise UserError(f"{str(folder)!r} has no {NAME}: it was not prepared by dlbench, nothing to verify against")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from dlbench.datasets.account import Account, foreign_form, is_companion, sample
 from dlbench.datasets.arrays import open_hdf5
 from dlbench.datasets.images import image_set
 from dlbench.datasets.images.shards import CLASS_TARS, INDEX, holds_class_tars, load_index, shards_among
-from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.splits import (
     MAX_NAMES,
     OF_STORAGE,
@@ -56,10 +57,7 @@ MANIFEST_KINDS = {
 
 
 def detect(source: Path) -> str:
-    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder.
-
-    Raises UserError: none is recognised.
-    """
+    """Which of KINDS lies at a path: by its manifest, else by the files of its (training) folder."""
     manifest = read_manifest(source) if source.is_dir() else None
     if manifest is not None and manifest.kind in MANIFEST_KINDS:
         return MANIFEST_KINDS[manifest.kind]
@@ -161,7 +159,7 @@ _IS_SAMPLE: dict[str, Callable[[str], bool]] = {
 def take_account(source: Path, kind: str) -> Account:
     """Returns which files of a data set of one of KINDS are read for which split, and which are not, by their names.
 
-    Looks at the first names of a folder. Raises UserError: names tell splits apart for some of the files only.
+    Looks at the first names of a folder.
     """
     if source.is_file():
         return Account(splits={"all": (source.name,)})
@@ -236,7 +234,6 @@ def require_fitting(
     Synthetic data, and paths that are not there, are passed over; validation data is looked at if it is `evaluated`.
     `on_account`: given which files are read and which are not.
     Returns false if the file system did not answer in time.
-    Raises UserError: the ranks would refuse the data.
     """
     raised: list[Exception] = []
 
@@ -295,8 +292,12 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
-    """The samples of one split, None if they are not known cheaply. Raises UserError: they cannot be the workload's."""
-    manifest, kinds = _manifest(source), workload.data.kinds
+    """The samples of one split, None if they are not known cheaply."""
+    kinds, manifest = workload.data.kinds, None
+    with suppress(UserError):  # training does not need it
+        manifest = read_manifest(source) if source.is_dir() else None
+    if manifest is not None and manifest.kind not in MANIFEST_KINDS:
+        manifest = None
     model: Any = workload.model  # has the sizes that its formats of data are read in
     wanted = f"{workload.name} trains on {_WANTED[kinds[0]]}"
     if manifest is not None and MANIFEST_KINDS[manifest.kind] not in kinds:
@@ -316,12 +317,20 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     if kind not in kinds:
         raise UserError(f"{key} {str(source)!r} holds {TITLES[kind]}; {wanted}")
     if kind == "images":
-        found = _images(folder, inner, model, key, needed)
+        found = None
+        if _names(folder)[1]:
+            _require_classes(folder, len(inner), model, key)
+            found = _counted_images(folder, inner, needed)
     elif kind == "image-shards":
         found = _shards(folder, model, key, split)
     elif kind == "text":
-        _require_text(folder, split, f"{key} {str(source)!r}", wanted)
-        found = None
+        texts, found = [folder], None
+        if folder.is_dir():
+            names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)
+            texts = [folder / name for name in names[:1]]
+        for path in texts:
+            if not corpus.looks_like_text(path):
+                raise UserError(f"{key} {str(source)!r} holds {path.name!r}, which is not UTF-8; {wanted}")
     elif isinstance(workload.data, TextData):
         found = _samples(folder, workload.data, key, split)
     else:
@@ -329,14 +338,6 @@ def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split
     if found is None and manifest is not None and manifest.kind != "text":  # there it counts documents
         found = manifest.counts.get(split)
     return found
-
-
-def _manifest(source: Path) -> Manifest | None:
-    try:
-        found = read_manifest(source) if source.is_dir() else None
-    except UserError:  # training does not need it
-        return None
-    return found if found is not None and found.kind in MANIFEST_KINDS else None
 
 
 def _kind(folder: Path, form: str | None = None) -> str | None:
@@ -360,13 +361,6 @@ def _names(folder: Path, *, folders: bool = False) -> tuple[list[str], bool]:
         first = list(islice(entries, MAX_NAMES + 1))
         names = [e.name for e in first if not e.name.startswith(".") and (not folders or e.is_dir())]
     return names, len(first) <= MAX_NAMES
-
-
-def _images(folder: Path, classes: Sequence[str], model: ResNetModel, key: str, needed: int) -> int | None:
-    if not _names(folder)[1]:
-        return None
-    _require_classes(folder, len(classes), model, key)
-    return _counted_images(folder, classes, needed)
 
 
 def _shards(folder: Path, model: ResNetModel, key: str, split: Split) -> int | None:
@@ -400,16 +394,6 @@ def _counted_images(folder: Path, classes: Sequence[str], needed: int) -> int | 
         if num >= needed or looked >= MAX_NAMES:
             return None
     return num
-
-
-def _require_text(folder: Path, split: Split, what: str, wanted: str) -> None:
-    texts = [folder]
-    if folder.is_dir():
-        names = sample_names(folder, _names(folder)[0], corpus.is_text_name, split, corpus.LAYOUT)
-        texts = [folder / name for name in names[:1]]
-    for path in texts:
-        if not corpus.looks_like_text(path):
-            raise UserError(f"{what} holds {path.name!r}, which is not UTF-8; {wanted}")
 
 
 def _samples(folder: Path, data: TextData, key: str, split: Split) -> int | None:

@@ -82,8 +82,6 @@ class Ownership:
         partition: Literal["shuffled", "contiguous"],
         share: float = 0.0,
     ) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"a share of {share}: expected 0 to 1")
         self.num_samples, self.ranks, self.seed, self.partition, self.share = num_samples, ranks, seed, partition, share
         self.slots = exchanged_slots(num_samples, ranks, share)  # Of each rank, dealt out anew in an epoch.
         self._kept: OrderedDict[int, NDArray[np.int64]] = OrderedDict()
@@ -114,10 +112,22 @@ class Ownership:
                 epoch = 0
             known = [each for each in self._kept if each <= epoch]
             at = max(known, default=None)
-            parts = self._first() if at is None else self._kept[at]
+            if at is None:
+                parts = np.full((self.ranks, -(-self.num_samples // self.ranks)), NOBODY, np.int64)
+                held = first_parts(self.num_samples, self.ranks, seed=self.seed, partition=self.partition)
+                for rank, samples in enumerate(held):
+                    parts[rank, : len(samples)] = samples
+            else:
+                parts = self._kept[at]
             for number in range(at or 0, epoch):
-                parts = self._exchanged(number, parts)
-            self._keep(epoch, parts)
+                order = np.take_along_axis(parts, self._keys(number).argsort(axis=1, kind="stable"), axis=1)
+                parts = order.copy()
+                parts[self._lots(number), np.arange(self.slots)[:, None]] = order[:, : self.slots].T
+            parts.flags.writeable = False
+            self._kept[epoch] = parts
+            self._kept.move_to_end(epoch)
+            while len(self._kept) > _KEPT_EPOCHS:
+                self._kept.popitem(last=False)
             return parts
 
     def order(self, epoch: int, rank: int) -> NDArray[np.int64]:
@@ -144,15 +154,6 @@ class Ownership:
             senders=senders[coming],
         )
 
-    def _first(self) -> NDArray[np.int64]:
-        width = -(-self.num_samples // self.ranks)
-        parts = np.full((self.ranks, width), NOBODY, np.int64)
-        for rank, held in enumerate(
-            first_parts(self.num_samples, self.ranks, seed=self.seed, partition=self.partition)
-        ):
-            parts[rank, : len(held)] = held
-        return parts
-
     def _keys(self, epoch: int) -> NDArray[np.float64]:
         """(M, ceil(N / M)) by which each rank's samples are put in order."""
         width = -(-self.num_samples // self.ranks)
@@ -165,21 +166,6 @@ class Ownership:
         """(slots, M) to whom the sample of each slot and rank goes; each row a permutation of the ranks."""
         rows = np.broadcast_to(np.arange(self.ranks), (self.slots, self.ranks))
         return np.random.default_rng([self.seed, _LOTS, epoch]).permuted(rows, axis=1)
-
-    def _exchanged(self, epoch: int, parts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The parts after the exchange of an epoch, which are those of the next."""
-        order = np.take_along_axis(parts, self._keys(epoch).argsort(axis=1, kind="stable"), axis=1)
-        after = order.copy()
-        slots = np.arange(self.slots)
-        after[self._lots(epoch), slots[:, None]] = order[:, : self.slots].T
-        return after
-
-    def _keep(self, epoch: int, parts: NDArray[np.int64]) -> None:
-        parts.flags.writeable = False
-        self._kept[epoch] = parts
-        self._kept.move_to_end(epoch)
-        while len(self._kept) > _KEPT_EPOCHS:
-            self._kept.popitem(last=False)
 
 
 def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) -> Ownership | None:

@@ -50,10 +50,7 @@ def train_folder(source: Path) -> Path:
 
 
 def validation_folder(source: Path) -> Path | None:
-    """Where the validation data is: `source` itself if files' names tell its splits apart; None without both splits.
-
-    Raises UserError: names tell splits apart for some of the files only.
-    """
+    """Where the validation data is: `source` itself if files' names tell its splits apart; None without both splits."""
     if has_splits(source):
         return _folder(source, "validation")
     return source if holds_named_splits(source) else None
@@ -71,10 +68,7 @@ def other_split(folder: Path, split: Split | None) -> tuple[Path, Split] | None:
 
 
 def holds_named_splits(folder: Path) -> bool:
-    """Returns whether the names of files tell two splits of a folder apart, by the first of them if there are many.
-
-    Raises UserError: they do for some of the files only.
-    """
+    """Returns whether the names of files tell two splits of a folder apart, by the first of them if there are many."""
     if not folder.is_dir():
         return False
     with os.scandir(folder) as entries:
@@ -102,7 +96,6 @@ def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] |
     """Tells the splits of sample files in one folder apart by their names, sorted; None if all are of one split.
 
     Files of test are left out where there are train and validation.
-    Raises UserError: some of the files bear the word of a split and others bear none.
     """
     groups: dict[str | None, list[str]] = {"train": [], "validation": [], "test": [], None: []}
     for name in sorted(names):
@@ -122,11 +115,7 @@ def named_splits(folder: Path, names: Iterable[str]) -> dict[Split, list[str]] |
 
 
 def of_split(folder: Path, names: Iterable[str], split: Split | None) -> list[str]:
-    """Returns those of the sample files in a folder that are of a split, sorted: all where names tell none apart.
-
-    Raises UserError: names tell splits apart for some files only, or `split` is None, or the folder's own name is that
-    of a split, and there are two.
-    """
+    """Returns those of the sample files in a folder that are of a split, sorted: all where names tell none apart."""
     candidates = sorted(names)
     splits = named_splits(folder, candidates)
     if splits is None:
@@ -167,7 +156,7 @@ def split_names(folders: Iterable[str]) -> list[str]:
 
 
 def require_no_splits(folder: Path, folders: Iterable[str]) -> None:
-    """Proves that the folders in `folder` may be classes. Raises UserError: they are splits; says what to give."""
+    """Proves that the folders in `folder` may be classes."""
     if found := split_names(folders):
         raise UserError(
             f"{str(folder)!r} holds splits: {', '.join(map(repr, found))}; give one of them, or name them "

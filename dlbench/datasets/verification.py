@@ -40,14 +40,6 @@ _AT_ONCE = 1024  # files that are digested, or documents that are tokenised, at 
 _AT_A_TIME = 64  # images that one task decodes
 
 
-def _no_count(_done: int, _total: int) -> None:
-    pass
-
-
-def _silent(_line: str) -> None:
-    pass
-
-
 @dataclass
 class Verdict:
     """What is known of a data set after all of it was read."""
@@ -89,7 +81,6 @@ def verify(
 
     `source`: a set with splits, or one split, or a file of text or samples.
     `vocabulary`: path or name, to which text and samples are held.
-    Raises UserError: there is no data of a known kind at the source, or no such vocabulary.
     """
     if not source.exists():
         raise UserError(f"{str(source)!r}: no such file or folder")
@@ -104,7 +95,15 @@ def verify(
     else:
         _verify_split(verdict, "train", train_folder(source), vocabulary, workers, progress)
         _verify_split(verdict, "validation", validation, vocabulary, workers, progress)
-    _compare_counts(verdict)
+    # Files that no manifest names would be read, too.
+    manifest = read_manifest(source) if source.is_dir() else None
+    if manifest is not None and not verdict.faults:
+        for split, num in verdict.samples.items():
+            expected = manifest.counts.get(split, num)
+            if num != expected:
+                verdict.faults.append(
+                    f"{split}: {num} samples in its files, {expected} in {NAME}; remove what was added"
+                )
     return verdict
 
 
@@ -140,17 +139,6 @@ def _compared(root: Path, prefix: str, workers: int) -> Iterator[str | None]:
             yield from pool.map(check, batch)
 
 
-def _compare_counts(verdict: Verdict) -> None:
-    """Files that no manifest names would be read, too."""
-    manifest = read_manifest(verdict.source) if verdict.source.is_dir() else None
-    if manifest is None or verdict.faults:
-        return
-    for split, num in verdict.samples.items():
-        expected = manifest.counts.get(split, num)
-        if num != expected:
-            verdict.faults.append(f"{split}: {num} samples in its files, {expected} in {NAME}; remove what was added")
-
-
 # Contents
 
 
@@ -177,13 +165,11 @@ def _verify_split(
         faults = [line if line.startswith("'") else f"{folder.name}/{line}" for line in faults]
     # What the checksums have found already is not reported twice.
     named = {line.partition(": ")[0] for line in verdict.faults}
-    verdict.faults += [line for line in faults if not _is_known(line, verdict.source, named)]
+    for line in faults:
+        file = line.partition(": ")[0].strip("'")
+        if file not in named and file.removeprefix(f"{verdict.source}/") not in named:
+            verdict.faults.append(line)
     _count(verdict, split, folder)
-
-
-def _is_known(line: str, source: Path, named: set[str]) -> bool:
-    file = line.partition(": ")[0].strip("'")
-    return file in named or file.removeprefix(f"{source}/") in named
 
 
 def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
@@ -218,9 +204,9 @@ def _count(verdict: Verdict, split: Split | None, folder: Path) -> None:
 
 def verify_images(
     folder: Path,
-    on_progress: Count = _no_count,
+    on_progress: Count = lambda _done, _total: None,
     workers: int = 1,
-    on_odd: Say = _silent,
+    on_odd: Say = lambda _line: None,
     split: Split | None = None,
 ) -> list[str]:
     """Decodes every image of one split of a tree or of shards wholly; TFRecords carry checksums, which are compared.
@@ -229,7 +215,7 @@ def verify_images(
     lock. `on_odd`: given one line for each way in which images are usable but not a plain RGB JPEG: grey, CMYK, a PNG
     named .jpg; and one for what was passed over. `split`: which of two splits that names tell apart is read.
     Returns one line for each bad file or sample, with its place and the reason, in the order of the set; none if all is
-    well. Raises UserError: the set cannot be opened.
+    well.
     """
     images = open_image_set(folder, split)
     for remark in images.remarks:
@@ -268,12 +254,11 @@ def _decode(images: ImageSet, span: range) -> tuple[list[str], list[tuple[str, s
 
 
 def verify_density(
-    folder: Path, on_progress: Count = _no_count, workers: int = 1, split: Split | None = None
+    folder: Path, on_progress: Count = lambda _done, _total: None, workers: int = 1, split: Split | None = None
 ) -> list[str]:
     """Reads every sample of a folder of one split: checksums, shapes, no negative count, finite parameters.
 
     Returns one line `name: reason` for each bad file, by name; none if all is well.
-    Raises UserError: the folder is missing or has no such files, or a mixture.
     """
     container, names = volume_files(folder, split)
     results = _each(partial(checked_file, folder, container), names, on_progress, workers)
@@ -288,10 +273,10 @@ def verify_density(
 def verify_text(
     source: Path,
     vocabulary: str | None = None,
-    on_progress: Count = _no_count,
+    on_progress: Count = lambda _done, _total: None,
     workers: int = 1,
     split: Split | None = None,
-    on_remark: Say = _silent,
+    on_remark: Say = lambda _line: None,
 ) -> list[str]:
     """One line for each bad file, `<name>: <reason>`; none if all are whole.
 
@@ -300,7 +285,6 @@ def verify_text(
     `source`: a text file, a folder of .txt files, or HDF5 samples (file or folder). `vocabulary`: path
     or name; with it, ids are held against its size, and the share of [UNK] is reported. `split`: which of two splits
     that names tell apart is read. `on_remark`: given what was counted.
-    Raises UserError: there is nothing at `source`, or no such vocabulary.
     """
     samples = sample_files(source, split) if source.exists() else []
     if samples:

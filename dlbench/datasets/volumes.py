@@ -162,8 +162,9 @@ class Hdf5Volumes(Volumes):
     def samples(path: Path) -> Iterator[Volume]:
         num = Hdf5Volumes.inspect(path).num
         with damage_as_oserror(), open_hdf5(path) as file:
+            x, y = file["x"], file["y"]
             for place in range(num):
-                yield _hdf5_sample(file, place)
+                yield (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
 
     def read(self, path: Path, place: int, num: int, counts: NDArray[np.int16]) -> NDArray[np.float32]:
         with damage_as_oserror():  # HDF5 itself refuses a place beyond its end
@@ -218,11 +219,6 @@ def _hdf5_content(file: h5py.File) -> tuple[Any, Any, int, Callable[[int], int |
         return nowhere
     rest = (0,) * (x.ndim - 1)
     return *nowhere[:3], lambda n: x.id.get_chunk_info_by_coord((n, *rest)).byte_offset if n < shape[0] else None
-
-
-def _hdf5_sample(file: Any, place: int) -> Volume:
-    x, y = file["x"], file["y"]
-    return (x[place], y[place]) if x.ndim == 5 else (x[...], y[...])
 
 
 class TfrecordVolumes(Volumes):
@@ -336,7 +332,6 @@ def target_fault(y: NDArray[np.float32]) -> str | None:
 
 
 def _require_int16(x: NDArray[np.int16]) -> None:
-    """Raises ValueError: the bytes of a volume are float32, by their values."""
     pairs = x.reshape(-1)[: x.size // 2 * 2].view("<f4")
     floats = pairs[pairs != 0]
     with np.errstate(invalid="ignore"):
@@ -433,9 +428,6 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
 
     Half a million files of one sample must not all be opened: of TFRecord and .npy the first, the middle and the last
     are. One that does not hold one sample is a bad sample when it is read.
-    `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: the folder is missing, has no such files or a mixture, or a file is damaged, lacks `x` or `y`, or
-    has them in another type or shape; file and key are named.
     """
     container, names = volume_files(folder, split)
     probes = [names[i] for i in sorted({0, len(names) // 2, len(names) - 1})]

@@ -89,13 +89,11 @@ def schedule(
 
     `group_size`: ranks of a group, for hierarchical and leader; rank r is in group r // group_size. `shards`: servers
     of parameter-server, on the first ranks; none: every rank is one. `chunks`: for hierarchical, double-binary-tree and
-    chain; none: `pipeline_chunks`. Raises `UserError`: there is no such schedule.
+    chain; none: `pipeline_chunks`.
     """
     problem = invalid(collective, algorithm, ranks, group_size=group_size, shards=shards)
     if problem:
         raise UserError(problem)
-    if not 0 <= rank < ranks or elements < 0 or (chunks is not None and chunks < 1):
-        raise ValueError(f"no schedule for rank {rank} of {ranks}, {elements} elements in {chunks} chunks")
     layout = Layout(ranks=ranks, group_size=max(1, group_size))
     pieces = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
     found = []

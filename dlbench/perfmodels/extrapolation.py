@@ -81,10 +81,8 @@ def model_error(
     misses: Sequence[Miss], *, prior_scale: float = PRIOR_SCALE, prior_points: float = PRIOR_POINTS
 ) -> ModelError:
     """The error of a model by what it missed. `prior_scale`, `prior_points`: s0 and nu0; of a ledger of ten projections
-    or more their root mean square and their number. Raises `ValueError`: a miss of no doublings.
+    or more their root mean square and their number.
     """
-    if any(miss.doublings <= 0 for miss in misses):
-        raise ValueError("a miss lies beyond the points it was predicted from, so its doublings are above 0")
     variance, information = prior_scale**2, float(len(misses))
     for _ in range(_ROUNDS):
         # Expected squares of the model's own errors, given what it missed (Dempster, Laird and Rubin, JRSS B 39, 1977).

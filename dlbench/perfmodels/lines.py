@@ -64,12 +64,7 @@ def least_relative(rows: Array, measured: Array) -> Array:
 
 
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
-    """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors.
-
-    Raises `UserError`: fewer than two sizes, or a time that is not positive; `ValueError`: not as many times as sizes.
-    """
-    if len(sizes) != len(seconds):
-        raise ValueError(f"{len(sizes)} sizes and {len(seconds)} times")
+    """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors."""
     if len(set(sizes)) < 2:
         raise UserError(f"costs of {name}: a line needs two sizes or more, here are {len(set(sizes))}")
     measured = np.asarray(seconds, dtype=np.float64)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from dlbench.errors import UserError
 from dlbench.lazy import Array, Flags, np, npt
 from dlbench.perfmodels.lines import reweighted
-from dlbench.perfmodels.patterns import ONE_LINK, Load, Sharing, summarise
+from dlbench.perfmodels.patterns import ONE_LINK, Sharing, summarise
 from dlbench.perfmodels.predictions import whole_elements
 from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import (
@@ -74,14 +74,20 @@ def fit_network(
     % of fits to resampled runs, each begun from the costs of the fit, with its breaks.
 
     `fitted`: when, UTC, ISO 8601. `resampled`: seconds of every point in each resample of the runs, shape (resamples,
-    points); None: single runs. `runs`: behind each point, at least. Raises `UserError`: too few points or sizes, or a
-    point that is no measurement.
+    points); None: single runs. `runs`: behind each point, at least.
     """
     table = LoadTable(observations, sharing)
     fit = _fit(table, observations)
     apart = _held_out(table, observations, fit)
     errors = [abs(predicted / seen.seconds - 1) for seen, predicted in apart]
-    drawn = None if resampled is None else _redone(table, fit, resampled)
+    drawn: Array | None = None
+    if resampled is not None:
+        everything, costs = np.ones(len(table.seconds), dtype=bool), []
+        for again in resampled:
+            other = copy.copy(table)
+            other.seconds = again
+            costs.append(descend(other, fit.structure, everything, fit).costs)
+        drawn = np.array(costs)
     intervals = None if drawn is None else np.quantile(drawn, [0.025, 0.975], axis=0)
     return NetworkModel(
         system=system,
@@ -321,16 +327,6 @@ def _with_breaks(structure: Structure, level: LevelName, breaks: tuple[int, ...]
     return replace(structure, limits={**structure.limits, level: breaks})
 
 
-def _redone(table: LoadTable, fit: CostFit, resampled: Array) -> Array:
-    everything = np.ones(len(table.seconds), dtype=bool)
-    found = []
-    for seconds in resampled:
-        other = copy.copy(table)
-        other.seconds = seconds
-        found.append(descend(other, fit.structure, everything, fit).costs)
-    return np.array(found)
-
-
 def _draws(table: LoadTable, structure: Structure, drawn: Array) -> tuple[tuple[float, ...], ...]:
     """As the file holds them: of the levels that it has."""
     columns = [
@@ -425,7 +421,11 @@ class LoadTable:
                 if step.loads:
                     steps.append((index, times))
                 for load in step.loads:
-                    entries += _entries(load, len(load_steps), scale)
+                    number, level, share = len(load_steps), LEVELS.index(load.level), scale / load.links
+                    for name, count, n in load.starts:
+                        entries.append((number, LEVELS.index(name), count * scale, float(n), 0.0))
+                    for count, n in load.flows:
+                        entries.append((number, level, count * scale, 0.0, n * count * share))
                     load_steps.append(len(steps) - 1)
         table = np.array(entries, dtype=np.float64).reshape(-1, 5)
         self._load: Indices = table[:, 0].astype(np.int64)
@@ -473,12 +473,6 @@ class LoadTable:
         return rows
 
 
-def _entries(load: Load, number: int, scale: float) -> list[tuple[int, int, float, float, float]]:
-    level, share = LEVELS.index(load.level), scale / load.links
-    starts = [(number, LEVELS.index(name), count * scale, float(n), 0.0) for name, count, n in load.starts]
-    return starts + [(number, level, count * scale, 0.0, n * count * share) for count, n in load.flows]
-
-
 ROUNDS = 60
 PATIENCE = 6  # Rounds without a better fit after which the rounds end.
 # Alpha and beta of each level from which fitting starts; the best end counts, the last where leaf switches differ.
@@ -500,13 +494,13 @@ def descend(table: LoadTable, structure: Structure, points: Flags, old: CostFit 
     """The best costs for some of the points, beginning from those of another fit or from general ones."""
     loads = table.loads(structure)
     used = _STARTS if len(table.sizes("beyond")) else _STARTS[:-1]
-    starts = [_begin(structure, costs) for costs in used] if old is None else [_carry(old, structure)]
+    if old is not None:
+        return _rounds(table, loads, structure, points, _carry(old, structure))
+    starts = []
+    for costs in used:
+        of_levels = [one for level, one in zip(LEVELS, costs, strict=True) for _ in (*structure.breaks(level), None)]
+        starts.append(np.array([*(cost for one in of_levels for cost in one), 0.0]))
     return min((_rounds(table, loads, structure, points, start) for start in starts), key=lambda fit: fit.error)
-
-
-def _begin(structure: Structure, costs: Sequence[tuple[float, float]]) -> Array:
-    of_levels = [one for level, one in zip(LEVELS, costs, strict=True) for _ in (*structure.breaks(level), None)]
-    return np.array([*(cost for one in of_levels for cost in one), 0.0])
 
 
 def _carry(old: CostFit, structure: Structure) -> Array:

@@ -24,12 +24,8 @@ def merged(
     groups: Sequence[int], sizes: Sequence[float], ready_s: Sequence[float]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Sizes of the merged messages, and when they are ready: with the last of their gradients. `groups`: gradients of
-    each message; together all of them. Raises `ValueError`: groups that are no partition, not as many times as sizes,
-    or a size below 0.
+    each message; together all of them.
     """
-    _check(sizes, ready_s)
-    if sum(groups) != len(sizes) or any(count < 1 for count in groups):
-        raise ValueError(f"messages of {tuple(groups)} gradients do not hold {len(sizes)} gradients")
     ends = list(accumulate(groups))
     spans = [slice(end - count, end) for end, count in zip(ends, groups, strict=True)]
     return tuple(sum(sizes[span]) for span in spans), tuple(max(ready_s[span]) for span in spans)
@@ -43,9 +39,8 @@ def best_merge(sizes: Sequence[float], ready_s: Sequence[float], cost: LineCost)
     byte x bytes of i + 1, ..., j. Of partitions that end alike, one with few messages is taken. Time grows with the
     square of the number of gradients.
 
-    `ready_s`: when each is ready, ascending. Raises `ValueError`: as `merged`, or times that do not ascend.
+    `ready_s`: when each is ready, ascending.
     """
-    _check(sizes, ready_s, ascending=True)
     total = [0.0, *accumulate(float(size) for size in sizes)]
     # Of the first j gradients: end, messages, and how many gradients went before the last message.
     best: list[tuple[float, int, int]] = [(-math.inf, 0, 0)]
@@ -67,12 +62,3 @@ def hybrid_threshold(flat: LineCost, grouped: LineCost) -> int | None:
     if per_byte > 0 or (per_byte == 0 and startup > 0):
         return None
     return 0 if startup <= 0 else math.ceil(startup / -per_byte)
-
-
-def _check(sizes: Sequence[float], ready_s: Sequence[float], *, ascending: bool = False) -> None:
-    if len(sizes) != len(ready_s):
-        raise ValueError(f"{len(sizes)} sizes and {len(ready_s)} times")
-    if any(size < 0 for size in sizes):
-        raise ValueError("a size is below 0")
-    if ascending and list(ready_s) != sorted(ready_s):
-        raise ValueError("gradients must stand in the order in which they are ready")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import UserError
 from dlbench.lazy import np, npt
@@ -19,7 +19,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.specs.comm import Collective, Level, LevelName, NetworkModel
 
 if TYPE_CHECKING:
-    from dlbench.perfmodels.patterns import Load, StepLoads
+    from dlbench.perfmodels.patterns import Load
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
@@ -33,7 +33,7 @@ def bus_factor(collective: Collective, ranks: int) -> float:
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of this many bytes. Raises `UserError`: less than nothing, or no whole number of elements."""
+    """Elements of this many bytes."""
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -85,7 +85,7 @@ _WHERE: dict[LevelName, str] = {
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
-    """One level of a network. Raises `UserError`: it was never measured."""
+    """One level of a network."""
     level = network.levels.get(name)
     if level is None:
         raise UserError(
@@ -96,23 +96,10 @@ def level_of(network: NetworkModel, name: LevelName) -> Level:
 
 
 def predict(
-    collective: Collective,
-    algorithm: str,
-    num_bytes: int,
-    layout: Layout,
-    network: NetworkModel,
-    *,
-    element_bytes: int = 4,
-    shards: int | None = None,
-    chunks: int | None = None,
+    collective: Collective, algorithm: str, num_bytes: int, layout: Layout, network: NetworkModel, **options: Any
 ) -> float:
-    """Seconds of a collective. `num_bytes`: of each rank's whole buffer, a whole number of elements. Raises
-    `UserError`: a level that is needed was never measured; otherwise as `schedule`, whose arguments these are.
-    """
-    found = features(
-        collective, algorithm, num_bytes, layout, network, element_bytes=element_bytes, shards=shards, chunks=chunks
-    )
-    return found.seconds(network)
+    """Returns the seconds of a collective; arguments as of `features`."""
+    return features(collective, algorithm, num_bytes, layout, network, **options).seconds(network)
 
 
 def features(
@@ -126,8 +113,9 @@ def features(
     shards: int | None = None,
     chunks: int | None = None,
 ) -> Features:
-    """How often each cost of the network counts in a prediction; arguments and errors as `predict`. The network decides
-    which port or link is the most loaded of a step, and which piece a message belongs to.
+    """How often each cost of the network counts in a prediction. The network decides which port or link is the most
+    loaded of a step, and which piece a message belongs to. `num_bytes`: of each rank's whole buffer, a whole number of
+    elements; other arguments as of `schedule`.
     """
     from dlbench.perfmodels.patterns import Sharing, summarise
 
@@ -141,9 +129,16 @@ def features(
         summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
         scale = num_bytes / summary.elements if summary.elements else 0.0
         levels = {name: level_of(network, name) for name in summary.levels}
+
+        def seconds(load: Load) -> float:
+            level = levels[load.level]
+            starts = sum(n * levels[name].piece(count * scale).alpha_s for name, count, n in load.starts)
+            flows = sum(n * count * scale * level.piece(count * scale).beta_s_per_byte for count, n in load.flows)
+            return starts + flows / load.links
+
         for step, times in summary.steps:
             reduced += times * step.reduced * scale
-            load = _slowest(step, scale, levels)
+            load = max(step.loads, key=seconds)
             for name, count, how_many in load.starts:
                 key = (name, _piece(levels[name], count * scale))
                 starts[key] = starts.get(key, 0.0) + times * how_many
@@ -152,16 +147,6 @@ def features(
                 sizes[key] = sizes.get(key, 0.0) + times * how_many * count * scale / load.links
             phi[load.level] = max(load.phi, phi.get(load.level, 1.0))
     return Features(starts, sizes, reduced, phi)
-
-
-def _slowest(step: StepLoads, scale: float, levels: dict[LevelName, Level]) -> Load:
-    def seconds(load: Load) -> float:
-        level = levels[load.level]
-        starts = sum(n * levels[name].piece(count * scale).alpha_s for name, count, n in load.starts)
-        flows = sum(n * count * scale * level.piece(count * scale).beta_s_per_byte for count, n in load.flows)
-        return starts + flows / load.links
-
-    return max(step.loads, key=seconds)
 
 
 def _piece(level: Level, num_bytes: float) -> int:

@@ -87,15 +87,12 @@ class Loop(Cables):
 
 
 KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
-GONE = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
-    """A file: `kind`, one of `KINDS`, and its values. Raises `UserError`: what is wrong with it."""
+    """A file: `kind`, one of `KINDS`, and its values."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
-    if kind in GONE:
-        raise UserError(f"{path}: kind: {kind} has been removed: use {' or '.join(KINDS)}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:
@@ -114,9 +111,7 @@ def seconds(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> float:
-    """Seconds of a collective on the first hosts; arguments as `predictions.predict`. Raises `UserError`: more ranks
-    than hosts or `MOST_RANKS`; otherwise as `schedule`.
-    """
+    """Seconds of a collective on the first hosts; arguments as `predictions.predict`."""
     ranks = layout.ranks
     if ranks > min(topology.hosts, MOST_RANKS):
         raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, of which {MOST_RANKS} at most count")

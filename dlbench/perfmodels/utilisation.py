@@ -15,8 +15,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dlbench.perfmodels.training_time import positive
-
 __all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_peak"]
 
 
@@ -55,13 +53,8 @@ def model_flops_utilisation(
     """MFU as a fraction; above 1, one of the numbers is wrong.
 
     `training_flops_per_sample`: forward and backward of the model, operations (not multiply-adds). `peak_flops_per_s`:
-    peak of the device, or the cores, of one rank, for the precision in force. Raises `ValueError`: a number is not
-    positive or not finite.
+    peak of the device, or the cores, of one rank, for the precision in force.
     """
-    positive("training_flops_per_sample", training_flops_per_sample)
-    positive("samples_per_s", samples_per_s)
-    positive("peak_flops_per_s", peak_flops_per_s)
-    positive("ranks", ranks)
     return training_flops_per_sample * samples_per_s / (peak_flops_per_s * ranks)
 
 

@@ -25,10 +25,8 @@ LEAST_BATCHES = 3  # Global batches with runs to the target from which E0 and Bc
 def own_work(batches: Sequence[BatchFigures], batch: int, draws: int, seed: Sequence[int]) -> Array:
     """Drawn own work of a rank at `batch` samples, seconds, shape (draws,): the runs of each batch are drawn with
     replacement, and beyond the measured batches the model's error is in it. Equal seeds draw equal runs, so that ratios
-    of two batches are of the same runs. `batches`: two or more, ascending. Raises `ValueError`: fewer than two.
+    of two batches are of the same runs. `batches`: two or more, ascending.
     """
-    if len(batches) < 2:
-        raise ValueError("own work over batch needs two measured batches")
     rng = np.random.default_rng([*seed, 0])
     at = np.array([one.batch_per_rank for one in batches], dtype=np.float64)
     runs = [np.array(one.own_work_s) for one in batches]

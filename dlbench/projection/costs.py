@@ -143,7 +143,6 @@ class Costs:
     def _missed(self) -> tuple[Array, Array]:
         """Returns the doublings from the anchor of points on several nodes whose runs say how long messages were under
         way, shape (points,), and the logarithm of that over what they cost, shape (points, orders, rows of costs).
-        Raises `NoModelError`: no such algorithm.
         """
         doublings, missed = [], []
         for point in self.ingredients.points:
@@ -158,12 +157,6 @@ class Costs:
         num_rows = max(1, len(self.network.draws))
         return np.array(doublings), np.array(missed).reshape(-1, len(self.orders), num_rows)
 
-    def _crowded(self, ranks: int, norms: Array) -> Array:
-        """Returns what messages take longer because ranks of all nodes share cores (1), by draw."""
-        share = self.crowding * ranks / self.ingredients.anchor.ranks
-        longer: Array = (1 + share**norms) ** (1 / norms)
-        return longer
-
     def _rows(self, price: Array) -> Array:
         """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
         return price[1:] if self.network.draws else price
@@ -174,7 +167,6 @@ class Costs:
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
     def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
-        """Raises `NoModelError`: groups that no node holds."""
         way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:
@@ -231,7 +223,9 @@ class Costs:
         longer = np.array([free_running(name, ranks, draws) for name in names])[algorithm, np.arange(draws)]
         longer *= np.exp(self.trend * math.log2(ranks / self.ingredients.anchor.ranks))
         norms = 1 / np.random.default_rng([SEED, 26]).uniform(*OVERLAP, draws)
-        longer *= self._crowded(ranks, norms)
+        # Messages take longer where ranks of all nodes share cores.
+        share = self.crowding * ranks / self.ingredients.anchor.ranks
+        longer *= (1 + share**norms) ** (1 / norms)
         picks = len(names) * self.placed + algorithm  # Prices are those of each order, algorithm by algorithm.
         return [
             longer * np.array([self._rows(price(size)) for price in prices])[picks, self.rows]

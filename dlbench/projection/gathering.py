@@ -27,7 +27,6 @@ from dlbench.projection.ingredients import (
     Supply,
 )
 from dlbench.projection.nodes import scatter_of
-from dlbench.records.record import Record
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
@@ -56,8 +55,6 @@ def gathered(
     """What a projection of a group is made of, without costs of its network. `groups`: all groups of the table, for
     batches that differ. `source`: where the runs are from, in words. `is_whole`: also what takes to read step files and
     samples again, which points alone do not need: scatter of nodes, and power.
-
-    Raises `IncompleteDataError`: a step file is damaged.
     """
     plan, record = group.sample.plan, group.sample.record
     assert record is not None
@@ -115,7 +112,7 @@ def gathered(
 
 
 def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
-    """The same with these costs of messages. Raises `UserError`: they are of another system."""
+    """The same with these costs of messages."""
     if network is not None and ingredients.system not in ("", network.system):
         raise UserError(
             f"the network's costs are of system {network.system}, the runs are of {ingredients.system}: measure theirs "
@@ -163,6 +160,10 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
             )
         )
     middle = sorted(found, key=lambda run: run.step_s)[(len(found) - 1) // 2]
+    middle_record = table.runs[middle.run_id].record
+    switches = {} if middle_record is None else {rank.node_rank: rank.switch for rank in middle_record.ranks}
+    in_order = [switches.get(node, "") for node in range(point.nodes)]
+    numbers = {switch: number for number, switch in enumerate(sorted(set(in_order)))}
     records = [record for run_id in point.run_ids if (record := table.runs[run_id].record) is not None]
     busy = [load for record in records for load in record.load if load.busy_s is not None and load.window_s > 0]
     steps = table.runs[point.run_ids[0]].plan.measure.measured_steps
@@ -179,19 +180,9 @@ def _figures(point: Point, points: Sequence[Point], table: RunTable) -> PointFig
         sent_bytes=statistics.median(sent) if sent else None,
         cpu_s=cpu_s,
         core_use=statistics.fmean(core_use) if core_use else None,
-        leaves=_leaves(table.runs[middle.run_id].record, point.nodes),
+        leaves=None if "" in in_order else tuple(numbers[switch] for switch in in_order),
         runs=tuple(found),
     )
-
-
-def _leaves(record: Record | None, nodes: int) -> tuple[int, ...] | None:
-    """Returns the number of the leaf switch above each node, in the order of ranks; None where one is not recorded."""
-    switches = {} if record is None else {rank.node_rank: rank.switch for rank in record.ranks}
-    in_order = [switches.get(node, "") for node in range(nodes)]
-    if "" in in_order:
-        return None
-    numbers = {switch: number for number, switch in enumerate(sorted(set(in_order)))}
-    return tuple(numbers[switch] for switch in in_order)
 
 
 def without_strategy(run: Run) -> Run:

@@ -46,9 +46,7 @@ def ideal_rows(
     strategies: Sequence[str],
     memory_limit: int | None = None,
 ) -> tuple[Row, ...]:
-    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks. Raises `UserError`: the
-    layers, the peak, the memory's rate or a link is not stated.
-    """
+    """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks."""
     layers, train = workload.model.layer_table(workload.data), workload.train
     if not layers:
         raise UserError(f"--from-spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
@@ -77,8 +75,7 @@ def by_data_sheet(
     memory_limit: int | None = None,
 ) -> tuple[Document, bool]:
     """What these rank counts would do if every part of the machine kept its data sheet, and whether a strategy fits.
-    `is_strong`: whether the global batch is that of the smallest count. Raises `UserError`: as `ideal_rows`; a count
-    that does not fill nodes.
+    `is_strong`: whether the global batch is that of the smallest count.
     """
     per_node = system.node.default_ranks
     rows: list[Row] = []

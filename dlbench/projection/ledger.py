@@ -75,10 +75,7 @@ class RecordedProjection(Spec):
 
 
 def record(runs: Path, ingredients: Ingredients, projection: Projection, now: datetime) -> Path:
-    """Writes a projection into the ledger of a folder of runs and returns its file. `now`: aware, any time zone.
-
-    Raises `UserError`: it is a run's own folder, nothing was projected, or it cannot be written. `RunError`: no space.
-    """
+    """Writes a projection into the ledger of a folder of runs and returns its file. `now`: aware, any time zone."""
     if RunFolder(runs).plan.exists():
         raise UserError(f"--record: {runs} is a single run, whose folder never changes; give the folder of runs")
     if not projection.targets:
@@ -143,7 +140,7 @@ def read_ledger(*roots: Path) -> Ledger:
 
 def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
     """Copies the ledger of a folder of runs into another folder. Returns how many files are new there, and a line for
-    each that does not count and stays out. Raises as `record`, where the target cannot be written.
+    each that does not count and stays out.
     """
     (kept, problems), (there, _) = _read((source,)), _read((target,))
     fresh = [name for name in kept if name not in there]
@@ -195,13 +192,7 @@ class Measured(NamedTuple):
 def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Measured]:
     """The runs of a comparable group. `created`: when each was planned, by run id; others are left out."""
     return [
-        Measured(
-            ingredients.configuration,
-            point.ranks,
-            point.nodes,
-            created[run.run_id],
-            run.step_s,
-        )
+        Measured(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
         for point in ingredients.points
         for run in point.runs
         if run.run_id in created

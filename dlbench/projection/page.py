@@ -174,6 +174,10 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
     def of(attribute: str, unit: str, level: Literal[80, 95] = 80) -> Callable[[Target], Estimate | None]:
         return lambda one: None if (band := getattr(one, attribute)) is None else figure(band, unit, level)
 
+    def model_error(one: Target) -> str:
+        low, high = one.model_error.middle(80)
+        return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
+
     return (
         Column("ranks", "Ranks", lambda one: one.ranks, lambda one: f"{one.ranks:,}", is_brief=True),
         *columns_of(Target, "nodes", "doublings", titles={"nodes": "Nodes"}),
@@ -185,15 +189,10 @@ def target_columns(targets: Sequence[Target], sample_unit: str) -> tuple[Column[
         Column("", rate, lambda one: one.throughput and format_number(one.throughput.median), is_brief=True),
         Column("step_s", "" if name == "step" else "Step", of("step", "s"), has_interval=True),
         Column("step_95_s", "", of("step", "s", 95), has_interval=True),
-        Column("model_error", "Model error", of("model_error", "ratio"), _model_error, has_interval=True),
+        Column("model_error", "Model error", of("model_error", "ratio"), model_error, has_interval=True),
         Column("largest_loss", "Most lost to", lambda one: largest_loss(one) or None, is_brief=True),
         Column("flags", "Flags", lambda one: " ".join(flag.code for flag in one.flags) or None, is_brief=True),
     )
-
-
-def _model_error(one: Target) -> str:
-    low, high = one.model_error.middle(80)
-    return f"{low - 1:+.1%} to {high - 1:+.1%}".replace("%", " %")
 
 
 def largest_loss(one: Target) -> str:

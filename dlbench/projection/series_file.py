@@ -28,12 +28,17 @@ _FIGURE = re.compile(r"\+?(\d+\.?\d*|\.\d+|\d{1,3}(,\d{3})+\.\d+)(e[+-]?\d{1,3})
 
 
 def read_points(path: Path, scaling: Literal["weak", "strong"]) -> Ingredients:
-    """Returns the series of a file. Raises `UserError`: it cannot be read, or a row is wrong, with line and column."""
+    """Returns the series of a file."""
     rows, left_out = _rows(path)
     points: dict[int, dict[str, int]] = {}
     runs: dict[int, dict[str, RunFigures]] = {}
     for where, row in rows:
-        counts = {name: _count(where, name, row[name]) for name in COUNTS if name in row}
+        counts: dict[str, int] = {}
+        for name in COUNTS:
+            if (text := row.get(name)) is not None:
+                counts[name] = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
+                if not 1 <= counts[name] <= MAX_RANKS:
+                    raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
         ranks = counts["ranks"]
         point, steps = points.setdefault(ranks, counts), runs.setdefault(ranks, {})
         for name, count in counts.items():
@@ -103,7 +108,7 @@ def _cells(path: Path, lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _used(where: str, header: list[str]) -> list[str]:
-    """Returns the columns of a header that are read. Raises `UserError`: one is missing or there twice."""
+    """Returns the columns of a header that are read."""
     used = ["ranks", "nodes", "run", "step_s"]
     if "samples_per_s" in header and "step_s" not in header:
         used[-1:] = ["samples_per_s", "batch_per_rank"]
@@ -116,13 +121,6 @@ def _used(where: str, header: list[str]) -> list[str]:
             "step_s also samples_per_s with batch_per_rank (step_s = ranks x batch_per_rank / samples_per_s)"
         )
     return used
-
-
-def _count(where: str, name: str, text: str) -> int:
-    count = int(text.partition(".")[0].replace(",", "")) if _COUNT.fullmatch(text) else 0
-    if not 1 <= count <= MAX_RANKS:
-        raise UserError(f"{where}: {name} {text!r}: must be a whole number from 1 to {MAX_RANKS:,}")
-    return count
 
 
 def _run(where: str, row: Mapping[str, str], counts: Mapping[str, int]) -> RunFigures:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS
-from dlbench.projection.ingredients import Ingredients, RunFigures
+from dlbench.projection.ingredients import Ingredients
 from dlbench.stats.pairing import SEED
 
 MOST_SLOWED = 0.6
@@ -88,7 +88,8 @@ def slowed_by_hidden(ingredients: Ingredients, draws: int) -> tuple[Array, Array
         passes = [run.parts["forward"] for run in runs]
         forward.append(statistics.fmean(passes))
         backward.append(statistics.fmean(run.parts.get("backward", 0.0) for run in runs))
-        hidden.append(statistics.fmean(_hidden(run) for run in runs))
+        hidden_s = [max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0)) for run in runs]
+        hidden.append(statistics.fmean(hidden_s))
         if len(runs) > 1:
             run_variances.append(statistics.variance(passes) / len(runs) / forward[-1] ** 2)
     session = SESSIONS[len({run.session for point in ingredients.points for run in point.runs}) > 1]
@@ -112,19 +113,12 @@ def host_growth(ingredients: Ingredients, draws: int) -> Array:
     points = [point for point in ingredients.points if point.nodes > 1 and all(run.parts for run in point.runs)]
     if not points:
         return np.zeros(draws)
-    host = [statistics.fmean(_without_model(run) for run in point.runs) for point in points]
+    host = []
+    for point in points:
+        of_runs = [sum(run.parts.get(name, 0.0) for name in WITHOUT_MODEL) for run in point.runs]
+        host.append(statistics.fmean(of_runs))
     doublings = [math.log2(point.ranks / ingredients.anchor.ranks) for point in points]
     step = statistics.fmean(run.step_s for run in ingredients.anchor.runs)
     slopes, prior = normal_slopes(HOST * step)
     line = lines(np.array(doublings), np.array(host)[:, None], slopes, prior, (_HOST_SCATTER * step) ** 2)
     return line.drawn(np.zeros(draws, dtype=np.int64))
-
-
-def _without_model(run: RunFigures) -> float:
-    """Returns the causes of a run that have no model, seconds per step."""
-    return sum(run.parts.get(name, 0.0) for name in WITHOUT_MODEL)
-
-
-def _hidden(run: RunFigures) -> float:
-    """Returns the exchange of a run that computing hid, seconds per step."""
-    return max(0.0, (run.communication_s or 0.0) - run.parts.get("exchange", 0.0))

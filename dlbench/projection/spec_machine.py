@@ -21,7 +21,7 @@ _GIGA = 1e9
 
 
 def network_of(system: SystemSpec) -> NetworkModel:
-    """The network that a system file states. Raises `UserError`: it states none."""
+    """The network that a system file states."""
     stated = system.network
     if stated is None or stated.inside is stated.across is None:
         raise UserError(f"system {system.name}: network.across: is missing; a projection by data sheet needs its links")
@@ -51,8 +51,7 @@ def layout_of(system: SystemSpec, ranks: int) -> Layout:
 
 def elsewhere(given: Ingredients, system: SystemSpec, network: NetworkModel | None) -> Ingredients:
     """The same training on the nodes, leaves and network of a system. `network`: its measured costs; None: by data
-    sheet. Of the system of the runs itself only what these do not know is filled in. Raises `UserError`: the file
-    states no network, or that of the runs is not known.
+    sheet. Of the system of the runs itself only what these do not know is filled in.
     """
     stated = system.network or NetworkSpec()
     leaves = {"nodes_per_leaf": stated.nodes_per_leaf, "leaf_taper": stated.leaf_taper}
@@ -84,7 +83,7 @@ def ideal_times(
     layers: tuple[Layer, ...], system: SystemSpec, precision: Precision, *, batch: int, optimizer_slots: int
 ) -> LayerTimes:
     """What the layers take on one device at its peak. `batch`: samples of a rank, which share the weights that are
-    read. Raises `UserError`: the system states no peak of that precision, or no memory bandwidth.
+    read.
     """
     device, name = system.device, (system.device and system.device.name) or ""
     sheet, tflops = sheet_of(name), peak_tflops(system, precision)

@@ -191,7 +191,6 @@ def test_words_of_splits() -> None:
     ("names", "told"),
     [
         (("data/train-00000-of-00002.parquet",), "is of Hugging Face; write the images as <class>/"),
-        (("a_x.npy", "a_y.npy"), "is of an earlier form of dlbench; write each sample as <name>_data.npy"),
         (("shard-0.tar.gz",), "is compressed, and images are read at their place; unpack it to .tar"),
         (("train.rec", "train.idx"), "is RecordIO of MXNet"),
     ],

@@ -250,15 +250,14 @@ def pair(name: str) -> list[tuple[str, bytes, dict[str, Any]]]:
 
 
 HOSTILE = {
-    "symbolic link": ("a.jpg", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a symbolic link"),
-    "hard link": ("a.jpg", {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}, "is a hard link"),
-    "device": ("a.cls", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is a device or a pipe"),
-    "pipe": ("a.jpg", {"type": tarfile.FIFOTYPE}, "is a device or a pipe"),
+    "symbolic link": ("a.jpg", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}, "is a link, a device"),
+    "hard link": ("a.jpg", {"type": tarfile.LNKTYPE, "linkname": "../../etc/passwd"}, "is a link, a device"),
+    "device": ("a.cls", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 5}, "is a link, a device"),
     "absolute": ("/etc/a.jpg", {}, "leads out of the archive"),
     "climbing": ("x/../../a.jpg", {}, "leads out of the archive"),
     "climbing, other": ("../notes.txt", {}, "leads out of the archive"),
     "terminal": ("\x1b]0;pwned\x07\n/../a.jpg", {}, "leads out of the archive"),
-    "sparse": ("a.jpg", {"type": tarfile.GNUTYPE_SPARSE}, "is sparse"),
+    "sparse": ("a.jpg", {"type": tarfile.GNUTYPE_SPARSE}, "or sparse"),
     "long name": ("../" + "n" * 5000 + ".jpg", {}, "leads out of the archive"),
 }
 

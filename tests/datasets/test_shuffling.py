@@ -7,7 +7,6 @@ import pickle
 from fractions import Fraction
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -132,8 +131,6 @@ def test_a_contiguous_partition_is_that_of_storage() -> None:
     ownership = Ownership(10, 3, seed=5, partition="contiguous", share=0.5)
     assert [sorted(part) for part in held(ownership, 0)] == [part.tolist() for part in parts]
     assert (ownership.parts(4) == NOBODY).sum() == 2
-    with pytest.raises(ValueError, match="0 to 1"):
-        Ownership(10, 3, seed=5, partition="contiguous", share=1.01)
 
 
 # Digests

@@ -124,20 +124,11 @@ def test_nothing_is_faster_than_the_ideal(
 @pytest.mark.parametrize("memory", [True, False])
 def test_what_a_group_shares_is_found(link: bool, memory: bool) -> None:
     planted = network(level((None, 2e-5, 2e-9)), level((None, 1e-4, 6e-9)), shared_link=link, memory=memory)
-    observations = [
-        Observation(
-            collective="allreduce",
-            algorithm=algorithm,
-            layout=layout,
-            num_bytes=size,
-            element_bytes=4,
-            shards=None,
-            seconds=predict("allreduce", algorithm, size, layout, planted),
-        )
-        for layout in (Layout(ranks=4, group_size=2), Layout(ranks=6, group_size=3), Layout(ranks=8, group_size=4))
-        for algorithm in ("ring", "hierarchical", "leader", "direct", "recursive-doubling")
-        for size in (4 * KIB, 64 * KIB, MIB, 16 * MIB)
+    layouts = Layout(ranks=4, group_size=2), Layout(ranks=6, group_size=3), Layout(ranks=8, group_size=4)
+    names: list[tuple[Collective, str]] = [
+        ("allreduce", name) for name in ("ring", "hierarchical", "leader", "direct", "recursive-doubling")
     ]
+    observations = measured(planted, layouts=layouts, names=names, sizes=FEW_SIZES)
     sharing, predictions = choose_sharing(observations)
     assert sharing == Sharing(inside=1 if memory else None, across=1 if link else None)
     assert max(abs(seconds / seen.seconds - 1) for seen, seconds in predictions) < 0.01
@@ -157,6 +148,7 @@ def test_what_was_never_measured_is_not_predicted() -> None:
 
 LAYOUTS = (Layout(ranks=4, group_size=2), Layout(ranks=8, group_size=4))
 SIZES = tuple(2**k for k in range(10, 27, 2))
+FEW_SIZES = (4 * KIB, 64 * KIB, MIB, 16 * MIB)
 SOME: tuple[tuple[Collective, str], ...] = (
     ("allreduce", "ring"),
     ("allreduce", "recursive-doubling"),
@@ -174,12 +166,13 @@ def measured(
     noise: float = 0.0,
     outliers: float = 0.0,
     names: Sequence[tuple[Collective, str]] = SOME,
+    sizes: Sequence[int] = SIZES,
 ) -> list[Observation]:
     rng = np.random.default_rng(7)
     points = []
     for layout in layouts:
         for collective, algorithm in names:
-            for size in SIZES:
+            for size in sizes:
                 seconds = predict(collective, algorithm, size, layout, planted) * math.exp(rng.normal(0, noise))
                 if rng.random() < outliers:
                     seconds *= rng.uniform(2, 10)

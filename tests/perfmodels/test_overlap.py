@@ -73,16 +73,3 @@ def test_threshold_of_hybrid(flat: LineCost, grouped: LineCost, threshold: int |
     if threshold:
         assert flat.time(threshold) <= grouped.time(threshold)
         assert flat.time(threshold - 1) > grouped.time(threshold - 1)
-
-
-def test_what_cannot_be_is_refused() -> None:
-    cost = line(1.0, 1.0)
-    with pytest.raises(ValueError, match="2 sizes and 1 times"):
-        best_merge([1, 2], [0.0], cost)
-    with pytest.raises(ValueError, match="below 0"):
-        best_merge([-1], [0.0], cost)
-    with pytest.raises(ValueError, match="in the order"):
-        best_merge([1, 2], [1.0, 0.0], cost)
-    for groups in ((1,), (2, 1), (2, 0)):
-        with pytest.raises(ValueError, match="do not hold 2"):
-            merged(groups, [1, 2], [0.0, 1.0])

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.perfmodels.algorithms import patterns
-from dlbench.perfmodels.link_fit import Observation, choose_sharing
+from dlbench.perfmodels.link_fit import choose_sharing
 from dlbench.perfmodels.patterns import Sharing, StepLoads, loads_of
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Level, NetworkModel, Piece
 from tests.perfmodels.closed_forms import closed_form
+from tests.perfmodels.test_collectives import FEW_SIZES, measured
 from tests.support.schedule_walk import walked
 
 NAMES = [(collective, name) for collective, names in ALGORITHMS.items() for name in names]
@@ -161,24 +162,9 @@ def test_draws_price_with_the_links_that_decide() -> None:
 # --- fits --------------------------------------------------------------------------------------------------------
 
 
-def measured(planted: NetworkModel, *layouts: Layout) -> list[Observation]:
-    return [
-        Observation(
-            collective="allreduce",
-            algorithm=name,
-            layout=layout,
-            num_bytes=size,
-            element_bytes=4,
-            shards=None,
-            seconds=predict("allreduce", name, size, layout, planted),
-        )
-        for layout in layouts
-        for name in ("ring", "hierarchical", "direct", "recursive-doubling")
-        for size in (2**12, 2**16, 2**20, 2**24)
-    ]
-
-
 def test_two_adapters_of_four_ranks_are_found() -> None:
     planted = network(level(1e-5, 2e-10), level(5e-5, 4e-9, 2))
-    points = measured(planted, Layout(ranks=8, group_size=4), Layout(ranks=16, group_size=4))
+    layouts = (Layout(ranks=8, group_size=4), Layout(ranks=16, group_size=4))
+    names = [("allreduce", name) for name in ("ring", "hierarchical", "direct", "recursive-doubling")]
+    points = measured(planted, layouts=layouts, names=names, sizes=FEW_SIZES)
     assert choose_sharing(points)[0] == Sharing(across=2)

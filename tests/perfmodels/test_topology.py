@@ -92,7 +92,6 @@ def test_shifted_halving_doubling_on_a_loop_is_ordered_as_published(num_bytes: i
     [
         ("kind: fat-trees\n", "kind: 'fat-trees' is no topology: did you mean fat-tree"),
         ("leaves: 2\n", "kind: None is no topology"),
-        ("kind: torus\n", "kind: torus has been removed: use fat-tree or loop"),
         ("kind: loop\nhosts: 4\nalpha_s: -1e-6\nbeta_s_per_byte: 1e-10\n", "alpha_s"),
     ],
 )

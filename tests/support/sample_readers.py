@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,6 +40,9 @@ class NumberReader(SampleReader):
 
     def name(self, index: int) -> str:
         return f"number {index}"
+
+    def files(self) -> list[Path]:
+        return []
 
     def describe(self) -> dict[str, object]:
         return {}

@@ -35,7 +35,6 @@ def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
     """Opens a folder of class folders, or a folder of shards.
 
     `split`: which of two splits of shards that names tell apart is wanted.
-    Raises UserError: the folder is missing, unreadable, empty, or damaged; or holds splits, of which one must be named.
     """
     train = folder / "train"
     # A tree may have a class of that name; a class folder holds neither shards nor folders.
@@ -126,34 +125,30 @@ def _class_folders(folder: Path, passed_over: list[str]) -> list[str]:
     return sorted(names)
 
 
-def _images(folder: Path, passed_over: list[str]) -> list[bytes]:
-    with os.scandir(os.fsencode(folder)) as entries:
-        found = [e.name for e in entries if not e.name.startswith(b".")]
-    names = [name for name in found if name.lower().endswith(SUFFIXES)]
-    passed_over += [f"{folder.name}/{os.fsdecode(name)}" for name in found if not name.lower().endswith(SUFFIXES)]
-    if not names:
-        raise UserError(f"{str(folder)!r} holds no {ENDINGS} file; expected {LAYOUT}")
-    return sorted(names)
-
-
 def index_jpeg_tree(folder: Path) -> JpegTree:
-    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order.
-
-    Raises UserError: the folder is missing, unreadable or not a folder, has no class folders, or a class folder has no
-    JPEGs (labels would shift if it were passed over); or its folders are splits.
-    """
+    """Lists a tree of JPEGs, sorted by class and name, so that every rank sees the same order."""
     digest, labels, names, lengths = hashlib.sha256(), [], [], []
     passed_over: list[str] = []
     try:
         classes = _class_folders(folder, passed_over)
         for label, name in enumerate(classes):
-            images = _images(folder / name, passed_over)
+            with os.scandir(os.fsencode(folder / name)) as entries:
+                files = sorted(entry.name for entry in entries if not entry.name.startswith(b"."))
+            images = [file for file in files if file.lower().endswith(SUFFIXES)]
+            passed_over += [f"{name}/{os.fsdecode(file)}" for file in files if not file.lower().endswith(SUFFIXES)]
+            if not images:
+                raise UserError(f"{str(folder / name)!r} holds no {ENDINGS} file; expected {LAYOUT}")
             digest.update(os.fsencode(name) + b"/\0" + b"\0".join(images) + b"\0")
             labels.append(np.full(len(images), label, dtype=np.int32))
             lengths.append(np.array([len(i) for i in images], dtype=np.int64))
             names.append(b"".join(images))
     except OSError as error:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
+    remarks: tuple[str, ...] = ()
+    if passed_over:
+        more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
+        named = ", ".join(map(repr, sorted(passed_over)[:_NAMED]))
+        remarks = (f"passed over, not {ENDINGS} in a class folder: {len(passed_over)} ({named}{more})",)
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.concatenate(lengths))])
     return JpegTree(
         root=folder,
@@ -162,13 +157,5 @@ def index_jpeg_tree(folder: Path) -> JpegTree:
         names=b"".join(names),
         offsets=offsets,
         sha256=digest.hexdigest(),
-        remarks=_told(sorted(passed_over)),
+        remarks=remarks,
     )
-
-
-def _told(passed_over: list[str]) -> tuple[str, ...]:
-    if not passed_over:
-        return ()
-    more = f" and {len(passed_over) - _NAMED} more" if len(passed_over) > _NAMED else ""
-    names = ", ".join(map(repr, passed_over[:_NAMED]))
-    return (f"passed over, not {ENDINGS} in a class folder: {len(passed_over)} ({names}{more})",)

@@ -82,7 +82,7 @@ def region_function() -> tuple[Any | None, str]:
 
 
 def _tried(path: Path) -> Any:
-    """The function of a library. Raises OSError: it cannot be loaded, or changes pixels."""
+    """The function of a library."""
     library: Any = _simplejpeg()
     found = ctypes.CDLL(str(path)).dlbench_region
     found.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]
@@ -98,7 +98,7 @@ def _tried(path: Path) -> Any:
 
 
 def build_region() -> Path:
-    """Builds the function in C apart from others, and tries it there. Raises EnvironmentLacksError: something lacks."""
+    """Builds the function in C apart from others, and tries it there."""
     if _simplejpeg() is None:
         raise EnvironmentLacksError("simplejpeg is not installed; pip install 'dlbench[data]'")
     path = _library()

@@ -107,11 +107,7 @@ class _Rows:
 
 
 def shard_names(folder: Path, split: Split | None = None) -> tuple[str, list[str]] | None:
-    """The container and the sorted file names of the shards in a folder; None if it holds none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: it holds tar and TFRecord files, or splits or shards cannot be told apart.
-    """
+    """The container and the sorted file names of the shards in a folder; None if it holds none."""
     try:
         files = sorted(p.name for p in folder.iterdir() if not p.name.startswith(".") and p.is_file())
     except OSError:  # the caller looks for a tree next, and says what is wrong
@@ -147,7 +143,6 @@ def scan_shards(
     `folder`: with shards of one container. `classes`: names of the classes; None: as the shards name them, or digits.
     `first_label`: number of the first class in the shards; None: 1 in TFRecords if it is the smallest label of both
     splits, else 0. `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: no shards, one of them is damaged or not of this form (it is named), or labels exceed the classes.
     """
     found = shard_names(folder, split)
     if found is None:
@@ -161,15 +156,25 @@ def scan_shards(
         sizes.append((folder / name).stat().st_size)
     labels = np.concatenate([np.array(t.labels, dtype=np.int32) for t in tables])
     if not len(labels):
-        raise UserError(f"{str(folder)!r}: the shards hold no image{_endings(tables)}")
+        reason = ""
+        member = next((table.first_passed_over for table in tables if table.passed_over), None)
+        if member is not None:
+            endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
+            reason = f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
+        raise UserError(f"{str(folder)!r}: the shards hold no image{reason}")
     remarks = []
     last_label = int(labels.max())
     if first_label is None:
         first_label = 0
         if container == "tfrecord" and labels.min() > 0:
-            lowest, highest = _labels_of_other(folder, split, synsets)
-            last_label = max(last_label, highest)
-            first_label = int(min(labels.min(), lowest) == 1)
+            of_both = [int(labels.min()), last_label]
+            other = other_split(folder, split)
+            shards = None if other is None else shard_names(*other)
+            if other is not None and shards is not None and shards[0] == "tfrecord":
+                for name in shards[1]:
+                    of_both += _scan(other[0] / name, "tfrecord", synsets).labels
+            last_label = max(of_both)
+            first_label = int(min(of_both) == 1)
         if first_label:
             remarks.append("labels in the records count from 1 (0 is the background class); they were lowered by one")
     if passed_over := sum(t.passed_over for t in tables):
@@ -189,7 +194,7 @@ def scan_shards(
 
 
 def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
-    """Reads the headers of one shard. Raises UserError: it cannot be read, or is damaged or not of this form."""
+    """Reads the headers of one shard."""
     try:
         if container == "tar":
             return _scan_tar(path)
@@ -198,26 +203,6 @@ def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
         raise UserError(f"{str(path)!r}: cannot be read: {error.strerror or error}") from None
     except (ValueError, OverflowError, tarfile.TarError) as error:
         raise UserError(f"{str(path)!r}: not a whole shard of images: {error}") from None
-
-
-def _labels_of_other(folder: Path, split: Split | None, synsets: dict[int, str]) -> tuple[int, int]:
-    """Returns the lowest and the highest label in the TFRecords of the other split, and adds its names of classes."""
-    labels: list[int] = []
-    other = other_split(folder, split)
-    shards = None if other is None else shard_names(*other)
-    if other is not None and shards is not None and shards[0] == "tfrecord":
-        for name in shards[1]:
-            labels += _scan(other[0] / name, "tfrecord", synsets).labels
-    return min(labels, default=_MOST_CLASSES), max(labels, default=0)
-
-
-def _endings(tables: Sequence[_Rows]) -> str:
-    """Says by what ending a member would be an image, and names one that is none; empty if there are no members."""
-    member = next((table.first_passed_over for table in tables if table.passed_over), None)
-    if member is None:
-        return ""
-    endings = ", ".join(f".{suffix}" for suffix in IMAGE_SUFFIXES)
-    return f": {_short(member)} does not end in {endings}; an ending begins at the first dot of a file's name"
 
 
 def _class_names(
@@ -272,8 +257,12 @@ def _scan_tar(path: Path) -> _Rows:
             # The key is the path up to the first dot of the file's name.
             folder, _slash, base = member.name.rpartition("/")
             key, _dot, suffix = base.partition(".")
-            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES):
-                _require_stored(member)
+            is_stored = member.isreg() and not member.issparse()
+            if suffix.lower() in (LABEL_SUFFIX, *IMAGE_SUFFIXES) and not is_stored:
+                raise ValueError(
+                    f"member {_short(member.name)} is a link, a device, a pipe or sparse; write the archive anew with "
+                    "the files themselves"
+                )
             if suffix.lower() == LABEL_SUFFIX:
                 text = os.pread(file.fileno(), min(member.size, 20), member.offset_data)
                 if not text.strip().isdigit():
@@ -297,15 +286,6 @@ def _scan_tar(path: Path) -> _Rows:
         if tar.offset > path.stat().st_size:
             raise ValueError(f"cut off: ends before byte {tar.offset}")
     return rows
-
-
-def _require_stored(member: tarfile.TarInfo) -> None:
-    """ValueError if an image or label does not lie in the archive as it is."""
-    if member.isreg() and not member.issparse():
-        return
-    kinds = ((member.issym(), "a symbolic link"), (member.islnk(), "a hard link"), (member.issparse(), "sparse"))
-    kind = next((kind for holds, kind in kinds if holds), "a device or a pipe")
-    raise ValueError(f"member {_short(member.name)} is {kind}; write the archive anew with the files themselves")
 
 
 def _short(name: str) -> str:
@@ -482,12 +462,7 @@ def holds_shards(folder: Path) -> bool:
 
 
 def open_image_shards(folder: Path, split: Split | None = None) -> ImageShards:
-    """Opens a folder of shards by its index, or by reading all headers if it has none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: no shards; the index is damaged; or a shard is missing, damaged or not of the size that the index
-    says.
-    """
+    """Opens a folder of shards by its index, or by reading all headers if it has none."""
     if not (folder / INDEX).is_file():
         return ImageShards(folder, scan_shards(folder, split=split))
     index = load_index(folder)
@@ -514,7 +489,7 @@ def save_index(index: ShardIndex, folder: Path) -> None:
 
 
 def load_index(folder: Path) -> ShardIndex:
-    """Reads `index.npz`. Raises UserError: it is missing, damaged, or of another form."""
+    """Reads `index.npz`."""
     path = folder / INDEX
     try:
         # Opened here, because numpy leaves a file open that is no archive.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +46,18 @@ class BuildPlan:
 
 
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
-    """Decides a recipe.
-
-    Raises UserError: an unknown kind, an option that the kind does not have, or a value that does not fit.
-    EnvironmentLacksError: a package of the extra `data` or `demo` is not installed.
-    """
+    """Decides a recipe."""
     if kind not in KINDS:
         raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, KINDS)}")
     container = request.container or CONTAINERS[kind][0]
     if container not in CONTAINERS[kind]:
         raise UserError(f"--container {container}: {kind} has {', '.join(CONTAINERS[kind])}")
     if kind == "text":
-        return _text(request)
+        from dlbench.datasets.making.text_recipes import TextRecipe
+
+        _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
+        # Each process would parse the text anew, which takes longer than writing it.
+        return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
     if request.samples is None:
         raise UserError(f"--samples is missing: it decides how many {kind} are made")
     if kind == "images":
@@ -70,26 +71,20 @@ def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {kind} has no such choice; leave it out")
 
 
-def _text(request: DatasetRequest) -> BuildPlan:
-    from dlbench.datasets.making.text_recipes import TextRecipe
-
-    _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
-    # Each process would parse the text anew, which takes longer than writing it.
-    return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
-
-
 def _images(request: DatasetRequest, samples: int) -> BuildPlan:
     from dlbench.datasets.making.image_recipes import PhotoRecipe
 
-    width, height = _pixels(request.size or "500x375")
+    size = re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", request.size or "500x375")
+    if size is None:
+        raise UserError(f"--size {request.size!r}: not a size in pixels such as 500x375, or 256 for a square")
     _refuse("images", request, "samples_per_file")
     classes = request.classes or 10
     recipe = PhotoRecipe(
         train_images=samples,
         validation_images=_validation(request, samples, classes),
         num_classes=classes,
-        width=width,
-        height=height,
+        width=int(size[1]),
+        height=int(size[2] or size[1]),
         seed=request.seed,
     )
     return BuildPlan(recipe, "images")
@@ -123,18 +118,8 @@ def _validation(request: DatasetRequest, train: int, least: int) -> int:
     return max(least, round(train * VALIDATION_SHARE))
 
 
-def _pixels(text: str) -> tuple[int, int]:
-    width, mark, height = text.partition("x")
-    if not (width.isascii() and width.isdigit() and (not mark or (height.isascii() and height.isdigit()))):
-        raise UserError(f"--size {text!r}: not a size in pixels such as 500x375, or 256 for a square")
-    return int(width), int(height or width)
-
-
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
-    """Images become tar shards; both splits if the source holds both.
-
-    Raises UserError: the source holds no images, or is damaged.
-    """
+    """Images become tar shards; both splits if the source holds both."""
     from dlbench.datasets.images.image_set import open_image_set
     from dlbench.datasets.making.image_recipes import PackRecipe
     from dlbench.datasets.recognition import TITLES, detect, take_account
@@ -188,9 +173,6 @@ def prepare_demo_data(
 ) -> DemoData:
     """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`; `progress` gets a line for
     each.
-
-    Raises UserError: a folder of that name is not ours or was made with another seed, or the disk refuses; nothing is
-    made then. EnvironmentLacksError: a package of the extra `demo` is not installed.
     """
     wanted = recipes(seed)
     there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.arrays import make_hdf5
-from dlbench.datasets.making.production import Part
+from dlbench.datasets.making.production import Part, numbered_parts
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import RecordWriter
@@ -207,8 +207,9 @@ class DensityRecipe:
         return WIDE if self.wide else NARROW
 
     def parts(self) -> Sequence[Part]:
-        train = volume_parts("train", self.num_train, self.container, self.samples_per_file)
-        return train + volume_parts("validation", self.num_validation, self.container, self.samples_per_file)
+        suffix = "h5" if self.container == "hdf5" else "tfrecord"
+        train = numbered_parts("train", "density", suffix, self.num_train, self.samples_per_file)
+        return train + numbered_parts("validation", "density", suffix, self.num_validation, self.samples_per_file)
 
     def sample(self, split: Split, number: int) -> Volume:
         """One sample: a function of the recipe, the split and the sample's number in it."""
@@ -223,16 +224,6 @@ class DensityRecipe:
 
     def finish(self, folder: Path) -> None:
         """Nothing stands next to the volumes."""
-
-
-def volume_parts(split: Split, num_samples: int, container: Container, samples_per_file: int) -> list[Part]:
-    """Returns the files of one split, `<split>/density-00000.h5`, ...; the last may be smaller."""
-    suffix = "h5" if container == "hdf5" else "tfrecord"
-    parts = []
-    for number, first in enumerate(range(0, num_samples, samples_per_file)):
-        count = min(samples_per_file, num_samples - first)
-        parts.append(Part(f"{split}/density-{number:05d}.{suffix}", split, first, count))
-    return parts
 
 
 def write_volumes(

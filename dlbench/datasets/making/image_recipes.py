@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import LABEL_SUFFIX, ImageSet, save_index, scan_shards
-from dlbench.datasets.making.production import Part
+from dlbench.datasets.making.production import Part, numbered_parts
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -49,14 +49,6 @@ class Packed(NamedTuple):
     label: int  # counted from 0
 
 
-def shard_parts(split: Split, num_samples: int, samples_per_shard: int) -> list[Part]:
-    """The shards of one split, `<split>/shard-00000.tar`, ...; the last may be smaller."""
-    return [
-        Part(f"{split}/shard-{number:05d}.tar", split, first, min(samples_per_shard, num_samples - first))
-        for number, first in enumerate(range(0, num_samples, samples_per_shard))
-    ]
-
-
 def write_shard(path: Path, samples: Iterable[Packed]) -> None:
     """Writes one shard; the same samples give the same bytes. One sample at a time is in memory."""
     # A TarInfo made by hand has time, owner and group 0.
@@ -68,11 +60,6 @@ def write_shard(path: Path, samples: Iterable[Packed]) -> None:
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
             tar.members = []  # type: ignore[attr-defined]  # tarfile keeps all members it has written
-
-
-def index_split(folder: Path, classes: Sequence[str]) -> None:
-    """Scans the shards of one split, which `write_shard` has written, and writes their index."""
-    save_index(scan_shards(folder, classes=classes, first_label=0), folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,14 +88,11 @@ class PackRecipe:
         }
 
     def parts(self) -> Sequence[Part]:
-        """All shards of all splits.
-
-        Raises UserError: a source is missing or damaged, or a validation class is not among the training classes.
-        """
+        """All shards of all splits."""
         parts: list[Part] = []
         for split, images in self._sets.items():
             self._labels(split)  # wrong classes are found before the first shard is written
-            parts += shard_parts(split, images.num_samples, self.samples_per_shard)
+            parts += numbered_parts(split, "shard", "tar", images.num_samples, self.samples_per_shard)
         return parts
 
     def write(self, part: Part, path: Path) -> None:
@@ -118,7 +102,8 @@ class PackRecipe:
 
     def finish(self, folder: Path) -> None:
         for split in self._sets:
-            index_split(folder / split, self._sets["train"].classes)
+            index = scan_shards(folder / split, classes=self._sets["train"].classes, first_label=0)
+            save_index(index, folder / split)
 
     def __getstate__(self) -> dict[str, Any]:
         # A worker process opens the sources itself, once.
@@ -126,28 +111,22 @@ class PackRecipe:
 
     @cached_property
     def _sets(self) -> dict[Split, ImageSet]:
-        return {split: open_image_set(path, split) for split, path in self._sources().items()}
+        sets: dict[Split, ImageSet] = {"train": open_image_set(self.train, "train")}
+        if self.validation is not None:
+            sets["validation"] = open_image_set(self.validation, "validation")
+        return sets
 
     @cached_property
     def _orders(self) -> dict[Split, NDArray[np.int64]]:
         generators = {split: np.random.default_rng([self.seed, len(split)]) for split in self._sets}
         return {split: generators[split].permutation(images.num_samples) for split, images in self._sets.items()}
 
-    def _sources(self) -> dict[Split, Path]:
-        found: dict[Split, Path] = {"train": self.train}
-        if self.validation is not None:
-            found["validation"] = self.validation
-        return found
-
     def _labels(self, split: Split) -> tuple[int, ...]:
         return class_labels(self._sets[split], self._sets["train"].classes)
 
 
 def class_labels(images: ImageSet, classes: Sequence[str]) -> tuple[int, ...]:
-    """Of each class of a set, its label among other classes, by name.
-
-    Raises UserError: a class is not among them; up to three are named.
-    """
+    """Of each class of a set, its label among other classes, by name."""
     known = {name: label for label, name in enumerate(classes)}
     strange = [name for name in images.classes if name not in known]
     if strange:
@@ -222,10 +201,7 @@ def _sorted_photos() -> list[Photo]:
 
 
 def photo_path(photo: Photo) -> Path:
-    """Where an installed package keeps a photograph; the package itself is not imported.
-
-    Raises EnvironmentLacksError: the package is not installed, or its wheel lacks the file.
-    """
+    """Where an installed package keeps a photograph; the package itself is not imported."""
     spec = importlib.util.find_spec(photo.package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / photo.file

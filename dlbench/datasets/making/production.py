@@ -52,6 +52,15 @@ class Part:
     count: int  # samples in it
 
 
+def numbered_parts(split: Split, stem: str, suffix: str, num_samples: int, samples_per_file: int) -> list[Part]:
+    """Returns the files of one split, `<split>/<stem>-00000.<suffix>`, ...; the last may hold fewer samples."""
+    parts = []
+    for number, first in enumerate(range(0, num_samples, samples_per_file)):
+        count = min(samples_per_file, num_samples - first)
+        parts.append(Part(f"{split}/{stem}-{number:05d}.{suffix}", split, first, count))
+    return parts
+
+
 class Recipe(Protocol):
     """How a data set is made: picklable, a frozen dataclass."""
 
@@ -88,9 +97,6 @@ def produce(
     `folder`: made if it is not there. Otherwise empty, or holding this very set, finished or begun. `workers`:
     processes that write; with 1 this one writes.
     Returns the manifest of the finished set.
-    Raises UserError: the folder holds something else or is being written, or a part cannot be made from its sources.
-    RunError: a worker process died. KeyboardInterrupt: after the workers
-    have ended; the same call continues.
     """
     made_with = dict(recipe.made_with)
     manifest = _finished(recipe.kind, made_with, folder)
@@ -100,7 +106,12 @@ def produce(
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with begun.open("a+", encoding="ascii") as file:
-                _lock(file, folder)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise UserError(f"{str(folder)!r} is being made by another process; wait for it") from None
+                except OSError:
+                    pass  # no locks, such as Lustre mounted without them: a second maker is the user's to avoid
                 manifest = _make(recipe, made_with, folder, file, workers, progress)
         except OSError as error:
             raise refused(error, f"{str(folder)!r}: cannot be made: {error.strerror or error}", UserError) from None
@@ -114,17 +125,8 @@ def produce(
     return manifest
 
 
-def _lock(begun: IO[str], folder: Path) -> None:
-    try:
-        fcntl.flock(begun, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{str(folder)!r} is being made by another process; wait for it") from None
-    except OSError:
-        pass  # file systems without locks, such as Lustre mounted without them: a second maker is the user's to avoid
-
-
 def require_ours(recipe: Recipe, folder: Path) -> bool:
-    """Whether a folder holds this very set, finished; touches nothing. Raises UserError: it holds something else."""
+    """Whether a folder holds this very set, finished; touches nothing."""
     # What a set is made with may take seconds to find out.
     return folder.exists() and _finished(recipe.kind, dict(recipe.made_with), folder) is not None
 
@@ -144,10 +146,7 @@ def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
 
 
 def _require_same(folder: Path, verb: str, there: tuple[str, MadeWith], wanted: tuple[str, MadeWith]) -> None:
-    """Compares two recipes, each its kind and `made_with`.
-
-    Raises UserError: they differ; names the first key that does, and both values.
-    """
+    """Compares two recipes, each its kind and `made_with`."""
     ours, theirs = {"kind": wanted[0], **wanted[1]}, {"kind": there[0], **there[1]}
     for key in [*ours, *(k for k in theirs if k not in ours)]:
         if ours.get(key) != theirs.get(key):
@@ -212,14 +211,17 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
     """Writes and syncs one part below a temporary folder.
 
     Returns its files, relative to the data set.
-    Raises DlbenchError: as the recipe, with the part's name; UserError for a system error.
     """
     path = temporary / part.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         recipe.write(part, path)
-        for file in path.rglob("*") if path.is_dir() else (path,):
-            _sync(file)
+        for written in path.rglob("*") if path.is_dir() else (path,):
+            handle = os.open(written, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
         return _entries(path, part.name)
     except DlbenchError as error:
         raise type(error)(f"{part.name}: {error}") from None
@@ -228,14 +230,6 @@ def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
         reason = error.strerror or str(error)
         reason = reason if of_this else f"{error.filename}: {reason}"
         raise refused(error, f"{part.name}: cannot be made: {reason}", UserError) from None
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _entries(path: Path, name: str) -> list[FileEntry]:

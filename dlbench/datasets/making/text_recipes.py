@@ -75,10 +75,7 @@ def python_version() -> str:
 
 @lru_cache(maxsize=1)
 def python_documents() -> tuple[Document, ...]:
-    """All documents of the running Python, sorted by name; parsed once a process, some seconds.
-
-    Raises EnvironmentLacksError: the sources of the standard library are not there.
-    """
+    """All documents of the running Python, sorted by name; parsed once a process, some seconds."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
@@ -111,14 +108,6 @@ def _without_repeats(found: list[Document]) -> tuple[Document, ...]:
     return tuple(kept)
 
 
-def documents_sha256(documents: tuple[Document, ...]) -> str:
-    """A digest of names and sentences."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update("\n".join([document.name, *document.sentences, "", ""]).encode("utf-8"))
-    return digest.hexdigest()
-
-
 def _docstring_sentences(path: Path) -> list[str]:
     try:
         tree = ast.parse(path.read_bytes())
@@ -141,16 +130,6 @@ def _prose(docstring: str) -> str:
 _DEALING = 1  # with the seed
 
 
-def split_documents(num_documents: int, validation_share: float, seed: int) -> dict[Split, Numbers]:
-    """Deals whole documents out to `train` and `validation`, in an order drawn from the seed.
-
-    Each split has two documents or more, because a random next sentence needs another document.
-    """
-    wanted = max(2, round(num_documents * validation_share))
-    order = np.random.default_rng([seed, _DEALING]).permutation(num_documents)
-    return {"train": order[wanted:], "validation": order[:wanted]}
-
-
 @dataclass(frozen=True, kw_only=True)
 class TextRecipe:
     """The embedded text as UTF-8 files, one sentence a line, a blank line between documents, once."""
@@ -161,10 +140,12 @@ class TextRecipe:
 
     @property
     def made_with(self) -> MadeWith:
-        documents = python_documents()
+        digest = hashlib.sha256()  # of names and sentences
+        for document in python_documents():
+            digest.update("\n".join([document.name, *document.sentences, "", ""]).encode("utf-8"))
         return {
             "text": "embedded",
-            "text_sha256": documents_sha256(documents),
+            "text_sha256": digest.hexdigest(),
             "python": python_version(),
             "seed": self.seed,
             "validation_share": self.validation_share,
@@ -188,4 +169,9 @@ class TextRecipe:
 
     @property
     def _split(self) -> dict[Split, Numbers]:
-        return split_documents(len(python_documents()), self.validation_share, self.seed)
+        """Whole documents are dealt out, in an order drawn from the seed."""
+        num_documents = len(python_documents())
+        # At least two of each split, because a random next sentence needs another document.
+        wanted = max(2, round(num_documents * self.validation_share))
+        order = np.random.default_rng([self.seed, _DEALING]).permutation(num_documents)
+        return {"train": order[wanted:], "validation": order[:wanted]}

@@ -67,7 +67,7 @@ class Tally:
             self.looked += num
 
     def add(self, num_bytes: int) -> None:
-        """Bytes were copied. Raises CancelledError: staging is to end."""
+        """Bytes were copied."""
         self._go_on()
         with self._lock:
             self.copied += num_bytes
@@ -200,14 +200,6 @@ def _followed(link: Path, allowed: Sequence[Path]) -> Path:
     return real
 
 
-@dataclass(frozen=True)
-class Replica:
-    """A data set on this node."""
-
-    files: Sequence[SourceFile]
-    verified: str
-
-
 def replicate(
     parts: Mapping[str, Path],
     within: Path,
@@ -216,24 +208,33 @@ def replicate(
     streams: int,
     tally: Tally,
     require: Callable[[int, int], None],
-) -> Replica:
-    """Copies a data set.
+) -> tuple[Sequence[SourceFile], str]:
+    """Copies a data set; `parts` and `within` as of `list_files`.
 
-    `parts`: folders, or single files, by their names in the copy; empty: the data itself. `within`: the data set, which
-    links may not leave. `require`: given the bytes and files still to be written before the first is; raises if they do
-    not fit.
+    `require`: given the bytes and files still to be written before the first is; raises if they do not fit. Returns its
+    files, and what they were compared with, in words.
     Raises UserError: as `list_files`. IncompleteDataError: a file changed meanwhile, or is not what the manifest says.
     OSError: reading or writing failed.
     """
     files = list_files(parts, within, tally)
-    digests = _digests(within)
+    digests: dict[str, str] = {}  # the SHA-256 of each file, by its path in the data set
+    source = within if within.is_dir() else within.parent
+    if (source / MANIFEST).is_file():
+        digests = {entry.path: entry.sha256 for entry in read_files(source)}
     root = folder.path / _DATA
     root.mkdir(exist_ok=True)
     for partial in folder.path.glob(f"{_PARTIAL}*"):
         partial.unlink()
     block = block_of(root)
     tally.needed = sum(file.num_bytes for file in files)
-    missing = [file for file in files if not _is_whole(file, root, digests, tally)]
+    missing = []
+    for file in files:
+        tally.look()
+        copied = root / file.name
+        if _is_same(file, copied) and digests.get(file.name) in (None, file_sha256(copied)):
+            tally.found(file.num_bytes)  # an earlier staging left it whole
+        else:
+            missing.append(file)
     require(sum(rounded(file.num_bytes, block) for file in missing), len(missing))
     _remove_others(root, {file.name for file in files})
     # Folders first, so that streams do not race for them.
@@ -248,7 +249,7 @@ def replicate(
 
     run_streams(streams, missing, copy)
     verified = "SHA-256 of the data set's manifest" if digests else "size and time of the source before and after"
-    return Replica(files, verified)
+    return files, verified
 
 
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
@@ -275,16 +276,6 @@ def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sh
     partial.rename(target)
 
 
-def _is_whole(file: SourceFile, root: Path, digests: Mapping[str, str], tally: Tally) -> bool:
-    """Whether an earlier staging left this file whole."""
-    tally.look()
-    copy = root / file.name
-    if not _is_same(file, copy) or digests.get(file.name) not in (None, file_sha256(copy)):
-        return False
-    tally.found(file.num_bytes)
-    return True
-
-
 def _is_same(file: SourceFile, copy: Path) -> bool:
     """Whether a copy is a file of the size and the time of its source."""
     try:
@@ -308,14 +299,6 @@ def _remove_others(root: Path, names: set[str]) -> None:
                 inner.unlink()
             elif not any(inner.iterdir()):
                 inner.rmdir()
-
-
-def _digests(within: Path) -> dict[str, str]:
-    """The SHA-256 of each file, by its path in the data set; empty where it has no manifest."""
-    root = within if within.is_dir() else within.parent
-    if not (root / MANIFEST).is_file():
-        return {}
-    return {entry.path: entry.sha256 for entry in read_files(root)}
 
 
 def changed_files(files: Sequence[SourceFile], folder: Path) -> list[str]:

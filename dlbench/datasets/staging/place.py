@@ -44,7 +44,6 @@ def tier_path(
 
     `variables`: of the job on this node; $TMPDIR means what it was before dlbench gave the rank its own. `host`: stands
     for {host}. `where`: the setting that names it, for messages; None: `storage.<key>.path`.
-    Raises EnvironmentLacksError: a variable is not set, or the folder is missing, not a folder or not writable.
     """
     where = f"{where or f'storage.{key}.path'} {tier.path!r}"
     text = tier.path.replace("{host}", host)
@@ -80,7 +79,6 @@ class StagingFolder:
 
     `identity`: the same for the same data, staged in the same way. `keep`: leave it for the next run. `host`: this
     node; folders of others at the same place, if it is shared, are never touched.
-    Raises EnvironmentLacksError: it cannot be made, or what has its name is not this user's alone.
     """
 
     def __init__(self, place: Path, key: StagingTier, identity: str, *, keep: bool, host: str) -> None:
@@ -94,18 +92,15 @@ class StagingFolder:
         remove_abandoned([str(place)], self._label)
         try:
             if not (keep and self._take(place / f"{_KEPT}{identity}-{node}")):
-                self._make()
+                self.kept = False
+                self._held = HeldFolder([str(place)], self._label)
+                self.path = Path(self._held.path)
+                with suppress(OSError):  # whoever stages here next removes it
+                    also_remove(self._held.path, os.environ)
         except OSError as error:
             raise EnvironmentLacksError(
                 f"storage.{key}.path: no folder can be made in {str(place)!r} on {host}: {error.strerror}"
             ) from None
-
-    def _make(self) -> None:
-        self.kept = False
-        self._held = HeldFolder([str(self._place)], self._label)
-        self.path = Path(self._held.path)
-        with suppress(OSError):  # whoever stages here next removes it
-            also_remove(self._held.path, os.environ)
 
     def _take(self, path: Path) -> bool:
         """Holds the kept folder of the data; False if another job does."""
@@ -135,7 +130,6 @@ class StagingFolder:
 
         `capacity`: `capacity_bytes` of the tier. `room_in_memory`: bytes that memory limits allow where the place is in
         memory; None elsewhere.
-        Raises EnvironmentLacksError: there is not enough; nothing has been copied.
         """
         room = self.room(room_in_memory)
         what = f"staging to storage.{self._key} {str(self._place)!r} on {self._host} needs {format_bytes(needed)}"

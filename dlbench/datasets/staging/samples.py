@@ -54,11 +54,16 @@ class SampleStore:
         try:
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:
-            self._make(folder)
+            # But nothing above the store: where that is gone, the run is over.
+            for path in (self.folder, folder):
+                with suppress(FileExistsError):
+                    os.mkdir(path)  # noqa: PTH102
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
+            content = memoryview(data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
             try:
-                _write(opened, data)
+                while content:  # one call as a rule
+                    content = content[os.write(opened, content) :]
             finally:
                 os.close(opened)
             os.rename(temporary, f"{folder}/{index}")  # noqa: PTH104
@@ -66,12 +71,6 @@ class SampleStore:
             with suppress(OSError):
                 os.unlink(temporary)  # noqa: PTH108
             raise
-
-    def _make(self, folder: str) -> None:
-        """Makes a folder of samples, but nothing above the store: where that is gone, the run is over."""
-        for path in (self.folder, folder):
-            with suppress(FileExistsError):
-                os.mkdir(path)  # noqa: PTH102
 
     def remove_partial(self) -> None:
         """Removes what processes that were killed had begun to write; while nobody writes."""
@@ -121,16 +120,6 @@ class SampleStore:
             for group in os.scandir(self.folder):
                 if group.name.isdigit() and group.is_dir(follow_symlinks=False):
                     yield group
-
-
-def _write(opened: int, data: bytes) -> None:
-    """A sample and its checksum, in one call as a rule."""
-    crc = zlib.crc32(data).to_bytes(_CRC_BYTES, "little")
-    done = os.writev(opened, [data, crc])
-    if done < len(data) + _CRC_BYTES:
-        rest = memoryview(b"".join((data, crc)))[done:]
-        while rest:
-            rest = rest[os.write(opened, rest) :]
 
 
 _AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was

@@ -24,7 +24,7 @@ from dlbench.datasets.account import is_companion, sample_names
 from dlbench.datasets.splits import PART, Split, require_no_splits
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
-from dlbench.opening import open_file, read_bytes, read_text, why_unreadable
+from dlbench.opening import open_file, read_bytes
 from dlbench.specs.files import search_path
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
 MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
-MAX_SIDECAR = 1 << 16  # of the checksum file at most: it holds one digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +64,7 @@ class Vocabulary:
 
 
 def load_vocabulary(name: str) -> Vocabulary:
-    """A vocabulary by path (a text with a slash or ending in .txt) or by name.
-
-    If `<file>.sha256` lies next to the file (one line, as `sha256sum` writes it), it must match.
-    Raises UserError: no such vocabulary, a damaged file, a duplicate entry, or a special token missing.
-    """
+    """A vocabulary by path (a text with a slash or ending in .txt) or by name."""
     if os.sep in name or name.endswith(".txt"):
         path = Path(name).expanduser()
     else:
@@ -87,27 +82,15 @@ def load_vocabulary(name: str) -> Vocabulary:
         raise UserError(f"data.vocabulary: {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"data.vocabulary: {path}: not UTF-8 at byte {error.start}") from None
-    digest = hashlib.sha256(raw).hexdigest()
-    _check(path, entries, digest)
-    lowercase = not any(e != e.lower() for e in entries if not (e.startswith("[") and e.endswith("]")))
-    return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
-
-
-def _check(path: Path, entries: tuple[str, ...], digest: str) -> None:
-    sidecar = path.with_name(path.name + ".sha256")
-    if sidecar.is_file():
-        try:
-            expected = read_text(sidecar, MAX_SIDECAR).split()[:1]
-        except (OSError, ValueError) as error:
-            raise UserError(f"data.vocabulary: {sidecar}: cannot be read: {why_unreadable(error)}") from None
-        if expected != [digest]:
-            raise UserError(f"{path}: is not the file that {sidecar.name} was written for; restore it")
     missing = [token for token in SPECIAL if token not in entries]
     if missing:
         raise UserError(f"{path}: not a WordPiece vocabulary: {', '.join(missing)} missing; one entry a line")
     if len(set(entries)) != len(entries):
         twice = next(e for i, e in enumerate(entries) if e in entries[:i])
         raise UserError(f"{path}: entry {twice!r} is there twice; ids would be ambiguous")
+    digest = hashlib.sha256(raw).hexdigest()
+    lowercase = not any(e != e.lower() for e in entries if not (e.startswith("[") and e.endswith("]")))
+    return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
 
 
 LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
@@ -134,7 +117,7 @@ class TextCorpus:
 
 def read_corpus(source: Path, vocabulary: Vocabulary, split: Split | None = None) -> TextCorpus:
     """Tokenises a text. It is streamed; besides the arrays only some thousand sentences, and one whole document, are in
-    memory. Raises UserError: nothing there, not UTF-8, or no text in it.
+    memory.
     """
     digest = hashlib.sha256(vocabulary.sha256.encode())
     # The digest is complete when the last document has been read.
@@ -147,7 +130,6 @@ def tokenise(
     """Tokenises documents of sentences; lines are split no further.
 
     `digest`: asked for `sha256` when all documents have been read.
-    Raises UserError: there is not a single token.
     """
     encoder = _Encoder(vocabulary)
     for document in documents:
@@ -220,11 +202,7 @@ def looks_like_text(path: Path) -> bool:
 
 
 def text_files(source: Path, split: Split | None = None) -> list[Path]:
-    """The text files at a path: the file itself, or those of a folder, sorted.
-
-    `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: there are none, or folders of splits instead, or splits or samples cannot be told apart.
-    """
+    """The text files at a path: the file itself, or those of a folder, sorted."""
     if source.is_file():
         return [source]
     if not source.is_dir():
@@ -239,10 +217,7 @@ def text_files(source: Path, split: Split | None = None) -> list[Path]:
 
 
 def read_documents(files: Iterable[Path], digest: Any = None) -> Iterator[list[str]]:
-    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes.
-
-    Raises UserError: a file cannot be read or is not UTF-8; file and line are named.
-    """
+    """The documents of text files as lists of sentences; a digest, if given, is updated with names and bytes."""
     digest = digest or hashlib.sha256()
     for path in files:
         sentences: list[str] = []

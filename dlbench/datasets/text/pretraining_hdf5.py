@@ -77,11 +77,7 @@ class SamplesIndex:
 
 
 def sample_files(source: Path, split: Split | None = None) -> list[Path]:
-    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none.
-
-    `split`: which of two splits that names tell apart is wanted.
-    Raises UserError: splits or samples cannot be told apart.
-    """
+    """The HDF5 files at a path: the file itself or those of a folder, sorted; empty if there are none."""
     if not source.is_dir():
         return [source] if is_sample_file(source.name) else []
     names = [path.name for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
@@ -94,11 +90,7 @@ def is_sample_file(name: str) -> bool:
 
 
 def index_samples(source: Path, split: Split | None = None) -> SamplesIndex:
-    """Opens each file once, to learn how many samples of which shape it holds; samples are not read.
-
-    `split`: see `sample_files`.
-    Raises UserError: there are no HDF5 files, or one is damaged, empty or of another shape; file and dataset are named.
-    """
+    """Opens each file once, to learn how many samples of which shape it holds; samples are not read."""
     files = sample_files(source, split)
     if not files:
         raise UserError(f"{str(source)!r} holds no HDF5 file; expected {LAYOUT}")
@@ -187,20 +179,16 @@ class SampleRows:
         """
         path, row = self.index.locate(index)
         with damage_as_oserror():
-            return read_rows(self._open(path), row, row + 1, self._sequence_length, self._max_predictions)
+            file = self._files.get(path)
+            datasets = self._datasets.get(path)
+            # Looking them up takes as long as reading a row; a file may have been closed to make room for others.
+            if datasets is None or datasets[0] is not file:
+                datasets = self._datasets[path] = file, {key: file[key] for key in _TYPES if key in file}
+            return read_rows(datasets[1], row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
         self._datasets.clear()
         self._files.close()
-
-    def _open(self, path: Path) -> dict[str, Any]:
-        """The datasets of a file; looking them up takes as long as reading a row."""
-        file = self._files.get(path)
-        known = self._datasets.get(path)
-        if known is None or known[0] is not file:  # a file may have been closed to make room for others
-            known = file, {key: file[key] for key in _TYPES if key in file}
-            self._datasets[path] = known
-        return known[1]
 
 
 def read_rows(

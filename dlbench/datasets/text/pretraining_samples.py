@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.text.corpus import CLS, MASK, PAD, SEP, SPECIAL, TextCorpus, Vocabulary
+from dlbench.datasets.text.corpus import CLS, MASK, PAD, SEP, SPECIAL, TextCorpus
 from dlbench.errors import UserError
 
 Ids = NDArray[np.int64]
@@ -47,17 +47,6 @@ class Masking:
     words: Ids  # ids that may stand in for a hidden token: the vocabulary without its special tokens
     max_predictions: int  # predictions of one sample at most
     probability: float  # share of the tokens chosen for prediction
-
-
-def masking_for(vocabulary: Vocabulary, max_predictions: int, probability: float) -> Masking:
-    """The masking rule of a vocabulary. Raises UserError: the vocabulary has special tokens only."""
-    special = [vocabulary.id_of(token) for token in SPECIAL]
-    words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
-    if not len(words):
-        raise UserError(f"data.vocabulary {vocabulary.path} has no word besides {' '.join(SPECIAL)}")
-    return Masking(
-        mask_id=vocabulary.id_of(MASK), words=words, max_predictions=max_predictions, probability=probability
-    )
 
 
 def num_predictions(num_tokens: int, max_predictions: int, probability: float) -> int:
@@ -106,11 +95,7 @@ class Pair(NamedTuple):
 
 
 class SampleMaker:
-    """Makes the samples of a corpus. Everything drawn comes from the caller's generator.
-
-    Raises UserError: the sequence is too short for two segments, there is one document only, or the vocabulary has no
-    words.
-    """
+    """Makes the samples of a corpus. Everything drawn comes from the caller's generator."""
 
     def __init__(self, corpus: TextCorpus, rule: SampleRule) -> None:
         if rule.sequence_length < NUM_SPECIAL + 2:
@@ -123,7 +108,17 @@ class SampleMaker:
             )
         self.room = rule.sequence_length - NUM_SPECIAL
         self._pad, self._cls, self._sep = (corpus.vocabulary.id_of(token) for token in (PAD, CLS, SEP))
-        self._masking = masking_for(corpus.vocabulary, rule.max_predictions, rule.masked_lm_probability)
+        vocabulary = corpus.vocabulary
+        special = [vocabulary.id_of(token) for token in SPECIAL]
+        words = np.setdiff1d(np.arange(len(vocabulary), dtype=np.int64), special)
+        if not len(words):
+            raise UserError(f"data.vocabulary {vocabulary.path} has no word besides {' '.join(SPECIAL)}")
+        self._masking = Masking(
+            mask_id=vocabulary.id_of(MASK),
+            words=words,
+            max_predictions=rule.max_predictions,
+            probability=rule.masked_lm_probability,
+        )
         self._place = np.arange(rule.sequence_length)
 
     def runs(self) -> tuple[Ids, Ids]:
@@ -158,7 +153,12 @@ class SampleMaker:
         Returns input_ids, token_type_ids, attention_mask (S,) int64; masked_positions, masked_ids (P,) int64, unused
         places 0; masked_weights (P,) float32, 0 for unused places; next_sentence () int64, 1 if B is random.
         """
-        first, second = self._segments(pair, generator)
+        first = self.corpus.tokens[pair.begin : pair.split].astype(np.int64)
+        if pair.random_next:
+            second = self._elsewhere(pair.document, self.room - len(first), generator)
+        else:
+            second = self.corpus.tokens[pair.split : pair.stop]
+        first, second = self._trim(first, second.astype(np.int64), generator)
         ids = np.full(self.rule.sequence_length, self._pad, dtype=np.int64)
         used, middle = len(first) + len(second) + NUM_SPECIAL, len(first) + 1
         ids[0], ids[middle], ids[used - 1] = self._cls, self._sep, self._sep
@@ -189,16 +189,6 @@ class SampleMaker:
         # No sentence is empty, so that no more than `target` of them are needed.
         ends = offsets[start + 1 : min(stop, start + target) + 1]
         return min(start + 1 + int(np.searchsorted(ends, offsets[start] + target)), stop)
-
-    def _segments(self, pair: Pair, generator: np.random.Generator) -> tuple[Ids, Ids]:
-        """Tokens of A and B, together at most `room` and each at least one."""
-        tokens = self.corpus.tokens
-        first = tokens[pair.begin : pair.split].astype(np.int64)
-        if pair.random_next:
-            second = self._elsewhere(pair.document, self.room - len(first), generator)
-        else:
-            second = tokens[pair.split : pair.stop]
-        return self._trim(first, second.astype(np.int64), generator)
 
     def _elsewhere(self, document: int, wanted: int, generator: np.random.Generator) -> NDArray[Any]:
         """`wanted` tokens from a random sentence of another document on, up to a sentence's or its document's end.

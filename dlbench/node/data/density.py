@@ -63,7 +63,6 @@ class VolumeReader(SampleReader):
         """Counts (S, S, S, C) and then parameters (T,), little-endian int16 and float32; unpacked, whatever the file.
 
         Counts that the batch takes as they are go there at once.
-        Raises BadSampleError: it cannot be read, or has a negative count.
         """
         is_placed = self._counts and out is not None
         # Of numpy, which asks for large pages: a `bytes` of this size is slow without.
@@ -82,10 +81,7 @@ class VolumeReader(SampleReader):
         return Raw(room.data)  # type: ignore[arg-type]  # only read from, as bytes are
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One volume; the epoch makes no difference.
-
-        Raises BadSampleError: it has a target that is no number or outside -1..1, or is cut off.
-        """
+        """One volume; the epoch makes no difference."""
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
             end, counts = 0, out["volume"]
@@ -102,7 +98,6 @@ class VolumeReader(SampleReader):
         return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
 
     def name(self, index: int) -> str:
@@ -134,17 +129,13 @@ class VolumeReader(SampleReader):
 
 
 def open_density(
-    source: Path, model: CosmoFlowModel, seed: int, *, training: bool, lister: Lister = ALONE, counts: bool = False
+    source: Path, model: CosmoFlowModel, *, training: bool, lister: Lister = ALONE, counts: bool = False
 ) -> SampleReader:
     """The volumes of one split, for a network.
 
-    `seed`: without effect, for nothing is drawn. `training`: which split is read where names tell two apart. `counts`:
-    leave the logarithm to the device.
-    Raises UserError: there is no such folder, it is damaged, or does not fit the model; key and file are named.
+    `training`: which split is read where names tell two apart. `counts`: leave the logarithm to the device.
     """
-    del seed
     split: Split = "train" if training else "validation"
-
     index = lister.index(lambda: index_density(source, split), (DensityIndex,))
     for key, stored in (
         ("input_size", index.size),

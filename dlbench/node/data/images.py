@@ -170,7 +170,7 @@ class JpegReader(SampleReader):
         self.num_samples = images.num_samples
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The encoded image. Raises BadSampleError: the file is missing, unreadable or cut off."""
+        """The encoded image."""
         try:
             return Raw(self._images.read(index))
         except (OSError, ValueError) as error:
@@ -197,7 +197,7 @@ class JpegReader(SampleReader):
         return finish
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One image; in training augmented. Raises BadSampleError: it is empty or damaged."""
+        """One image; in training augmented."""
         return self.begin(key, data)(out)
 
     def _generator(self, key: Key) -> np.random.Generator:
@@ -254,10 +254,7 @@ class EncodedReader(JpegReader):
     """
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
-        """One image; augmented as dlbench's own reader would.
-
-        Raises BadSampleError: the image is empty, or its header is damaged.
-        """
+        """One image; augmented as dlbench's own reader would."""
         index = key[1]
         try:
             encoded = inspect(data)
@@ -281,7 +278,7 @@ class EncodedReader(JpegReader):
 
 
 def nvimagecodec() -> Any:
-    """The library. Raises EnvironmentLacksError: it is not installed, or cannot be loaded."""
+    """The library."""
     try:
         from nvidia import nvimgcodec
     except ImportError as error:
@@ -299,7 +296,6 @@ class RegionDecoder:
 
     `device`: which decodes; for tests also the CPU. `is_whole`: decode all of an image and crop it then. `name`: file,
     and place in it, of a sample.
-    Raises EnvironmentLacksError: nvImageCodec is not installed.
     """
 
     def __init__(self, device: torch.device, image_size: int, *, is_whole: bool, name: Callable[[int], str]) -> None:
@@ -317,10 +313,7 @@ class RegionDecoder:
         )
 
     def __call__(self, batch: Batch) -> tuple[Batch, object]:
-        """The batch on the device, in the order of its current stream, and what must live until that stream is there.
-
-        Raises UserError: an image is damaged; its file is named.
-        """
+        """The batch on the device, in the order of its current stream, and what must live until it is there."""
         boxes = batch["box"].tolist()
         decoded = self._decoded(batch["encoded"].numpy(), batch["ends"].tolist(), boxes)
         for image, index in zip(decoded, batch["index"].tolist(), strict=True):
@@ -333,19 +326,16 @@ class RegionDecoder:
         for place, (image, box, is_mirrored) in enumerate(
             zip(decoded, boxes, batch["is_mirrored"].tolist(), strict=True)
         ):
-            region = self._tensor(image)
+            if self._device.type == "cuda":
+                region = from_dlpack(image).to(self._device)  # without a copy
+            else:
+                region = torch.from_numpy(np.asarray(image))  # its DLPack asks for a GPU, even of pixels on the host
             if self._is_whole:
                 left, top, right, bottom = box
                 region = region[top:bottom, left:right]
             resized = _resized_float(region, self._size)
             pixels[place] = resized.flip(1) if is_mirrored else resized
         return {"image": pixels, "label": batch["label"].to(self._device, non_blocking=True)}, decoded
-
-    def _tensor(self, image: Any) -> torch.Tensor:
-        """(H, W, 3) uint8 on the device, without a copy where it is there."""
-        if self._device.type == "cuda":
-            return from_dlpack(image).to(self._device)
-        return torch.from_numpy(np.asarray(image))  # its DLPack asks for a GPU, even of pixels on the host
 
     def _decoded(self, encoded: NDArray[np.uint8], ends: list[int], boxes: list[list[int]]) -> list[Any]:
         library, streams, start = self._library, [], 0
@@ -382,8 +372,6 @@ def open_images(
 
     `training`: random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own
     classes may be fewer (validation); None: the set's own. `by_gpu`: images are decoded by the GPU, not here.
-    Raises UserError: the set is missing or damaged, has more classes than the model, or a class that is not in
-    `classes`. EnvironmentLacksError: a library that its form needs is not installed.
     """
     images = _listed(source, "train" if training else "validation", lister)
     known = images.classes if classes is None else classes
@@ -411,5 +399,5 @@ def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
 
 
 def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
-    """The names of the classes of training data, by label. Raises UserError: the set is missing or damaged."""
+    """The names of the classes of training data, by label."""
     return lister.index(lambda: open_image_set(source, "train").classes, ())

@@ -279,7 +279,7 @@ class Ledger:
         self.converted: dict[str, None] = {}
         self._loader_workers = loader_workers
         self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
-        self._taken = 0
+        self.num_taken = 0  # batches that were handed out
         self.epochs: list[EpochReads] = []
 
     def next(self, fetched: Iterator[Fetched]) -> Fetched | None:
@@ -307,18 +307,14 @@ class Ledger:
         return Read(item, time.monotonic_ns() - begun_ns, error)
 
     def hand_out(self, read: Read) -> Fetched | None:
-        """What was read, which counts from now on; None at the end of the pass.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into shared memory. RunError: a loader process died.
-        """
+        """What was read, which counts from now on; None at the end of the pass."""
         if read.error is not None:
             raise read.error
         item = read.item
         if item is None:
             return None
-        self._recent.append((self._taken, item.worker, item.start_ns, item.end_ns))
-        self._taken += 1
+        self._recent.append((self.num_taken, item.worker, item.start_ns, item.end_ns))
+        self.num_taken += 1
         if item.visited:  # one without a readable sample belongs to no epoch
             epoch = item.visited[0][0]
             if not self.epochs or self.epochs[-1].epoch != epoch:
@@ -335,10 +331,6 @@ class Ledger:
             raise UserError(item.error)
         self._on_taken(item)
         return item
-
-    @property
-    def num_taken(self) -> int:
-        return self._taken
 
     def recent_reads(self) -> list[ReadSpan]:
         return [
@@ -426,11 +418,7 @@ class BatchSource:
         return self
 
     def __next__(self) -> Batch:
-        """The next batch; blocks until it is read.
-
-        Raises UserError: a sample is unreadable and on_bad_sample is stop. EnvironmentLacksError: a batch does not fit
-        into /dev/shm. RunError: a loader process died, the source is closed, or a sample of another rank does not come.
-        """
+        """The next batch; blocks until it is read."""
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:

@@ -129,9 +129,7 @@ class LoaderContext(multiprocessing.context.ForkServerContext):
     """Processes from a fork server, with such queues and events between."""
 
     def Queue(self, maxsize: int = 0) -> LoaderQueue:  # noqa: N802  (multiprocessing's name)
-        """A queue without a bound. Raises ValueError: one with a bound is asked for."""
-        if maxsize > 0:
-            raise ValueError("a queue of loader processes has no bound")
+        """A queue without a bound."""
         return LoaderQueue(self)
 
     def Lock(self) -> Any:  # noqa: N802
@@ -168,7 +166,10 @@ class MadeSlots:
             self._slots.pop(slot, None)
             self._told.discard(slot)
             try:
-                batch = {name: _shared((num, *shape), dtype) for name, (shape, dtype) in forms.items()}
+                batch = {}
+                for name, (shape, dtype) in forms.items():
+                    like = torch.from_numpy(np.empty(0, dtype))
+                    batch[name] = torch.empty((num, *shape), dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
             except (RuntimeError, OSError) as error:
                 raise NoRoomError(" ".join(str(error).split())) from error
             self._slots[slot] = (num, forms, batch)
@@ -184,12 +185,6 @@ class MadeSlots:
         fetched.made = {} if slot in self._told else made
         fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
         self._told.add(slot)
-
-
-def _shared(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    like = torch.from_numpy(np.empty(0, dtype))
-    made: torch.Tensor = torch.empty(shape, dtype=like.dtype).share_memory_()  # type: ignore[no-untyped-call]
-    return made
 
 
 @dataclass
@@ -217,7 +212,13 @@ class Slots:
 
     def turns(self) -> Iterator[int]:
         for worker in itertools.cycle(range(self._workers)):
-            self._collect()
+            while self._dropped:
+                key = self._dropped.popleft()
+                dropped = self._known.get(key)
+                if dropped is not None:
+                    dropped.left -= 1
+                    if dropped.left == 0:
+                        self._free[self._home[key[1]]].append(key[1])
             if self._free[worker]:
                 yield self._free[worker].pop()
             else:
@@ -226,10 +227,7 @@ class Slots:
                 yield slot
 
     def take(self, fetched: Fetched) -> None:
-        """Gives a batch from a loader process its tensors, which lie in its slot.
-
-        Raises EnvironmentLacksError: a slot cannot be page-locked.
-        """
+        """Gives a batch from a loader process its tensors, which lie in its slot."""
         asked = fetched.asked_slot
         if fetched.slot is None:
             # An error, an empty batch, or one whose form differed from the one before: its slot was not used.
@@ -244,27 +242,15 @@ class Slots:
             fetched.made = {}
         slot, sent = self._known[key], fetched.batch
         slot.left = len(fetched.names) - len(sent)
-        fetched.batch = {
-            name: (sent[name].pin_memory() if self._pins else sent[name])
-            if name in sent
-            else self._lent(key, slot.batch[name], fetched.num)
-            for name in fetched.names
-        }
-
-    def _lent(self, key: tuple[int, int], tensor: torch.Tensor, num: int) -> torch.Tensor:
-        # The storage of the tensor, and of every view of it, holds this array, and nothing else does.
-        array = tensor.numpy()[:num]
-        weakref.finalize(array, partial(self._dropped.append, key)).atexit = False
-        return torch.from_numpy(array)
-
-    def _collect(self) -> None:
-        while self._dropped:
-            key = self._dropped.popleft()
-            slot = self._known.get(key)
-            if slot is not None:
-                slot.left -= 1
-                if slot.left == 0:
-                    self._free[self._home[key[1]]].append(key[1])
+        fetched.batch = {}
+        for name in fetched.names:
+            if name in sent:
+                fetched.batch[name] = sent[name].pin_memory() if self._pins else sent[name]
+                continue
+            # The storage of the tensor, and of every view of it, holds this array, and nothing else does.
+            array = slot.batch[name].numpy()[: fetched.num]
+            weakref.finalize(array, partial(self._dropped.append, key)).atexit = False
+            fetched.batch[name] = torch.from_numpy(array)
 
     def _lock(self, batch: Batch) -> list[int]:
         locked: list[int] = []

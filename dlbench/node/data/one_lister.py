@@ -49,7 +49,6 @@ class Lister:
 
         `make`: called on that rank alone; its result is of what `dlbench.node.data.one_lister` takes. `expected`:
         dataclasses in the result.
-        Raises PeerLostError: a rank ended, or did not come in time. RunError: somebody else listens under the name.
         """
         if self._local_size == 1:
             return make()
@@ -84,7 +83,7 @@ class Lister:
                 connection.settimeout(max(deadline - time.monotonic(), 1e-3))
                 if not is_own_user(connection):
                     continue
-                (local,) = _FACTS.unpack(_exactly(connection, _FACTS.size))
+                (local,) = _FACTS.unpack(connection.recv(_FACTS.size))
                 socket.send_fds(connection, [_INDEX], [memory])
                 missing.discard(local)
 
@@ -120,9 +119,6 @@ class Lister:
         try:
             if said != _INDEX or len(memories) != 1:
                 raise PeerLostError(f"rank {self._first_rank} ended while it opened the data set for this node")
-            # What can shrink would end this process when it is read.
-            if fcntl.fcntl(memories[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise RunError(f"rank {self._first_rank} handed out memory that may change")
             return _mapped(memories[0])
         finally:
             for memory in memories:
@@ -149,10 +145,3 @@ def _memory(pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
 
 def _mapped(memory: int) -> memoryview:
     return memoryview(mmap.mmap(memory, 0, mmap.MAP_SHARED, mmap.PROT_READ))
-
-
-def _exactly(connection: socket.socket, num_bytes: int) -> bytes:
-    said = b""
-    while len(said) < num_bytes and (more := connection.recv(num_bytes - len(said))):
-        said += more
-    return said

@@ -161,10 +161,7 @@ class RankReading:
         self.readers = Readers(0, 0)  # what reads; from `settle` on
 
     def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
-        """Makes the page cache as asked for and finds the readers; outside of any step.
-
-        Raises UserError, EnvironmentLacksError, RunError: a trial could not read, or not start its readers.
-        """
+        """Makes the page cache as asked for and finds the readers; outside of any step."""
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
         self._described = reader.describe()

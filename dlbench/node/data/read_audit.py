@@ -97,6 +97,10 @@ class ReadAudit:
         if not as_planned:
             self._odd[self._epoch] = read.tolist()
         is_whole = self._first_place(self._epoch) == 0 and len(read) >= len(self._order.epoch(self._epoch))
+        label_distance = None
+        if self._labels is not None and self._shares is not None:
+            difference = _shares(self._labels[read], len(self._shares)) - self._shares
+            label_distance = float(np.abs(difference).sum() / 2)
         self._done.append(
             {
                 "epoch": self._epoch,
@@ -106,7 +110,7 @@ class ReadAudit:
                 "left_out": _plain(Digest.of(self._order.left_out(self._epoch))),
                 "failures": self._failures,
                 "new": self._new(read, is_whole=is_whole),
-                "label_distance": self._label_distance(read),
+                "label_distance": label_distance,
             }
         )
         self._failures = 0
@@ -121,11 +125,6 @@ class ReadAudit:
             now[read] = True
         self._before = now
         return None if before is None else float(1 - before[read].mean())
-
-    def _label_distance(self, read: NDArray[np.int64]) -> float | None:
-        if self._labels is None or self._shares is None:
-            return None
-        return float(np.abs(_shares(self._labels[read], len(self._shares)) - self._shares).sum() / 2)
 
 
 def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:

@@ -79,7 +79,7 @@ class SampleReader(Protocol):
         """
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
-        """What is quick of `prepare`; the rest when what it returns is called, with `out`. Raises as `prepare`."""
+        """What is quick of `prepare`; the rest when what it returns is called, with `out`."""
         return partial(self.prepare, key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:

@@ -202,10 +202,7 @@ class Choice:
 
 
 def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
-    """Measures and chooses; called by all ranks, and the same on all of them.
-
-    Raises UserError, EnvironmentLacksError, RunError: a sample cannot be read, or readers cannot be started.
-    """
+    """Measures and chooses; called by all ranks, and the same on all of them."""
     start = time.monotonic()
     trials = _Trials(context)
     of_workers = of_prefetch = None

@@ -66,7 +66,7 @@ class _Peers:
         self.place, self._lines = place, lines
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every process, on every one. Raises RunError: another process has ended."""
+        """The value of every process, on every one."""
         try:
             if self.place:
                 (line,) = self._lines
@@ -85,11 +85,7 @@ class _Peers:
 
 
 def measure(order: RateOrder) -> dict[str, Any]:
-    """Reads as ordered; this process is the first of those that read.
-
-    Raises UserError: the data set is synthetic, missing, damaged, too small, or does not fit the model.
-    EnvironmentLacksError: a library is missing, or shared memory is too small. RunError: a process ended.
-    """
+    """Reads as ordered; this process is the first of those that read."""
     if order.data.is_synthetic:
         raise UserError("data.source: synthetic data is not read")
     # Nothing that forking would break has begun here: no thread, no MPI, no device.
@@ -115,15 +111,11 @@ def measure(order: RateOrder) -> dict[str, Any]:
         os.sched_setaffinity(0, set(allowed))
         for line in lines:
             line.close()
-        _end(others)
-
-
-def _end(processes: Sequence[BaseProcess]) -> None:
-    for process in processes:
-        process.join(10)
-        if process.is_alive():
-            process.kill()
-            process.join()
+        for process in others:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _share(

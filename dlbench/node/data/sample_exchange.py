@@ -63,10 +63,7 @@ class AwaitingReader(WrappedReader):
         self._lost = lost_mark(store)
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The stored bytes of one sample, once it is there.
-
-        Raises NotArrivedError: it is not coming, or not in time. BadSampleError: it cannot be read.
-        """
+        """The stored bytes of one sample, once it is there."""
         if self._store.has(index):
             return self._reader.fetch(index, out)
         begun = time.monotonic_ns()
@@ -156,10 +153,7 @@ class SampleExchange:
         self._thread = threading.Thread(target=self._work, name="sample exchange", daemon=True)
 
     def connect(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Meets the other ranks, and begins; called by all of them.
-
-        Raises RunError: cannot listen at this address.
-        """
+        """Meets the other ranks, and begins; called by all of them."""
         gloo: Any = distributed.ProcessGroupGloo
         options = gloo._Options()
         options._timeout = _LONGEST
@@ -184,7 +178,7 @@ class SampleExchange:
             self._told.notify()
 
     def require_well(self) -> None:
-        """Proves that the exchange goes on. Raises DlbenchError: it does not, and why."""
+        """Proves that the exchange goes on."""
         if self._error is not None:
             raise self._error
 
@@ -236,12 +230,18 @@ class SampleExchange:
     def _go_on(self) -> bool:
         """Does the next few slots; False once the exchange is over."""
         with self._told:
-            while not self._is_closing and self._limit() <= self._done and not self._is_any_over():
+            while not self._is_closing and self._limit() <= self._done:
+                if any(epoch < self._current for epoch in self._sent):
+                    break
                 self._told.wait()
             current, mine = self._current, self._limit()
             if self._is_closing:
                 mine = _ENDED
-        self._delete_sent(current)
+        # What was sent in epochs that are over is deleted; what comes back of it has not come yet.
+        for epoch in [each for each in self._sent if each < current]:
+            for index in self._sent.pop(epoch):
+                self._store.remove(index)
+                self._held -= 1
         if 0 <= mine <= self._done:
             return True
         limits = [torch.zeros(1, dtype=torch.int64) for _ in range(self._ownership.ranks)]
@@ -253,10 +253,6 @@ class SampleExchange:
         if not self._is_closing:
             raise PeerLostError(f"rank {everyone.index(_ENDED)}, which exchanges samples with this one, is gone")
         return False
-
-    def _is_any_over(self) -> bool:
-        """Whether an epoch is over whose sent samples lie here still."""
-        return any(epoch < self._current for epoch in self._sent)
 
     def _limit(self) -> int:
         """Slots that the batches handed out so far release, since the first epoch.
@@ -329,7 +325,7 @@ class SampleExchange:
         return data
 
     def _take(self, index: int, data: bytes) -> None:
-        """Stores a sample that has come. Raises EnvironmentLacksError: the disk is full."""
+        """Stores a sample that has come."""
         was_here = self._store.has(index)
         try:
             self._store.put(index, data)
@@ -344,16 +340,9 @@ class SampleExchange:
         self._held += not was_here
         self._held_peak = max(self._held_peak, self._held)
 
-    def _delete_sent(self, current: int) -> None:
-        """Deletes what was sent in epochs before one; what comes back of it has not come yet."""
-        for epoch in [each for each in self._sent if each < current]:
-            for index in self._sent.pop(epoch):
-                self._store.remove(index)
-                self._held -= 1
-
 
 def _length(due: Exchange, place: int, header: torch.Tensor) -> int:
-    """The bytes that a header announces. Raises RunError: it is not of the sample that is due."""
+    """The bytes that a header announces."""
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
         raise RunError(

@@ -34,7 +34,6 @@ class ShardedOrder:
     `dropped_per_epoch`.
     `drop_last`: leave out a last batch that is smaller than the others; otherwise only what cannot be dealt out evenly
     is left out. `start`: where to begin, for a run that continues another, perhaps with another number of ranks.
-    Raises UserError: the data set does not fill one batch on every rank.
     """
 
     def __init__(
@@ -48,8 +47,6 @@ class ShardedOrder:
         drop_last: bool = True,
         start: Position | None = None,
     ) -> None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} is not one of {world_size} ranks")
         needed = batch_size * world_size
         if num_samples < needed:
             raise UserError(
@@ -132,7 +129,6 @@ class HeldOrder(ShardedOrder):
     As a `ShardedOrder`, but each epoch has a permutation of each rank's own samples. Ranks hold equally many or one
     more; what not every rank has, and what fills no batch, stays at the end of a rank's order and is left out, others
     each epoch.
-    Raises UserError: the samples of a rank do not fill one batch.
     """
 
     def __init__(self, ownership: Ownership, *, batch_size: int, rank: int, start: Position | None = None) -> None:

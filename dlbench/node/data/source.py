@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dlbench.datasets.images.image_set import IMAGENET, IMAGENET_CLASSES
-from dlbench.datasets.manifest import Manifest, read_manifest
+from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.recognition import account_for
 from dlbench.datasets.shuffling import ownership_for
 from dlbench.datasets.splits import NAMES, train_folder, validation_folder
@@ -59,17 +59,16 @@ def build_source(
     node list the data set once. `num_parts`: in which each batch is computed. `reading`: settles readers and page cache
     with the other ranks; None: the specification gives the readers in numbers. `ranks_per_replica`: neighbouring ranks
     that read the same, `batch_size` samples for each of them.
-    Raises EnvironmentLacksError: synthetic samples are to lie on a device, and the rank computes on its CPU. UserError:
-    the data set is missing, empty, damaged, too small, or does not fit the model or the shuffling.
     """
     # Without page-locked memory a copy to the GPU cannot run alongside computation.
     on_gpu = device is not None and device.type == "cuda"
     if data_spec.is_synthetic:
+        first_rank = rank - rank % ranks_per_replica
         return SyntheticSource(
             model_spec,
             data_spec,
             batch_size=batch_size,
-            ranks=range(rank - rank % ranks_per_replica, rank - rank % ranks_per_replica + ranks_per_replica),
+            ranks=range(first_rank, first_rank + ranks_per_replica),
             seed=seed,
             start_batch=start_batch,
             pin_memory=on_gpu,
@@ -80,11 +79,9 @@ def build_source(
     reader = opened(train_folder(Path(data_spec.source)) if staged is None else staged.train_source(), lister=lister)
     if staged is not None:
         reader = staged.reader(reader, rank)
-    batch_size, rank, world_size = (
-        batch_size * ranks_per_replica,
-        rank // ranks_per_replica,
-        world_size // ranks_per_replica,
-    )
+    batch_size *= ranks_per_replica
+    rank //= ranks_per_replica
+    world_size //= ranks_per_replica
     ownership = ownership_for(data_spec, reader.num_samples, world_size, seed=seed)
     order: ShardedOrder
     if ownership is not None:
@@ -160,10 +157,7 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> Samp
 
 
 def validation_path(data_spec: DataSpec) -> Path:
-    """Where the validation data of a plan is.
-
-    Raises UserError: the plan names none, and none stands next to the training data.
-    """
+    """Where the validation data of a plan is."""
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
         return validation_folder(path) or path
@@ -195,7 +189,6 @@ def build_evaluation(
 
     `max_samples`: evaluate that many samples at most, over all ranks. `seed`: of masks that are drawn once. `readers`:
     those of training; None: as the specification says, in numbers.
-    Raises UserError: there is no validation data, or it is damaged or does not fit the model.
     """
     folder = (staged.validation_source() if staged is not None else None) or validation_path(data_spec)
     reader = open_reader(folder, model_spec, data_spec, seed, training=False, lister=lister, counts=counts)
@@ -233,11 +226,7 @@ def open_reader(
     lister: Lister = ALONE,
     counts: bool = False,
 ) -> SampleReader:
-    """The reader of one split.
-
-    Raises UserError: the data set is missing, empty, damaged, or does not fit the model. EnvironmentLacksError: a
-    library that its form needs is not installed.
-    """
+    """The reader of one split."""
     if data_spec.format not in model_spec.formats:
         raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")
     # Each format's libraries are imported only where it is read.
@@ -263,7 +252,7 @@ def open_reader(
         return open_text(folder, network, data_spec, seed, training=training, lister=lister)
     from dlbench.node.data.density import open_density
 
-    return open_density(folder, network, seed, training=training, lister=lister, counts=counts)
+    return open_density(folder, network, training=training, lister=lister, counts=counts)
 
 
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # shape of a sample of cosmoUniverse
@@ -277,12 +266,19 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     """
     if spec.is_synthetic:
         return {}
-    manifest = _manifest(Path(spec.source))
+    source, manifest = Path(spec.source), None
+    with suppress(UserError):  # one that cannot be read counts as none
+        manifest = read_manifest(source)
+        if manifest is None and source.name in NAMES["train"]:
+            manifest = read_manifest(source.parent)
     # A set of text is counted in documents.
     if manifest is not None and manifest.counts.get("train") == described.get("documents", described["num_samples"]):
         return {"made_by": "dlbench", "set_sha256": manifest.files_sha256}
-    public = _public(spec, described)
-    return {"public_set": public} if public else {}
+    num = described["num_samples"]
+    if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
+        return {"public_set": "ImageNet-2012"}
+    is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
+    return {"public_set": "cosmoUniverse"} if is_volume and num in PUBLIC["train"] else {}
 
 
 def files_account(spec: DataSpec) -> dict[str, object]:
@@ -292,20 +288,3 @@ def files_account(spec: DataSpec) -> dict[str, object]:
         if account is not None:
             return {"account": account.as_json()}
     return {}
-
-
-def _manifest(source: Path) -> Manifest | None:
-    """Of the set, where its folder or that of its training data is given; None where there is none that can be read."""
-    try:
-        found = read_manifest(source)
-        return read_manifest(source.parent) if found is None and source.name in NAMES["train"] else found
-    except UserError:
-        return None
-
-
-def _public(spec: DataSpec, described: Mapping[str, object]) -> str:
-    num = described["num_samples"]
-    if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
-        return "ImageNet-2012"
-    is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
-    return "cosmoUniverse" if is_volume and num in PUBLIC["train"] else ""

@@ -91,10 +91,7 @@ class KeepingReader(_Staged):
         self._is_on = True
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """A sample of the store, or else of the source, which is kept where it may be.
-
-        Raises BadSampleError: it cannot be read, or changed or was cut off since it was kept.
-        """
+        """A sample of the store, or else of the source, which is kept where it may be."""
         may_be_kept = self._kept is None or bool(self._kept[index])
         data = self._from(self._store, index) if may_be_kept else None
         if data is not None:
@@ -163,18 +160,15 @@ class StagedData:
             return ReplicaReader(reader, data.staging_tier, train_folder(Path(data.source)))
         if data.staging == "shard":
             return HeldReader(reader, self.store(rank), data.staging_tier)
-        return KeepingReader(reader, self.store(rank), data.staging_tier, self._choice(reader.num_samples))
+        path, num, kept = self.folder / _CHOICE, reader.num_samples, None
+        if path.exists():
+            kept = np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
+        return KeepingReader(reader, self.store(rank), data.staging_tier, kept)
 
     def store(self, rank: int) -> SampleStore:
         """Where samples of a rank lie: its own under shard, that of the node under lazy."""
         name = f"rank-{rank:04d}" if self.plan.workload.data.staging == "shard" else _SAMPLES
         return SampleStore(self.folder / name)
-
-    def _choice(self, num: int) -> NDArray[np.bool_] | None:
-        path = self.folder / _CHOICE
-        if not path.exists():
-            return None
-        return np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
 
 
 def replicated_parts(plan: RunPlan) -> dict[str, Path]:
@@ -318,9 +312,14 @@ class NodeStaging:
         return error, False
 
     def _stage(self) -> None:
-        data = self._data
+        data, train = self._data, self._plan.workload.train
+        parts: dict[str, object] = {"strategy": data.staging, "source": str(Path(data.source).resolve())}
+        if data.staging == "shard":
+            layout = self._plan.layout
+            parts |= {"ranks": layout.ranks, "node": self._node_rank, "seed": train.seed, "rule": data.partition}
+        identity = staging_identity(**parts)
         place = tier_path(self._tier, data.staging_tier, os.environ, self._host)
-        self._folder = StagingFolder(place, data.staging_tier, self._identity(), keep=data.keep_staged, host=self._host)
+        self._folder = StagingFolder(place, data.staging_tier, identity, keep=data.keep_staged, host=self._host)
         if self._folder.warning:
             self._warnings.append(self._folder.warning)
         kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
@@ -338,14 +337,6 @@ class NodeStaging:
             seconds=time.monotonic() - self._begun,
         )
 
-    def _identity(self) -> str:
-        data, train = self._data, self._plan.workload.train
-        parts: dict[str, object] = {"strategy": data.staging, "source": str(Path(data.source).resolve())}
-        if data.staging == "shard":
-            layout = self._plan.layout
-            parts |= {"ranks": layout.ranks, "node": self._node_rank, "seed": train.seed, "rule": data.partition}
-        return staging_identity(**parts)
-
     def _require(self, needed: int, files: int) -> None:
         assert self._folder is not None
         memory = memory_room() if lies_in_memory(self._folder.path) else None
@@ -353,7 +344,7 @@ class NodeStaging:
 
     def _replicate(self) -> None:
         assert self._folder is not None
-        replica = replicate(
+        self._copied, self._verified = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
             self._folder,
@@ -361,7 +352,6 @@ class NodeStaging:
             tally=self.tally,
             require=self._require,
         )
-        self._copied, self._verified = replica.files, replica.verified
 
     def _shard(self) -> None:
         assert self._folder is not None

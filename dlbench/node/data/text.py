@@ -101,7 +101,6 @@ def open_text(
     `spec`: gives the shape of samples, and the vocabulary of raw text. `seed`: of pairs and masks of raw text; samples
     in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
     `lister`: through which the ranks of a node list the files and tokenise once.
-    Raises UserError: nothing readable is there, it is damaged, or does not fit the model or the settings.
     """
     found = lister.index(
         lambda: _listed(source, model, spec, training), (SamplesIndex, FileShape, TextCorpus, Vocabulary)
@@ -125,11 +124,7 @@ def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> S
 
 
 class TextReader(SampleReader):
-    """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch.
-
-    Raises UserError: the sequence is too short for two segments, the corpus has one document only, or the vocabulary
-    has no words.
-    """
+    """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch."""
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int, *, training: bool = True) -> None:
         rule = SampleRule(
@@ -143,12 +138,10 @@ class TextReader(SampleReader):
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
-        del index
         return Raw(b"", "memory")
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
         """One sample; cannot fail, the corpus has been checked when it was tokenised."""
-        del data, out
         epoch, index = key
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
@@ -157,7 +150,6 @@ class TextReader(SampleReader):
         return Sample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 0
 
     def name(self, index: int) -> str:
@@ -185,7 +177,6 @@ class PretrainingHdf5Reader(SampleReader):
 
     `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
     ids must be below.
-    Raises UserError: the files have samples of another length.
     """
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
@@ -205,10 +196,7 @@ class PretrainingHdf5Reader(SampleReader):
         )
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """The arrays of a row in the order of `_layout`, as little-endian int32.
-
-        Raises BadSampleError: the row cannot be read, or a value in it is out of range.
-        """
+        """The arrays of a row in the order of `_layout`, as little-endian int32."""
         try:
             rows = self._rows.read(index)
         except (OSError, KeyError, ValueError, IndexError) as error:
@@ -218,7 +206,7 @@ class PretrainingHdf5Reader(SampleReader):
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
-        """One sample; the epoch makes no difference. Raises BadSampleError: the bytes are cut off."""
+        """One sample; the epoch makes no difference."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
         values, row, start = np.frombuffer(data, "<i4").astype(np.int64), {}, 0
@@ -241,7 +229,6 @@ class PretrainingHdf5Reader(SampleReader):
         )
 
     def num_bytes(self, index: int) -> int:
-        del index
         return 4 * sum(length for _, length in self._layout)
 
     def name(self, index: int) -> str:

@@ -157,23 +157,17 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
     """First and last unit of each block. `chain`: the chain. `starts`: numbers of the units with which blocks begin;
-    None: every unit is a block. Unit 0 and units whose input others use as well always begin one. Raises `ValueError`:
-    a start is no unit of the chain.
+    None: every unit is a block. Unit 0 and units whose input others use as well always begin one.
     """
     count = len(chain.units)
     if starts is None:
         return tuple((number, number) for number in range(count))
-    for start in starts:
-        if not 0 <= start < count:
-            raise ValueError(f"no block can begin with unit {start}: the chain has units 0 to {count - 1}")
     begins = sorted({0, *starts, *(number for number in range(1, count) if not chain.units[number].joins)})
     return tuple((first, after - 1) for first, after in zip(begins, [*begins[1:], count], strict=True))
 
 
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
-    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given. Raises
-    `UserError`: a name is no unit's.
-    """
+    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given."""
     if not names:
         return None
     for name in names:

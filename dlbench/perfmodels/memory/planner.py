@@ -67,8 +67,6 @@ def plan_blocks(
     `starts`: units with which blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own.
     Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would do.
     """
-    if swap and rates is None:
-        raise ValueError("blocks that are swapped need transfer rates")
     found = best_found(
         chain,
         rates,

@@ -211,10 +211,7 @@ def best_found(
     known: Sequence[Blocks] = (),
     effort: int = EFFORT,
 ) -> Blocks | None:
-    """The best plan that was found; None where none fits.
-
-    `starts`: units with which blocks begin; None: the search chooses. `known`: plans to begin with, besides its own.
-    """
+    """The best plan that was found; None where none fits."""
     return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
@@ -251,7 +248,11 @@ class _Search:
             self._keep(*self._descend(plan, least))
         idle = 0
         while idle < PATIENCE and self._left > 0 and self.least > self._useful * (1 + 1e-9):
-            changed = self._shaken(self.best)
+            shaken = list(self.best)
+            for _ in range(self._random.randint(2, 4)):
+                block = self._random.randrange(len(shaken))
+                shaken[block] = (*shaken[block][:2], self._random.choice(self._decisions))
+            changed = tuple(shaken)
             least = self.rate(changed)
             if least < math.inf and self._keep(*self._descend(changed, least)):
                 idle = 0
@@ -389,14 +390,6 @@ class _Search:
                         changed[block] = (first, last, decision)
                         changed[other] = (*plan[other][:2], second)
                         yield tuple(changed)
-
-    def _shaken(self, plan: Blocks) -> Blocks:
-        """With some blocks changed at random."""
-        changed = list(plan)
-        for _ in range(self._random.randint(2, 4)):
-            block = self._random.randrange(len(changed))
-            changed[block] = (*changed[block][:2], self._random.choice(self._decisions))
-        return tuple(changed)
 
     def _lightened(self, plan: Blocks) -> Blocks:
         """With less moved and recomputed, where the pass takes no longer for it."""

@@ -375,7 +375,9 @@ class _WayBack:
                 return False
             self._issued += freed
             if here:
-                self._stays()
+                # The newest swap-out has not ended: its block does not leave.
+                del done.outs[-1]
+                done.out_free = done.outs[-1].end if done.outs else 0.0
             else:
                 self.take(freed)
                 start = max(done.clock, self._in_free)
@@ -393,12 +395,6 @@ class _WayBack:
         self._limits.append((number, limit))
         self._next -= 1
         return True
-
-    def _stays(self) -> None:
-        """The newest swap-out has not ended: its block does not leave."""
-        done = self._done
-        del done.outs[-1]
-        done.out_free = done.outs[-1].end if done.outs else 0.0
 
     def make_room(self, count: int) -> None:
         """Holds this many bytes more, as soon as swap-outs leave room for them."""

@@ -33,7 +33,7 @@ PROJECTED = "the step is the projection's"
 
 
 def chosen(asked: str) -> tuple[str, ...]:
-    """What `--strategy` names: `all`, or one, which stands for itself next to data, too. Raises `UserError`."""
+    """What `--strategy` names: `all`, or one, which stands for itself next to data, too."""
     if asked not in ("all", *STRATEGIES):
         raise UserError(f"--strategy {asked}: {nearest(asked, ('all', *STRATEGIES))}")
     return tuple(name for name in STRATEGIES if asked in ("all", name, name.removeprefix("data+")))
@@ -49,7 +49,7 @@ def case_of(
 ) -> tuple[Case, tuple[str, ...]]:
     """The training of the anchor as strategies share it, and what it rests on, in sentences. `cost_scale`: of the
     network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None: that of a device of
-    `system`, None: of the run's. Raises `UserError`: what the table needs is not known.
+    `system`, None: of the run's.
     """
     plan, record, network, anchor = run.plan, run.record, ingredients.network, ingredients.anchor
     train = plan.workload.train
@@ -115,18 +115,17 @@ def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredi
             continue
         like = replace(case, average_every=one.average_every or case.average_every)
         there = like.at(point.ranks, point.ranks * point.batch_per_rank)
-        found = there.table((name,)) if name in STRATEGIES else (_unknown(name, point.ranks),)
+        if name in STRATEGIES:
+            found = there.table((name,))
+        else:
+            why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
+            found = (Row(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=why),)
         measured = statistics.fmean(run.step_s for run in point.runs)
         held, sent = point.memory_bytes, point.sent_bytes
         rows += [
             replace(row, measured_s=measured, measured_memory_bytes=held, measured_sent_bytes=sent) for row in found
         ]
     return tuple(sorted(rows, key=lambda row: row.ranks))
-
-
-def _unknown(strategy: str, ranks: int) -> Row:
-    why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
-    return Row(strategy=strategy, ranks=ranks, replicas=1, limit=ranks, bound_by="", refused=why)
 
 
 def projected_rows(

@@ -157,7 +157,10 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
     yield Experiment(f"look at {who}: {where[late.late_by]}")
 
 
-_PACKED_BY = {"jpeg-tree": "dlbench data pack: shards", "text": "dlbench data samples"}
+_PACKED_BY = {
+    "jpeg-tree": "dlbench data pack: shards",
+    "text": "samples in HDF5, as create_pretraining_data.py of NVIDIA's DeepLearningExamples writes them",
+}
 """What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
 while it is read."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,8 +14,9 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
 from dlbench.node.data.loader import Ledger, LoadedSource
 from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, Slots
-from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample, SampleReader
+from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample
 from dlbench.node.data.sharding import Key, ShardedOrder
+from tests.support.sample_readers import NumberReader
 
 FULL = "unable to allocate shared memory(shm) for file </torch_7_8_0>: No space left on device (28)"
 
@@ -71,11 +71,8 @@ def test_a_loader_process_killed_while_it_writes_holds_up_nobody() -> None:
 FORMS: Any = {"x": ((3,), np.dtype(np.int16)), "label": ((), np.dtype(np.int64))}
 
 
-class Numbers(SampleReader):
-    """Sample i is [i, epoch, i * i]; some come in another shape."""
-
-    def __init__(self, num: int) -> None:
-        self.num_samples = num
+class Numbers(NumberReader):
+    """Sample i is [i, epoch, i * i]."""
 
     def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(bytes(8))
@@ -83,24 +80,6 @@ class Numbers(SampleReader):
     def prepare(self, key: Key, data: bytes, out: Any = None) -> Sample:
         epoch, index = key
         return Sample({"x": np.array([index, epoch, index * index], dtype=np.int32), "label": np.asarray(index)})
-
-    def num_bytes(self, index: int) -> int:
-        return 8
-
-    def labels(self) -> None:
-        return None
-
-    def name(self, index: int) -> str:
-        return f"sample {index}"
-
-    def files(self) -> list[Path]:
-        return []
-
-    def describe(self) -> dict[str, object]:
-        return {}
-
-    def close(self) -> None:
-        pass
 
 
 def source(workers: int) -> LoadedSource:

@@ -252,7 +252,7 @@ def test_what_is_packed_is_unpacked(value: Any) -> None:
 
 def test_only_what_is_expected_is_built() -> None:
     data = memoryview(b"".join(packed(Inner("a", np.arange(2)))))
-    with pytest.raises(ValueError, match="not a packed index"):
+    with pytest.raises(KeyError, match="Inner"):
         unpacked(data, (JpegTree,))
     with pytest.raises(TypeError, match="object is not of an index"):
         list(packed(object()))

@@ -25,10 +25,11 @@ from dlbench.node.data import reader_trials as trials
 from dlbench.node.data import reading_rate as rate
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
 from dlbench.node.data.rank_reading import EpochBoundary, NodeCache, RankReading
-from dlbench.node.data.reader import Raw, Sample, SampleReader
+from dlbench.node.data.reader import Raw, Sample
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
+from tests.support.sample_readers import NumberReader
 from tests.support.volumes import write_volumes
 
 CPU = torch.device("cpu")
@@ -50,11 +51,12 @@ class Alone:
         return self._answer(value)
 
 
-class Files(SampleReader):
+class Files(NumberReader):
     """Samples of 4 KiB, a file each; each takes `delay_s` to fetch."""
 
     def __init__(self, folder: Path, delay_s: float = 0.0, num: int = SAMPLES) -> None:
-        self.num_samples, self._folder, self._delay_s = num, folder, delay_s
+        super().__init__(num)
+        self._folder, self._delay_s = folder, delay_s
         folder.mkdir(exist_ok=True)
         for path in self.files():
             path.write_bytes(os.urandom(BYTES))
@@ -71,15 +73,6 @@ class Files(SampleReader):
 
     def num_bytes(self, index: int) -> int:
         return BYTES
-
-    def labels(self) -> None:
-        pass
-
-    def describe(self) -> dict[str, object]:
-        return {"kind": "files"}
-
-    def close(self) -> None:
-        pass
 
 
 def order_of(start: Position | None = None) -> ShardedOrder:

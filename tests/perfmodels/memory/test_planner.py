@@ -185,10 +185,6 @@ def test_fixed_plans_treat_all_blocks_alike() -> None:
     assert [(block.first, block.last) for block in coarse.blocks] == [(0, 1), (2, 3)]
     with pytest.raises(ValueError, match="blocks one by one"):
         fixed_plan(chain, rates, "planned", "none")
-    with pytest.raises(ValueError, match="need transfer rates"):
-        plan_blocks(chain, None, 1000, recompute=True, swap=True)
-    with pytest.raises(ValueError, match="no block can begin with unit 9"):
-        fixed_plan(chain, rates, "none", "none", starts=[9])
 
 
 def test_spans_do_not_cross_what_others_use() -> None:
