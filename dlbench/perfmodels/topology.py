@@ -87,12 +87,15 @@ class Loop(Cables):
 
 
 KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
+REMOVED_KINDS = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
     """A file: `kind`, one of `KINDS`, and its values."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
+    if kind in REMOVED_KINDS:
+        raise UserError(f"{path}: kind: {kind} has been removed: use {' or '.join(KINDS)}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:
