@@ -152,6 +152,10 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     # Of all attempts: a job that is requeued asks for its nodes again.
     attempts = [attempt for held in jobs.values() for attempt in held[0][1].attempts]
     asked = _sum_of_all([None if one.time_limit_s is None else one.nodes * one.time_limit_s for one in attempts])
+    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
+    for run, one in accounted.values():
+        label = f"{run.plan.workload.name} ({run.plan.workload.preset}), {run.plan.engine.name}"
+        groups.setdefault((label, run.plan.layout.ranks, run.plan.layout.nodes), []).append((run, one))
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
@@ -163,7 +167,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
-        points=_points(accounted.values()),
+        points=tuple(_point(*key, held) for key, held in sorted(groups.items())),
         runs=tuple(_run_cost(run, one) for run, one in accounted.values()),
         partial_jobs=len(partial),
         recorded=recorded_parts(run for run, _ in accounted.values()),
@@ -242,15 +246,6 @@ def _node_s(run: Run, one: RunAccounting) -> float | None:
     has_steps = one.source == "sacct" and run.plan.system.launch.launcher.startswith("srun")
     never_began = one.never_started or (has_steps and run.record is None)
     return 0.0 if one.run_node_s is None and never_began else one.run_node_s
-
-
-def _points(accounted: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
-    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
-    for run, one in accounted:
-        plan = run.plan
-        label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
-        groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
-    return tuple(_point(*key, held) for key, held in sorted(groups.items()))
 
 
 def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:

@@ -314,8 +314,11 @@ class EnergyView(GroupView):
 
     def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
+        last = found.points[-1]
+        known = [f"{value_text(one.energy_per_sample)} J of {one.kind}" for one in last.kinds if one.energy_per_sample]
+        energy = " and ".join(known) or "too little sampled"
         return Section(
-            headline=_headline(found),
+            headline=f"{energy} per sample at {place_text(last.ranks, last.nodes)}",
             words=tuple(_words(found)),
             charts=lambda: list(_charts(group, found)),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
@@ -334,12 +337,6 @@ class DetailedEnergyView(EnergyView):
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
         return detailed_energy(source.group, source.table)
-
-
-def _headline(found: Energy) -> str:
-    last = found.points[-1]
-    known = [f"{value_text(kind.energy_per_sample)} J of {kind.kind}" for kind in last.kinds if kind.energy_per_sample]
-    return f"{' and '.join(known) or 'too little sampled'} per sample at {place_text(last.ranks, last.nodes)}"
 
 
 def _words(found: Energy) -> Iterator[str]:

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -352,22 +352,21 @@ def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s
     message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
     because that one waited already.
     """
-    timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
-    sizes = [size for size, _ in timed]
-    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
-        return None
-    return fit_line(f"{name}, from its own messages", ranks, sizes, [seconds for _, seconds in timed])
-
-
-def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[tuple[Message, float]]:
+    sizes, times_s = [], []
     free = -math.inf
     for one in messages:
         if not one.exchange_s or not one.num_bytes:
             continue
         is_queued = one.ready_s is not None and one.ready_s < free
-        yield one, one.exchange_s - (0.0 if is_queued else waiting_s)
+        seconds = one.exchange_s if is_queued else one.exchange_s - waiting_s
+        if seconds > 0:
+            sizes.append(one.num_bytes)
+            times_s.append(seconds)
         if one.start_s is not None:
             free = one.start_s + one.exchange_s
+    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
+        return None
+    return fit_line(f"{name}, from its own messages", ranks, sizes, times_s)
 
 
 NO_BOUND = "no bound"
@@ -598,8 +597,17 @@ class ExchangeView(GroupView):
 
     def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
+        last = points[-1]
+        if last.communication is None or last.hidden is None:
+            headline = f"{len(last.run_ids)} runs say what ran, and not how long"
+        elif last.is_in_passes and last.exposed is not None:
+            headline = f"Collectives take {value_text(last.communication)} per step at {place_of(last)}, "
+            headline += f"{value_text(last.exposed)} of it waited for"
+        else:
+            headline = f"Messages take {value_text(last.communication)} per step at {place_of(last)}, "
+            headline += f"{value_text(last.hidden)} of it during backward"
         return Section(
-            headline=_headline(points[-1]),
+            headline=headline,
             notes=tuple(why),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
@@ -614,13 +622,3 @@ class ExchangeView(GroupView):
             "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
             "or --engine ddp do, unless measure.warmup_steps is 0."
         )
-
-
-def _headline(point: ExchangePoint) -> str:
-    """How long messages are under way, and how much of it the backward pass hides."""
-    if point.communication is None or point.hidden is None:
-        return f"{len(point.run_ids)} runs say what ran, and not how long"
-    took, hidden = value_text(point.communication), value_text(point.hidden)
-    if point.is_in_passes and point.exposed is not None:
-        return f"Collectives take {took} per step at {place_of(point)}, {value_text(point.exposed)} of it waited for"
-    return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"

@@ -369,15 +369,11 @@ class MemoryView(GroupView):
 
     def shown(self, group: Group, found: Memory) -> Section:
         by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
+        last = found.points[-1]
+        on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
+        of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
         return Section(
-            headline=_headline(found),
+            headline=f"{place_of(last)}: {figure_value(last.peak)} {on}{of}",
             notes=(found.limit, *found.notes),
             sheets=(points_sheet(found), *((kinds_sheet(found),) if found.kinds else ()), *by_batch),
         )
-
-
-def _headline(found: Memory) -> str:
-    last = found.points[-1]
-    on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
-    of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
-    return f"{place_of(last)}: {figure_value(last.peak)} {on}{of}"

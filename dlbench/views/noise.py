@@ -177,13 +177,11 @@ class NoiseView(GroupView):
             rows=points,
             caption=CAPTION,
         )
-        return Section(headline=_headline(points[-1]), sheets=(sheet,))
+        last = points[-1]
+        headline = f"unknown at {place_of(last)}"
+        if last.share is not None:
+            headline = f"global batch is {times_value(last.share)} the noise scale at {place_of(last)}"
+        return Section(headline=headline, sheets=(sheet,))
 
     def remedy(self, group: Group) -> str:
         return "--set measure.noise_scale=true estimates it, at the cost of speed."
-
-
-def _headline(point: NoisePoint) -> str:
-    if point.share is None:
-        return f"unknown at {place_of(point)}"
-    return f"global batch is {times_value(point.share)} the noise scale at {place_of(point)}"

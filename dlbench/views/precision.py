@@ -297,8 +297,14 @@ class PrecisionView(ReportView):
         return precisions(source.groups, source.table)
 
     def shown(self, report: Report, found: tuple[PrecisionComparison, ...]) -> Section:
+        first = found[0]
+        best = best_at_last(first.rows, lambda row: row.ratio)
+        headline = f"nothing to compare with {first.reference}"
+        if best is not None:
+            headline = f"{best[1].precision} {times_value(best[0])} the throughput of {first.reference}"
+            headline += f" at {place_of(best[1])}"
         return Section(
-            headline=_headline(found[0]),
+            headline=headline,
             words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
             sheets=tuple(map(precision_sheet, found)),
         )
@@ -308,12 +314,3 @@ class PrecisionView(ReportView):
             return ""
         command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")
         return f"no two groups differ in precision alone; {command} runs two interleaved."
-
-
-def _headline(found: PrecisionComparison) -> str:
-    """The largest ratio at the largest rank count."""
-    best = best_at_last(found.rows, lambda row: row.ratio)
-    if best is None:
-        return f"nothing to compare with {found.reference}"
-    ratio, row = best
-    return f"{row.precision} {times_value(ratio)} the throughput of {found.reference} at {place_of(row)}"

@@ -246,22 +246,20 @@ class ReadingView(GroupView):
 
     def shown(self, group: Group, found: Reading) -> Section:
         sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
+        last = found.points[-1]
+        headline = "unknown what readers spent their time on"
+        if last.fetch_share is not None:
+            share = last.fetch_share.value
+            headline = f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
+            if share >= 0.5:
+                headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
+            if last.storage_share is not None:
+                headline += f"; {percent(min(1.0, last.storage_share))} of the bytes from storage"
         return Section(
-            headline=_finding(found.points[-1]),
+            headline=headline,
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
             notes=tuple(_notes(found)),
         )
-
-
-def _finding(point: ReadingPoint) -> str:
-    if point.fetch_share is None:
-        return "unknown what readers spent their time on"
-    share = point.fetch_share.value
-    most = f"fetching (I/O) takes {percent(share)}" if share >= 0.5 else f"preparing (CPU) takes {percent(1 - share)}"
-    text = f"{most} of the readers' time"
-    if point.storage_share is None:
-        return text
-    return f"{text}; {percent(min(1.0, point.storage_share))} of the bytes from storage"
 
 
 def _notes(found: Reading) -> Iterator[str]:

@@ -207,8 +207,13 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
-    finals = {table.keys[run.plan.run_id]: value for run in runs if (value := _last_value(run)) is not None}
-    quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
+    qualities = {table.keys[run.plan.run_id]: run.record.quality for run in runs if run.record and run.record.quality}
+    finals = {}
+    for key, one in qualities.items():
+        known = [evaluation.value for evaluation in one.evaluations if evaluation.value is not None]
+        if known:
+            finals[key] = float(known[-1])
+    quality = next(iter(qualities.values()), None)
     return ShuffleRow(
         group=group.id,
         ranks=point.ranks,
@@ -228,13 +233,6 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
         if finals and quality is not None
         else None,
     )
-
-
-def _last_value(run: Run) -> float | None:
-    """The metric of a run after its last evaluation that has one; None where it has none."""
-    quality = None if run.record is None else run.record.quality
-    known = [] if quality is None else [one.value for one in quality.evaluations if one.value is not None]
-    return float(known[-1]) if known else None
 
 
 POINTS_CAPTION = (
@@ -355,8 +353,13 @@ class ShufflingView(ReportView):
         return comparisons(source.groups, source.table)
 
     def shown(self, report: Report, found: tuple[ShuffleComparison, ...]) -> Section:
+        best = best_at_last(found[0].rows, lambda row: None if row.shuffle == "global" else row.factor)
+        headline = "nothing to compare: other shuffling, or global shuffling, did not run"
+        if best is not None:
+            factor, row = best
+            headline = f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"
         return Section(
-            headline=_compared(found),
+            headline=headline,
             words=tuple(
                 f"{one.label}: global shuffling did not run: there is nothing to compare with."
                 for one in found
@@ -365,13 +368,3 @@ class ShufflingView(ReportView):
             charts=lambda: list(_charts(found)),
             sheets=tuple(map(compared_sheet, found)),
         )
-
-
-def _compared(found: Sequence[ShuffleComparison]) -> str:
-    """The way that gains most against global shuffling at the largest rank count of the first set."""
-    rows = found[0].rows
-    best = best_at_last(rows, lambda row: None if row.shuffle == "global" else row.factor)
-    if best is None:
-        return "nothing to compare: other shuffling, or global shuffling, did not run"
-    factor, row = best
-    return f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"

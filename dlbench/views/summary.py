@@ -249,8 +249,10 @@ def _value(name: str, value: str) -> str:
 
 def _card(group: Group, name: str, report: Report) -> Card:
     big, small = _headline(group)
-    loss = _loss(group)
     last = group.largest
+    lost = group.of(LostPercent)
+    point = lost.at(last) if lost else None
+    loss = loss_in_brief(point) if point else ""
     return Card(
         title=name,
         link=f"group-{group.id}",
@@ -294,10 +296,3 @@ def _machine(group: Group, report: Report) -> str:
         each = fields.get("GPUs in use per node", "")
         return f"{counted}, {f'{each} x ' if each else ''}{gpu}"
     return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
-
-
-def _loss(group: Group) -> str:
-    """Returns what the loss at the largest point comes from; empty where it is not known."""
-    found = group.of(LostPercent)
-    point = found.at(group.largest) if found else None
-    return loss_in_brief(point) if point else ""

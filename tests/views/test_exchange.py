@@ -97,11 +97,6 @@ def made(runs: Path) -> model.Report:
     return assemble(scan(runs))
 
 
-@pytest.fixture(scope="module")
-def page(made: model.Report) -> str:
-    return html.to_html(document_of(made)).replace("\N{NO-BREAK SPACE}", " ")
-
-
 # Numbers
 
 
@@ -176,15 +171,6 @@ def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
     assert found.line.startswith("flat: ")
     line = LineCost(name="flat", startup_s=1e-4, per_byte_s=1e-10, ranks=2)
     assert found.best_exposed.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
-
-
-def test_means_over_runs_with_their_intervals(tmp_path: Path) -> None:
-    exposed = (0.010, 0.014, 0.011, 0.013, 0.012)
-    write_exchange(tmp_path, lambda plan: {"exposed_s": exposed[plan.series.repeat], "communication_s": 0.03})
-    point = point_of(tmp_path)
-    assert point.exposed.value == pytest.approx(0.012)
-    assert point.exposed.low < 0.011 < 0.013 < point.exposed.high
-    assert (point.exposed.kind, point.exposed.n) == ("Student t", 5)
 
 
 def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:

@@ -297,6 +297,14 @@ class OutOfCoreView(ReportView):
 
 def _section(found: OutOfCore, number: int) -> Section:
     words = tuple(_words(found))
+    notes = []
+    if not any(one.is_in_core and one.num_runs for one in found.points):
+        notes.append("No run of this set trained in core: what a method costs against that is not measured.")
+    tiers = sorted({one.tier for one in found.points if one.tier})
+    if tiers:
+        notes.append(f"Swapped to: {'; '.join(tiers)}.")
+    if any(one.host_update_s is not None for one in found.points):
+        notes.append("Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute.")
     return Section(
         id=f"out-of-core-{number}",
         title=TITLE if number == 1 else f"{TITLE} ({number})",
@@ -306,7 +314,7 @@ def _section(found: OutOfCore, number: int) -> Section:
         brief=words,
         charts=lambda: method_charts(found, number),
         sheets=(*((limit_sheet(found),) if found.at_limit else ()), methods_sheet(found), steps_sheet(found)),
-        notes=tuple(_notes(found)),
+        notes=tuple(notes),
         where={"comparison": found.id, "of": found.label},
     )
 
@@ -384,13 +392,3 @@ def _gain(gain: Gain) -> str:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _notes(found: OutOfCore) -> Iterator[str]:
-    if not any(one.is_in_core and one.num_runs for one in found.points):
-        yield "No run of this set trained in core: what a method costs against that is not measured."
-    tiers = sorted({one.tier for one in found.points if one.tier})
-    if tiers:
-        yield f"Swapped to: {'; '.join(tiers)}."
-    if any(one.host_update_s is not None for one in found.points):
-        yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."

@@ -12,18 +12,12 @@ from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.spans import STAGE
-from dlbench.records.status import write_status
 from dlbench.specs.plan import RunPlan
-from tests.support.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished
-from tests.support.watch_factory import write_samples, write_spans
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run
+from tests.support.watch_factory import write_samples
 
 S = 1_000_000_000
 THERMAL = 0x20
-ESCAPE = "\x1b[31m\x07\r\n"
-
-STARTING = {"lane": STAGE, "name": "starting", "start_ns": S // 2, "end_ns": S}
-
 COLUMNS = [
     *(f"gpu.0.{name}" for name in ("power_w", "sm_clock_hz", "clock_reasons", "temperature_c")),
     *("host.cpu.0.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes", "host.net.eth1.received_bytes"),
@@ -102,15 +96,6 @@ def as_json(out: Path, code: int = 0) -> dict[str, Any]:
 # Words and JSON
 
 
-def test_what_a_node_did_is_told_in_words(tmp_path: Path) -> None:
-    one_run(tmp_path)
-    text = joined(telemetry_lines(tmp_path))
-    assert "At Power of its GPUs SM clock Hottest GPU Throttled CPU busy" in text
-    assert "1 rank, n0 250.0 W 1,425 MHz 61 °C 25.0 % 50.0 %" in text
-    assert "Host memory Received Samples 1 rank, n0 2.794 GiB 1.907 MiB/s 12" in text
-    assert "eth1" not in text
-
-
 def test_json_has_every_field(tmp_path: Path) -> None:
     folder = one_run(tmp_path)
     (told,) = runs_of(as_json(tmp_path))
@@ -143,24 +128,7 @@ def test_of_many_nodes_twelve_are_shown_and_all_are_in_the_json(tmp_path: Path) 
     assert all(node["num_samples"] == 12 for node in told["nodes"])
 
 
-def test_the_run_in_the_middle_of_a_point_is_shown(tmp_path: Path) -> None:
-    made = plans(points=(1,), repeats=3)
-    for number, plan in enumerate(made):
-        one_run(tmp_path, plan, rows=rows(lambda t, power=200.0 + number: [power, *values(t)[1:]]))
-    text = joined(telemetry_lines(tmp_path))
-    assert "1 rank, n0 201.0 W" in text
-    assert "200.0 W" not in text
-    assert "202.0 W" not in text
-    assert len(runs_of(as_json(tmp_path))) == 3
-
-
 # Which runs count, and how it ends
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
 
 
 def test_steps_that_disagree_with_the_record_give_no_energy(tmp_path: Path) -> None:
@@ -168,15 +136,3 @@ def test_steps_that_disagree_with_the_record_give_no_energy(tmp_path: Path) -> N
     ranks = json.loads(first.record.read_text(encoding="utf-8"))["ranks"]
     edit_json(first.record, ranks=[{**rank, "samples": rank["samples"] * 2} for rank in ranks])
     assert [run["run_id"] for run in runs_of(as_json(tmp_path, code=4), "energy")] == [second.path.name]
-
-
-# No raw text on the terminal
-
-
-def killed_run(out: Path) -> RunPlan:
-    plan = plans(points=(1,), repeats=1)[0]
-    write_unfinished(out, plan)
-    folder = RunFolder(out / plan.run_id)
-    write_status(folder, status(0, f"n0{ESCAPE}x", "measuring"))
-    write_spans(folder, 0, [STARTING])
-    return plan
