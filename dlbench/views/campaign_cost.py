@@ -338,12 +338,15 @@ def cost_section(found: CampaignCost) -> Section:
     if share is not None:
         some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
+    went_into = Column[Part]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
+    columns = (*columns_of(Part), went_into)
+    parts = Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
         headline=f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}",
         words=tuple(_words(found)),
-        sheets=(_parts_sheet(found), _points_sheet(found), _runs_sheet(found)),
+        sheets=(parts, _points_sheet(found), _runs_sheet(found)),
         notes=tuple(_notes(found)),
     )
 
@@ -397,14 +400,6 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     said = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
     missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in said)
     yield from (f"Not measured: {reason}." for reason in missing)
-
-
-def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
-    columns = (
-        *columns_of(Part),
-        Column("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction"),
-    )
-    return Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
 
 
 def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:

@@ -182,8 +182,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
 
 NOT_MEASURED = "not measured"
 
-CAPTION = "GPUs and processors are never added: processors are those of whole nodes."
-
 
 @dataclass(frozen=True)
 class _Row:
@@ -229,7 +227,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         title="Energy per sample",
         columns=columns,
         rows=rows,
-        caption=CAPTION,
+        caption="GPUs and processors are never added: processors are those of whole nodes.",
         is_data=lambda row: row.energy is not None,
     )
 

@@ -373,7 +373,6 @@ NO_BOUND = "no bound"
 
 MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
 
-WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
 TIMES_CAPTION = (
     "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
     "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
@@ -437,7 +436,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         columns=columns,
         rows=[_Row(point.ranks, point.nodes, point, way) for point in points for way in point.ways],
         is_data=lambda row: row.way is row.point.ways[0],
-        caption=WHAT_RAN_CAPTION,
+        caption="What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran.",
     )
 
 
@@ -535,13 +534,17 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
         if message.ready_s is not None and message.ready_s < start:
             rows.append(span(name, waits, message.ready_s, start, what))
         rows.append(span(name, under_way, start, start + took, what))
+    of = f" (the last {len(drawn)} are drawn)" if len(drawn) < len(point.timeline) else ""
+    named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
+    figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
+    words = f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
     return [
         finish(
             alt.layer(spans(rows, _KINDS), rule),
             group,
             name="timeline",
             title=f"A step's messages at {place_of(point)}",
-            alt=_words(point, len(drawn)),
+            alt=f"{words}{', '.join(figures) or 'No sums are known'}.",
             table=messages(point),
             size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
         ),
@@ -573,16 +576,6 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     tooltip = tooltips({"name:N": "line", "kind:N": "what", "shown:N": "for", "what:N": "message"})
     bars = alt.Chart(alt.InlineData(values=rows)).mark_bar()
     return bars.encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=len(colours)), tooltip=tooltip)
-
-
-def _words(point: ExchangePoint, count: int) -> str:
-    of = f" (the last {count} are drawn)" if count < len(point.timeline) else ""
-    named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
-    figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
-    return (
-        f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
-        f"{', '.join(figures) or 'No sums are known'}."
-    )
 
 
 class ExchangeView(GroupView):

@@ -25,12 +25,12 @@ class HistoryView(ReportView):
         return source.history if isinstance(source.history, TrendsReport) else None
 
     def shown(self, report: Report, found: TrendsReport) -> Section:
-        words = [
+        words = (
             finding(found),
             *[f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED],
             *(f"{one.label}: {newest_text(one)}" for one in found.series if one.newest),
             *(f"Slow now: {host_sentence(host)}." for host in found.nodes.slow),
-        ]
+        )
         changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
         sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
         return Section(

@@ -145,9 +145,6 @@ def doubled_batch(share: float) -> tuple[float, float]:
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
 
 
-CAPTION = "A guide: it supposes a learning rate tuned to each batch."
-
-
 class NoiseView(GroupView):
     """Whether a larger batch would still save steps."""
 
@@ -175,7 +172,7 @@ class NoiseView(GroupView):
                 Column("", "What that means", lambda point: point.advice),
             ),
             rows=points,
-            caption=CAPTION,
+            caption="A guide: it supposes a learning rate tuned to each batch.",
         )
         last = points[-1]
         headline = f"unknown at {place_of(last)}"

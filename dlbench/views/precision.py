@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -136,6 +136,12 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         for row in at_last_place(rows)
         if (ratio := row.ratio) is not None
     ]
+    notes = []
+    if not all(row.is_paired for row in rows if not row.is_reference):
+        why = "repeats did not run interleaved, so drift of the machine is part of these ratios"
+        notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
+    if any(row.num_not_finite for row in rows):
+        notes.append("runs whose loss was not finite count for throughput alone")
     return PrecisionComparison(
         id=found.id,
         label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}, "
@@ -146,7 +152,7 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         rows=tuple(rows),
         caption=_caption(plan),
         verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
-        notes=tuple(_notes(rows)),
+        notes=tuple(notes),
     )
 
 
@@ -222,17 +228,6 @@ def _caption(plan: RunPlan) -> str:
     return (
         f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
     )
-
-
-def _notes(rows: Sequence[PrecisionRow]) -> Iterator[str]:
-    """What weakens the comparison, in phrases."""
-    if not all(row.is_paired for row in rows if not row.is_reference):
-        yield (
-            "repeats did not run interleaved, so drift of the machine is part of these ratios; use --sweep "
-            "train.precision=fp32,bf16"
-        )
-    if any(row.num_not_finite for row in rows):
-        yield "runs whose loss was not finite count for throughput alone"
 
 
 def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:

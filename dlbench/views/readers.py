@@ -127,10 +127,17 @@ def reading(group: scaling.Group, table: RunTable) -> Reading | None:
             found.append((point, known))
     if not found:
         return None
+    epochs: list[EpochReads] = []
+    for point, known in found:
+        by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
+        for key, one in known.items():
+            for epoch in one.epochs:
+                by_number.setdefault(epoch.epoch, {})[key] = epoch
+        epochs += [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
     return Reading(
         asked_cache=group.sample.plan.workload.data.cache,
         points=tuple(_point(point, known) for point, known in found),
-        epochs=tuple(epoch for point, known in found for epoch in _epochs(point, known)),
+        epochs=tuple(epochs),
     )
 
 
@@ -172,14 +179,6 @@ def _point(point: Point, known: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
         cache_in_force=all(one.cache_in_force for one in runs),
         cached_share=fmean(cached) if cached else None,
     )
-
-
-def _epochs(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[EpochReads]:
-    by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
-    for key, one in known.items():
-        for epoch in one.epochs:
-            by_number.setdefault(epoch.epoch, {})[key] = epoch
-    return [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
 
 
 def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReads:

@@ -239,7 +239,6 @@ POINTS_CAPTION = (
     "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
     "distance: total variation between the classes of a rank and of all; 0: the same mix."
 )
-COMPARED_CAPTION = "Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling."
 
 
 def points_sheet(found: Audit) -> Sheet[AuditPoint]:
@@ -285,7 +284,7 @@ def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
         title=f"Ways of shuffling: {found.label}",
         columns=columns,
         rows=found.rows,
-        caption=COMPARED_CAPTION,
+        caption="Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling.",
     )
 
 
@@ -323,23 +322,22 @@ class ShuffleAuditView(GroupView):
     def shown(self, group: Group, found: Audit) -> Section:
         left, cost = found.num_errors - len(found.errors), max(point.audit_share or 0.0 for point in found.points)
         more = [f"{left} more errors; the records hold all of them"] * bool(left)
+        bad, runs, whole, twice, never = (
+            sum(getattr(point, name) for point in found.points)
+            for name in ("num_bad", "num_runs", "whole_epochs", "twice", "never")
+        )
+        headline = f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
+        if bad:
+            headline = f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, "
+            headline += f"{samples_text(never)} never"
+        elif whole:
+            headline = f"no sample read twice or missed in an epoch ({runs_text(runs)})"
         return Section(
-            headline=_headline(found),
+            headline=headline,
             marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(f"The audit costs {percent(cost)} of the steps.",) if cost >= WORTH_SAYING else (),
             sheets=(points_sheet(found),),
         )
-
-
-def _headline(found: Audit) -> str:
-    bad = sum(point.num_bad for point in found.points)
-    runs = sum(point.num_runs for point in found.points)
-    if bad:
-        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
-        return f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} never"
-    if any(point.whole_epochs for point in found.points):
-        return f"no sample read twice or missed in an epoch ({runs_text(runs)})"
-    return f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
 
 
 class ShufflingView(ReportView):

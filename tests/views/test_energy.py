@@ -241,14 +241,6 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
     assert energy.doubts == ()
 
 
-def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
-    late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
-    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t)))
-    assert energy.methods("GPUs") == ("power over time stamps",)
-    # 200 t + 5 t^2 from 4 to 16.
-    assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
-
-
 def test_a_counter_that_failed_early_gives_way_to_power(tmp_path: Path) -> None:
     rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t + 1000 if t < 3 else math.nan)
     run = make_run(

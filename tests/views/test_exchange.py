@@ -227,7 +227,6 @@ def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> 
     assert point.why == (
         "model contradicted by measurement: 5 of 5 runs left less after the backward pass than its best"
     )
-    assert "model contradicted by measurement" in " ".join(terminal.to_text(report, full=True).split())
     assert "Least after backward" not in html.to_html(report)
 
 
@@ -264,11 +263,11 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     unknown = {"communication_s": None, "exposed_s": None, "hidden_s": None}
     write_exchange(tmp_path / "times", lambda plan: unknown, repeats=1)
     for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
-        report, group = report_of(tmp_path / name)
-        assert points_of(group)[0].prediction is None
+        _, group = report_of(tmp_path / name)
+        (point,) = points_of(group)
+        assert point.prediction is None
+        assert reason in point.why
         assert "Least after backward" not in rows_of(times(points_of(group)))[0]
-        assert reason in " ".join(terminal.to_text(report, full=True).split())
-        assert reason in html.to_html(report)
     _, group = report_of(tmp_path / "times")
     row = rows_of(times(points_of(group)))[0]
     assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3

@@ -334,11 +334,20 @@ class SweepView(ReportView):
             words=(sweep.verdict,),
             next_step=last.advice if last else "",
         )
+        headline = "no figures"
+        if last and last.steps:
+            headline = " ".join(sweep.headline)
+        elif last:
+            best, goal, place = last.best_setting, " to the target" * last.to_target, place_text(last.ranks, last.nodes)
+            headline = f"no setting is faster{goal} than the baseline for certain, at {place}"
+            if best is not None and best.decides is not None:
+                gain = times_value(best.decides)
+                headline = f"fastest{goal} at {place}: {best.label[:50]}, {gain} the baseline"
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
             level="answer" if last and last.steps else "evidence",
-            headline=_headline(sweep),
+            headline=headline,
             cards=(card,),
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
@@ -348,20 +357,6 @@ class SweepView(ReportView):
 
     def remedy(self, report: Report) -> str:
         return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
-
-
-def _headline(sweep: Sweep) -> str:
-    if not sweep.cells:
-        return "no figures"
-    last = sweep.cells[-1]
-    place = place_text(last.ranks, last.nodes)
-    if last.steps:
-        return " ".join(sweep.headline)
-    best = last.best_setting
-    goal = " to the target" * last.to_target
-    if best is None or best.decides is None:
-        return f"no setting is faster{goal} than the baseline for certain, at {place}"
-    return f"fastest{goal} at {place}: {best.label[:50]}, {times_value(best.decides)} the baseline"
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:

@@ -88,10 +88,6 @@ def rows(sheet: Sheet[Any]) -> list[tuple[str, ...]]:
     return [tuple(map(str, row.cells)) for row in sheet.to_display().rows]
 
 
-def cells(sheet: Sheet[Any]) -> set[str]:
-    return {cell for row in rows(sheet) for cell in row}
-
-
 # Equal to the diagnosis
 
 
@@ -152,16 +148,8 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
     }
 
 
-def test_one_table_holds_every_number_and_says_what_is_not_measured(group: model.Group) -> None:
+def test_one_table_says_what_is_not_measured(group: model.Group) -> None:
     sheet = sheets(group, "causes")["parts"]
-    last = lost(group).diagnosed.points[-1]
-    for point in lost(group).diagnosed.points:
-        for part in (*point.causes, point.exchange_phase, point.whole):
-            if part.seconds.value:
-                assert wording.value_text(part.seconds) in cells(sheet)
-    for part in (*last.causes, last.exchange_phase, last.whole):
-        if part.seconds.value:
-            assert wording.lost_text(part.lost) in cells(sheet)
     shown = [row[0] for row in rows(sheet)]
     assert "clock throttling" not in shown
     assert "recompute and swap" not in shown

@@ -199,9 +199,6 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
     assert f"{wanted}30.0 % at 1 rank" in group.verdict
     (missed,) = (doubt.text for doubt in group.doubts if doubt.code == "target-not-reached")
     assert missed == "runs missed the target (1 of 1 at 1 rank, 1 of 1 at 2 ranks): there is no time to accuracy"
-    document = document_of(assemble(scan(tmp_path)))
-    for text in (html.to_html(document), markdown.to_markdown(document)):
-        assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
@@ -217,8 +214,6 @@ def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
     assert "all 10 runs met the target mean absolute error of at most 0.5000" in verdict
     # 4 x (10 x 0.1 s + 0.5 s) against 2 x (20 x 0.1 s + 0.5 s).
     assert "2 ranks need 1.20x as long as 1 rank" in verdict
-    assert "but 2.00x as many samples were needed" in verdict
-    assert "waits cost a factor of 0.83" in verdict
     assert codes(tmp_path) == set()
 
 
@@ -434,11 +429,3 @@ def test_advice_follows_mccandlish() -> None:
 
 
 # Formats
-
-
-def test_runs_of_speed_are_told_how_to_train_to_a_quality(tmp_path: Path) -> None:
-    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100))
-    report = assemble(scan(tmp_path))
-    (group,) = report.groups
-    assert "--to-accuracy" in {one.view: one.text for one in group.missing}["quality"]
-    assert '<section id="quality-' not in html.to_html(document_of(report))
