@@ -20,7 +20,6 @@ from dlbench.views.view import ReportSource, ReportView, place_columns
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
-
 _PARTS: dict[PartName, str] = {
     "measured": "Measured steps",
     "overhead": "Start, warm-up, evaluation, end of these runs",
@@ -341,12 +340,21 @@ def cost_section(found: CampaignCost) -> Section:
     went_into = Column[Part]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
     columns = (*columns_of(Part), went_into)
     parts = Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
+    runs = Sheet(
+        name="cost-runs",
+        title="Run by run",
+        columns=drop_empty_columns(columns_of(RunCost), found.runs),
+        rows=found.runs,
+        is_sortable=True,
+        is_folded=True,
+        max_rows=MAX_LISTED,
+    )
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
         headline=f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}",
         words=tuple(_words(found)),
-        sheets=(parts, _points_sheet(found), _runs_sheet(found)),
+        sheets=(parts, _points_sheet(found), runs),
         notes=tuple(_notes(found)),
     )
 
@@ -429,16 +437,4 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
         rows=found.points,
         in_terminal=True,
         caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
-    )
-
-
-def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
-    return Sheet(
-        name="cost-runs",
-        title="Run by run",
-        columns=drop_empty_columns(columns_of(RunCost), found.runs),
-        rows=found.runs,
-        is_sortable=True,
-        is_folded=True,
-        max_rows=MAX_LISTED,
     )

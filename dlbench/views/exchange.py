@@ -52,9 +52,7 @@ ROUNDING = 1e-6  # Of seconds that a record holds.
 
 CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
 
-
 NOT_MEASURED = "not measured"
-
 
 OTHERS = "Of parameters or activations"
 _COUNT: Mapping[str, Any] = {
@@ -169,6 +167,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         # What is under way during and after the backward pass must sum.
         return of_known(mean_estimate, {key: getattr(result, name) for key, result in by_key.items()}, "s")
 
+    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
     windows = sorted({result.window_steps for result in results})
     span = " to ".join(map(str, dict.fromkeys((windows[0], windows[-1]))))
     return ExchangePoint(
@@ -189,7 +188,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         backward=mean("backward_s"),
         hidden_share=_share("hidden_s", recorded, table),
         exposed_share=_share("exposed_s", recorded, table),
-        is_in_passes=in_passes(run),
+        is_in_passes=any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits),
         wire_overflows=sum(result.wire_overflows for result in results),
         density=over(lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
@@ -212,12 +211,6 @@ def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
     steps = {own: sum(table.parts[own][name] for name in PARTS) for own in times}
     known = {table.keys[own]: time / steps[own] for own, time in times.items() if time is not None}
     return of_known(mean_estimate, known, "fraction")
-
-
-def in_passes(run: Run) -> bool:
-    """Whether the passes of a run waited for collectives of their own."""
-    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
-    return any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits)
 
 
 def _way(run: Run, result: ExchangeResult) -> Way:

@@ -326,18 +326,6 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     )
 
 
-def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
-    """What memory is held for, by rank count."""
-    return Sheet(
-        name="memory-kinds",
-        title="Memory by kind",
-        columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
-        rows=found.kinds,
-        caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them. "
-        "Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part of one copy.",
-    )
-
-
 class MemoryView(GroupView):
     """Memory of ranks and nodes."""
 
@@ -349,7 +337,19 @@ class MemoryView(GroupView):
         return memory(source.group, source.table)
 
     def shown(self, group: Group, found: Memory) -> Section:
-        sheets: list[Sheet[Any]] = [points_sheet(found), *([kinds_sheet(found)] if found.kinds else [])]
+        sheets: list[Sheet[Any]] = [points_sheet(found)]
+        if found.kinds:
+            sheets.append(
+                Sheet(
+                    name="memory-kinds",
+                    title="Memory by kind",
+                    columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
+                    rows=found.kinds,
+                    caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds "
+                    "them. Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part "
+                    "of one copy.",
+                )
+            )
         if len(found.batches) > 1:
             sheets.append(
                 Sheet(

@@ -38,7 +38,6 @@ from dlbench.report.wording import (
     times_value,
     value_text,
 )
-from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, of_known, placed
 from dlbench.stats.pairing import RunKey
@@ -142,6 +141,13 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
     if any(row.num_not_finite for row in rows):
         notes.append("runs whose loss was not finite count for throughput alone")
+    unit = plan.workload.sample_unit
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if plan.series.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} global batch"
+    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
+    over = f"ratios over {plan.workload.train.precision} at the same rank count"
     return PrecisionComparison(
         id=found.id,
         label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}, "
@@ -150,7 +156,7 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         groups=tuple(group.id for group in found.groups),
         sample_unit=plan.workload.sample_unit,
         rows=tuple(rows),
-        caption=_caption(plan),
+        caption=f"{batch}; {data}; on {plan.system.name}; {over}.",
         verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
         notes=tuple(notes),
     )
@@ -212,21 +218,6 @@ def _row(side: _Side, base: _Side) -> PrecisionRow:
         num_reached=sum(result.reached for result in results.values()) if results else None,
         num_runs=len(side.runs),
         overflow_steps=of_known(median_estimate, overflows, "steps"),
-    )
-
-
-def _caption(plan: RunPlan) -> str:
-    """The conditions, with the reference: `plan` is of one of its runs."""
-    unit = plan.workload.sample_unit
-    batch = (
-        f"{plan.global_batch} {unit} global batch"
-        if plan.series.scaling == "strong"
-        else f"{plan.workload.train.batch_per_rank} {unit} per rank"
-    )
-    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
-    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
-    return (
-        f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -28,7 +28,6 @@ WARM_SHARE = 0.1  # And warm if at most this share.
 MAX_EPOCHS = 50  # Epochs of a table.
 
 Temperature = Literal["cold", "warm", "mixed", "not known"]
-
 
 NOT_COUNTED = "not counted"
 
@@ -254,22 +253,18 @@ class ReadingView(GroupView):
                 headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
             if last.storage_share is not None:
                 headline += f"; {percent(min(1.0, last.storage_share))} of the bytes from storage"
+        notes = []
+        for point in found.points:
+            if found.asked_cache != "any" and not point.cache_in_force:
+                where, told = place_text(point.ranks, point.nodes), " | ".join(point.cache)
+                notes.append(f"Warning: data.cache {found.asked_cache} was not in force at {where}: {told}.")
+        in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
+        kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
         return Section(
             headline=headline,
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
-            notes=tuple(_notes(found)),
+            notes=(*notes, *(f"Page cache: {text}." for text in kept)),
         )
-
-
-def _notes(found: Reading) -> Iterator[str]:
-    if found.asked_cache != "any":
-        for point in found.points:
-            if not point.cache_in_force:
-                where = place_text(point.ranks, point.nodes)
-                yield f"Warning: data.cache {found.asked_cache} was not in force at {where}: {' | '.join(point.cache)}."
-    in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
-    kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
-    yield from (f"Page cache: {text}." for text in kept)
 
 
 def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:

@@ -104,7 +104,6 @@ SCALING = Views(
     ),
 )
 
-
 TITLE = "dlbench scaling report"
 
 
@@ -328,9 +327,7 @@ def _environment(runs: list[Run]) -> model.Environment:
 
 GROUP_COLUMNS = ("group", "label")
 
-
 MEANS = "Means over the runs of a point"  # Stands for a group's conditions where its figures are those of parts.
-
 
 _DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
 

@@ -194,7 +194,6 @@ STRATEGY_TITLES = {
     "lazy": "kept on the node when first read (lazy)",
 }
 CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
-BREAK_EVEN_CAPTION = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
 
 
 class StagingView(GroupView):
@@ -287,7 +286,22 @@ class BreakEvenView(ReportView):
             headline += " never pays: staged epochs are not faster"
         else:
             headline += f" has paid after {number_text(last.epochs, 'epochs')} epochs"
-        return Section(headline=headline, sheets=(_pairs_sheet(found),))
+
+        def epochs(row: BreakEven) -> Cell:
+            return Cell(break_even_text(row), number=row.epochs)
+
+        columns = columns_of(
+            BreakEven,
+            "label",
+            *place_columns(),
+            *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
+            *("gain", "factor"),
+            Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
+            *("epochs_low", "epochs_high", "is_paired"),
+        )
+        caption = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
+        sheet = Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=found, caption=caption)
+        return Section(headline=headline, sheets=(sheet,))
 
 
 def break_even_text(row: BreakEven) -> str:
@@ -302,19 +316,3 @@ def break_even_text(row: BreakEven) -> str:
         return text
     end = "no upper end" if row.epochs_high is None else number_text(row.epochs_high, "epochs")
     return f"{text} [{number_text(row.epochs_low, 'epochs')}, {end}]"
-
-
-def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
-    def epochs(row: BreakEven) -> Cell:
-        return Cell(break_even_text(row), number=row.epochs)
-
-    columns = columns_of(
-        BreakEven,
-        "label",
-        *place_columns(),
-        *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
-        *("gain", "factor"),
-        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
-        *("epochs_low", "epochs_high", "is_paired"),
-    )
-    return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)

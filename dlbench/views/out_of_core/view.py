@@ -159,18 +159,6 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
     return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
 
 
-def in_core_mark(batch: int) -> list[Any]:
-    """Layers that mark the largest batch in core on an axis of batches."""
-    import altair as alt
-
-    mark = alt.Chart(alt.InlineData(values=[{"batch": batch, "text": f"in core up to {batch}", "foot": 0}]))
-    x, y = alt.X("batch:Q"), alt.Y("foot:Q")
-    return [
-        mark.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
-        mark.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(x=x, y=y, text=alt.Text("text:N")),
-    ]
-
-
 def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
@@ -188,6 +176,15 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
             colours[one.label] = colour if colour not in colours.values() else next(further, OTHER_COLOUR)
     place = points[0].ranks, points[0].nodes
     limit = next((one for one in found.limits if (one.ranks, one.nodes) == place and one.batch > 0), None)
+    in_core: list[Any] = []
+    if limit:
+        row = {"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}
+        base, x, y = alt.Chart(alt.InlineData(values=[row])), alt.X("batch:Q"), alt.Y("foot:Q")
+        text = base.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12)
+        in_core = [
+            base.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
+            text.encode(x=x, y=y, text=alt.Text("text:N")),
+        ]
     unit = f"{found.sample_unit}/s"
     drawn = lines(
         rows,
@@ -206,7 +203,7 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*drawn.layer, *(in_core_mark(limit.batch) if limit else [])),
+        alt.layer(*drawn.layer, *in_core),
         subject,
         name="throughput",
         title="Throughput by batch and method",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -128,20 +129,6 @@ AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
     ),
     Column("verdict", "Verdict", lambda row: row[0].verdict, lambda row: row[0].words if row[2] else ""),
 )
-
-
-def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
-    """The effect of every value of every axis, and the verdict."""
-    return Sheet(
-        name="sweep-axes",
-        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
-        columns=AXIS_COLUMNS,
-        rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
-        # Of a single axis the table of settings says the same.
-        is_shown=lambda row: len(cell.axes) > 1,
-        caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
-    )
-
 
 MAX_SETTINGS = 40  # Settings drawn, fastest first; the table has all.
 
@@ -360,7 +347,16 @@ class SweepView(ReportView):
 
 
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
-    found = (settings_sheet(sweep, cell), axes_sheet(cell), updates_sheet(cell.updates))
+    axes = Sheet(
+        name="sweep-axes",
+        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
+        columns=AXIS_COLUMNS,
+        rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
+        # Of a single axis the table of settings says the same.
+        is_shown=lambda row: len(cell.axes) > 1,
+        caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
+    )
+    found: tuple[Sheet[Any], ...] = (settings_sheet(sweep, cell), axes, updates_sheet(cell.updates))
     follows = f"Next: {cell.advice}"
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",

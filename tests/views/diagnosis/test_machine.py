@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,47 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.records.folder import RunFolder
-from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run
 from tests.support.watch_factory import write_samples
+from tests.views.test_telemetry import COLUMNS, nodes_plans, one_run, rows
 
 S = 1_000_000_000
-THERMAL = 0x20
-COLUMNS = [
-    *(f"gpu.0.{name}" for name in ("power_w", "sm_clock_hz", "clock_reasons", "temperature_c")),
-    *("host.cpu.0.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes", "host.net.eth1.received_bytes"),
-    "host.energy.package-0_j",
-]
-
-
-def values(t: float) -> list[float]:
-    """A GPU that throttles for a quarter of the measured window, from second 4 to 16; eth1 is at rest."""
-    throttled = 10 < t < 13
-    return [250.0, 1.2e9 if throttled else 1.5e9, THERMAL if throttled else 0, 61, 0.5, 3e9, 1e12 + 2e6 * t, 7, 80 * t]
-
-
-def rows(make: Callable[[float], Sequence[float]] = values) -> list[tuple[float, ...]]:
-    """Every second, in its middle, from before the first step to behind the last."""
-    return [(round((number + 0.5) * S), *make(number + 0.5)) for number in range(-3, 19)]
-
-
-def one_run(out: Path, plan: RunPlan | None = None, device: str = "cuda:0 (NVIDIA A100)", **more: Any) -> RunFolder:
-    """One rank, steps of a second, and samples."""
-    plan = plan or plans(points=(1,), repeats=1)[0]
-    folder = write_run(out, plan, constant([100, 0, 300, 400, 100, 100]), Story(device=device))
-    write_samples(folder, 0, more.pop("columns", COLUMNS), more.pop("rows", rows()), **more)
-    return folder
-
-
-def many_nodes(nodes: int) -> RunPlan:
-    return plans(
-        system="example-gpu",
-        points=(nodes,),
-        ranks_per_node=1,
-        repeats=1,
-        overrides={"layout.cores_per_rank": 1, "system.node.gpus": 1},
-    )[0]
 
 
 def run_cli(*arguments: str | Path) -> Result:
@@ -94,7 +57,7 @@ def test_json_has_every_field(tmp_path: Path) -> None:
 
 def test_of_many_nodes_twelve_are_shown_and_all_are_in_the_json(tmp_path: Path) -> None:
     folder = write_run(
-        tmp_path, many_nodes(14), constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
+        tmp_path, nodes_plans((14,))[0], constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
     )
     for node in range(14):
         # Each rank of the factory starts a second later than the one before.
