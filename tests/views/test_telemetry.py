@@ -378,23 +378,3 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
     found = numbers(tmp_path, memory)
     told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
-
-
-def test_memory_by_kind_is_that_of_the_rank_with_most_and_retries_are_told(tmp_path: Path) -> None:
-    kinds = {"weights": 100, "gradients": 100, "optimizer": 50, "buffers": 10}
-    peaks = {"passes_peak": 900, "update_peak": 300, "evidence": "counted"}
-
-    def of_rank(rank: int) -> dict[str, Any]:
-        own = {"activations": 600 + 40 * rank, "peak": 860 + 40 * rank, "retries": 3 - rank}
-        return {"held": {**kinds, **peaks, **own}}
-
-    one_run(tmp_path / "before")
-    assert numbers(tmp_path / "before", memory).kinds == ()
-    (plan,) = plans(points=(2,), repeats=1)
-    write_run(tmp_path / "with", plan, constant(STEP_MS), Story(of_rank=of_rank))
-    found = numbers(tmp_path / "with", memory)
-    (point,) = found.kinds
-    assert (point.weights, point.optimizer, point.activations, point.peak, point.host) == (100, 50, 640, 900, None)
-    assert point.retries == 3
-    assert "up to 3 times" in found.notes[0]
-    assert "train.batch_per_rank" in found.notes[0]

@@ -281,20 +281,6 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
         assert answer.text.startswith("None of the measured rank counts is ")
 
 
-@given(several, limits, limits)
-def test_with_more_time_the_answer_is_no_dearer_and_with_more_money_no_slower(
-    points: tuple[TrainingPoint, ...], one: float, other: float
-) -> None:
-    low, high = sorted((one, other))
-    by_time = [(Asked(deadline_s=limit), hours_of) for limit in (low, high)]
-    by_money = [(Asked(budget=limit / 500, is_money=True, currency="EUR"), time_of) for limit in (low, high)]
-    for (less, cost), (more, _) in (by_time, by_money):
-        tight, loose = (answers(points, asked, "GPU")[0] for asked in (less, more))
-        if tight.is_met:
-            assert loose.is_met
-            assert cost(chosen(loose, points)) <= cost(chosen(tight, points))
-
-
 def sure(points: Sequence[TrainingPoint], deadline: float) -> Answer:
     (found,) = answers(points, Asked(deadline_s=deadline), "GPU")
     return found
