@@ -22,7 +22,6 @@ from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
     AtLimit,
-    Gain,
     MethodPoint,
     OutOfCore,
     PassSpan,
@@ -331,7 +330,14 @@ def _headline(found: OutOfCore) -> str:
 
 def _words(found: OutOfCore) -> Iterator[str]:
     yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
-    yield from map(_gain, sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS])
+    for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
+        peaks = ""
+        if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
+            peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
+        yield (
+            f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
+            f"{gain.over}, the fastest that treats all blocks alike{peaks}."
+        )
     for limit in found.limits:
         where = place_text(limit.ranks, limit.nodes)
         capacity = f"Without recomputing or swapping, {format_bytes(limit.capacity_bytes)} are enough for a pass of"
@@ -375,16 +381,6 @@ def _words(found: OutOfCore) -> Iterator[str]:
             f"Activations were more than the plan allowed, by up to {format_bytes(over.over_budget_bytes)} "
             f"({over.label}, batch {over.batch})."
         )
-
-
-def _gain(gain: Gain) -> str:
-    peaks = ""
-    if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
-        peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
-    return (
-        f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
-        f"{gain.over}, the fastest that treats all blocks alike{peaks}."
-    )
 
 
 def _upper(text: str) -> str:
