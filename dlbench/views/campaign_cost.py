@@ -20,7 +20,6 @@ from dlbench.views.view import ReportSource, ReportView, place_columns
 
 PartName = Literal["measured", "overhead", "lost", "no_figure", "idle", "between", "unknown", "start", "rest"]
 
-
 _PARTS: dict[PartName, str] = {
     "measured": "Measured steps",
     "overhead": "Start, warm-up, evaluation, end of these runs",
@@ -152,6 +151,10 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     # Of all attempts: a job that is requeued asks for its nodes again.
     attempts = [attempt for held in jobs.values() for attempt in held[0][1].attempts]
     asked = _sum_of_all([None if one.time_limit_s is None else one.nodes * one.time_limit_s for one in attempts])
+    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
+    for run, one in accounted.values():
+        label = f"{run.plan.workload.name} ({run.plan.workload.preset}), {run.plan.engine.name}"
+        groups.setdefault((label, run.plan.layout.ranks, run.plan.layout.nodes), []).append((run, one))
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
@@ -163,7 +166,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
         why_no_energy=next(why_no_energy, ""),
-        points=_points(accounted.values()),
+        points=tuple(_point(*key, held) for key, held in sorted(groups.items())),
         runs=tuple(_run_cost(run, one) for run, one in accounted.values()),
         partial_jobs=len(partial),
         recorded=recorded_parts(run for run, _ in accounted.values()),
@@ -242,15 +245,6 @@ def _node_s(run: Run, one: RunAccounting) -> float | None:
     has_steps = one.source == "sacct" and run.plan.system.launch.launcher.startswith("srun")
     never_began = one.never_started or (has_steps and run.record is None)
     return 0.0 if one.run_node_s is None and never_began else one.run_node_s
-
-
-def _points(accounted: Iterable[tuple[Run, RunAccounting]]) -> tuple[PointCost, ...]:
-    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
-    for run, one in accounted:
-        plan = run.plan
-        label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
-        groups.setdefault((label, plan.layout.ranks, plan.layout.nodes), []).append((run, one))
-    return tuple(_point(*key, held) for key, held in sorted(groups.items()))
 
 
 def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:
@@ -343,12 +337,24 @@ def cost_section(found: CampaignCost) -> Section:
     if share is not None:
         some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
+    went_into = Column[Part]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
+    columns = (*columns_of(Part), went_into)
+    parts = Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
+    runs = Sheet(
+        name="cost-runs",
+        title="Run by run",
+        columns=drop_empty_columns(columns_of(RunCost), found.runs),
+        rows=found.runs,
+        is_sortable=True,
+        is_folded=True,
+        max_rows=MAX_LISTED,
+    )
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
         headline=f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}",
         words=tuple(_words(found)),
-        sheets=(_parts_sheet(found), _points_sheet(found), _runs_sheet(found)),
+        sheets=(parts, _points_sheet(found), runs),
         notes=tuple(_notes(found)),
     )
 
@@ -404,14 +410,6 @@ def _notes(found: CampaignCost) -> Iterator[str]:
     yield from (f"Not measured: {reason}." for reason in missing)
 
 
-def _parts_sheet(found: CampaignCost) -> Sheet[Part]:
-    columns = (
-        *columns_of(Part),
-        Column("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction"),
-    )
-    return Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
-
-
 def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     labels = {point.label for point in found.points}
     columns = (
@@ -439,16 +437,4 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
         rows=found.points,
         in_terminal=True,
         caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
-    )
-
-
-def _runs_sheet(found: CampaignCost) -> Sheet[RunCost]:
-    return Sheet(
-        name="cost-runs",
-        title="Run by run",
-        columns=drop_empty_columns(columns_of(RunCost), found.runs),
-        rows=found.runs,
-        is_sortable=True,
-        is_folded=True,
-        max_rows=MAX_LISTED,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -57,11 +58,6 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
             key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
             found[key] = samples / float(rates[run_id])
     return found
-
-
-def _spread(items: Sequence[int], most: int) -> list[int]:
-    """At most `most` items, evenly spread, the first among them."""
-    return list(items[:: -(-len(items) // most)]) if len(items) > most else list(items)
 
 
 STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
@@ -152,7 +148,7 @@ def _point(point: Point, table: RunTable, middle: Run, *, is_looked_at: bool) ->
 def _stalls(run: Run) -> tuple[float | None, float | None, int, int]:
     """Share of the steps of a run that stall, its longest wait in seconds, and of how many steps of how many ranks."""
     waits, steps = [], []
-    chosen = _spread(range(run.plan.layout.ranks), MAX_RANKS)
+    chosen = range(0, run.plan.layout.ranks, math.ceil(run.plan.layout.ranks / MAX_RANKS))  # evenly spread
     for rank in chosen:
         try:
             measured = read_steps(run.folder.steps(rank), run.plan.run_id).measured

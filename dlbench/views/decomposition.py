@@ -13,7 +13,7 @@ Both need not agree: the gap between them is what other parts of a step gain or 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Literal
@@ -195,7 +195,9 @@ def decomposition_section(found: Sequence[Decomposition]) -> Section:
         id="decomposition",
         title="Decomposition",
         sections=tuple(
-            Section(id=f"decomposition-{number}", title=_title(point), words=_sentences(point), in_contents=False)
+            Section(
+                id=f"decomposition-{number}", title=_title(point), words=tuple(_sentences(point)), in_contents=False
+            )
             for number, point in enumerate(found, 1)
         ),
         sheets=(_sheet(found),) if any(point.differences for point in found) else (),
@@ -247,19 +249,17 @@ def _title(point: Decomposition) -> str:
     )
 
 
-def _sentences(point: Decomposition) -> tuple[str, ...]:
-    doubts = (f"! {text}" for text in point.doubts)
-    return (*doubts, *map(_sentence, point.differences), *(f"not compared: {text}" for text in point.missing))
-
-
-def _sentence(one: Difference) -> str:
-    is_less = one.seconds.value < 0
-    seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
-    changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
-    return (
-        f"{one.what}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
-        f"{figure_text(one.phase_s)}: {_verdict(one)}"
-    )
+def _sentences(point: Decomposition) -> Iterator[str]:
+    yield from (f"! {text}" for text in point.doubts)
+    for one in point.differences:
+        is_less = one.seconds.value < 0
+        seconds, share = (_turned(estimate, is_less) for estimate in (one.seconds, one.share))
+        changed = f"{figure_text(seconds)} {'longer' if is_less else 'shorter'}, {figure_text(share)} of it"
+        yield (
+            f"{one.what}: {WITHOUT[one.what]} a step is {changed} ({basis_text(share)}); the phase itself takes "
+            f"{figure_text(one.phase_s)}: {_verdict(one)}"
+        )
+    yield from (f"not compared: {text}" for text in point.missing)
 
 
 def _turned(estimate: Estimate, is_turned: bool) -> Estimate:

@@ -182,8 +182,6 @@ def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate |
 
 NOT_MEASURED = "not measured"
 
-CAPTION = "GPUs and processors are never added: processors are those of whole nodes."
-
 
 @dataclass(frozen=True)
 class _Row:
@@ -229,7 +227,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         title="Energy per sample",
         columns=columns,
         rows=rows,
-        caption=CAPTION,
+        caption="GPUs and processors are never added: processors are those of whole nodes.",
         is_data=lambda row: row.energy is not None,
     )
 
@@ -314,8 +312,11 @@ class EnergyView(GroupView):
 
     def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
+        last = found.points[-1]
+        known = [f"{value_text(one.energy_per_sample)} J of {one.kind}" for one in last.kinds if one.energy_per_sample]
+        energy = " and ".join(known) or "too little sampled"
         return Section(
-            headline=_headline(found),
+            headline=f"{energy} per sample at {place_text(last.ranks, last.nodes)}",
             words=tuple(_words(found)),
             charts=lambda: list(_charts(group, found)),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
@@ -334,12 +335,6 @@ class DetailedEnergyView(EnergyView):
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
         return detailed_energy(source.group, source.table)
-
-
-def _headline(found: Energy) -> str:
-    last = found.points[-1]
-    known = [f"{value_text(kind.energy_per_sample)} J of {kind.kind}" for kind in last.kinds if kind.energy_per_sample]
-    return f"{' and '.join(known) or 'too little sampled'} per sample at {place_text(last.ranks, last.nodes)}"
 
 
 def _words(found: Energy) -> Iterator[str]:

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +52,7 @@ ROUNDING = 1e-6  # Of seconds that a record holds.
 
 CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
 
-
 NOT_MEASURED = "not measured"
-
 
 OTHERS = "Of parameters or activations"
 _COUNT: Mapping[str, Any] = {
@@ -169,6 +167,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         # What is under way during and after the backward pass must sum.
         return of_known(mean_estimate, {key: getattr(result, name) for key, result in by_key.items()}, "s")
 
+    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
     windows = sorted({result.window_steps for result in results})
     span = " to ".join(map(str, dict.fromkeys((windows[0], windows[-1]))))
     return ExchangePoint(
@@ -189,7 +188,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
         backward=mean("backward_s"),
         hidden_share=_share("hidden_s", recorded, table),
         exposed_share=_share("exposed_s", recorded, table),
-        is_in_passes=in_passes(run),
+        is_in_passes=any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits),
         wire_overflows=sum(result.wire_overflows for result in results),
         density=over(lambda result: result.density, "fraction"),
         dense_switches=sum(result.dense_switches for result in results),
@@ -212,12 +211,6 @@ def _share(name: str, recorded: Recorded, table: RunTable) -> Estimate | None:
     steps = {own: sum(table.parts[own][name] for name in PARTS) for own in times}
     known = {table.keys[own]: time / steps[own] for own, time in times.items() if time is not None}
     return of_known(mean_estimate, known, "fraction")
-
-
-def in_passes(run: Run) -> bool:
-    """Whether the passes of a run waited for collectives of their own."""
-    waits = [] if run.record is None else [rank.waits for rank in run.record.ranks if rank.waits is not None]
-    return any({"forward", "backward"} & {*one.gather_s, *one.exchange_s} for one in waits)
 
 
 def _way(run: Run, result: ExchangeResult) -> Way:
@@ -352,29 +345,27 @@ def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s
     message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
     because that one waited already.
     """
-    timed = [(one.num_bytes, seconds) for one, seconds in _without_waiting(messages, waiting_s) if seconds > 0]
-    sizes = [size for size, _ in timed]
-    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
-        return None
-    return fit_line(f"{name}, from its own messages", ranks, sizes, [seconds for _, seconds in timed])
-
-
-def _without_waiting(messages: Sequence[Message], waiting_s: float) -> Iterator[tuple[Message, float]]:
+    sizes, times_s = [], []
     free = -math.inf
     for one in messages:
         if not one.exchange_s or not one.num_bytes:
             continue
         is_queued = one.ready_s is not None and one.ready_s < free
-        yield one, one.exchange_s - (0.0 if is_queued else waiting_s)
+        seconds = one.exchange_s if is_queued else one.exchange_s - waiting_s
+        if seconds > 0:
+            sizes.append(one.num_bytes)
+            times_s.append(seconds)
         if one.start_s is not None:
             free = one.start_s + one.exchange_s
+    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
+        return None
+    return fit_line(f"{name}, from its own messages", ranks, sizes, times_s)
 
 
 NO_BOUND = "no bound"
 
 MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
 
-WHAT_RAN_CAPTION = "What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran."
 TIMES_CAPTION = (
     "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
     "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
@@ -438,7 +429,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         columns=columns,
         rows=[_Row(point.ranks, point.nodes, point, way) for point in points for way in point.ways],
         is_data=lambda row: row.way is row.point.ways[0],
-        caption=WHAT_RAN_CAPTION,
+        caption="What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran.",
     )
 
 
@@ -536,13 +527,17 @@ def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Cha
         if message.ready_s is not None and message.ready_s < start:
             rows.append(span(name, waits, message.ready_s, start, what))
         rows.append(span(name, under_way, start, start + took, what))
+    of = f" (the last {len(drawn)} are drawn)" if len(drawn) < len(point.timeline) else ""
+    named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
+    figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
+    words = f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
     return [
         finish(
             alt.layer(spans(rows, _KINDS), rule),
             group,
             name="timeline",
             title=f"A step's messages at {place_of(point)}",
-            alt=_words(point, len(drawn)),
+            alt=f"{words}{', '.join(figures) or 'No sums are known'}.",
             table=messages(point),
             size=(WIDE * 3 // 2, min(360, max(90, _ROW * (len(drawn) + 1)))),
         ),
@@ -576,16 +571,6 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
     return bars.encode(y=y, x=x, x2="to:Q", color=colour.legend(orient="bottom", columns=len(colours)), tooltip=tooltip)
 
 
-def _words(point: ExchangePoint, count: int) -> str:
-    of = f" (the last {count} are drawn)" if count < len(point.timeline) else ""
-    named = {"messages under way": point.communication, "during the pass": point.hidden, "after it": point.exposed}
-    figures = [f"{name} {figure_text(figure)}" for name, figure in named.items() if figure is not None]
-    return (
-        f"{len(point.timeline)} messages{of} of a step next to its backward pass, whose end is dashed. "
-        f"{', '.join(figures) or 'No sums are known'}."
-    )
-
-
 class ExchangeView(GroupView):
     """Messages, their times, and the overlap with the backward pass."""
 
@@ -598,8 +583,17 @@ class ExchangeView(GroupView):
 
     def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
+        last = points[-1]
+        if last.communication is None or last.hidden is None:
+            headline = f"{len(last.run_ids)} runs say what ran, and not how long"
+        elif last.is_in_passes and last.exposed is not None:
+            headline = f"Collectives take {value_text(last.communication)} per step at {place_of(last)}, "
+            headline += f"{value_text(last.exposed)} of it waited for"
+        else:
+            headline = f"Messages take {value_text(last.communication)} per step at {place_of(last)}, "
+            headline += f"{value_text(last.hidden)} of it during backward"
         return Section(
-            headline=_headline(points[-1]),
+            headline=headline,
             notes=tuple(why),
             caption=f"{group.caption}. In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
@@ -614,13 +608,3 @@ class ExchangeView(GroupView):
             "not recorded: these runs do not say what their exchange did; runs of this version with --engine horovod "
             "or --engine ddp do, unless measure.warmup_steps is 0."
         )
-
-
-def _headline(point: ExchangePoint) -> str:
-    """How long messages are under way, and how much of it the backward pass hides."""
-    if point.communication is None or point.hidden is None:
-        return f"{len(point.run_ids)} runs say what ran, and not how long"
-    took, hidden = value_text(point.communication), value_text(point.hidden)
-    if point.is_in_passes and point.exposed is not None:
-        return f"Collectives take {took} per step at {place_of(point)}, {value_text(point.exposed)} of it waited for"
-    return f"Messages take {took} per step at {place_of(point)}, {hidden} of it during backward"

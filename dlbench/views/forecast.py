@@ -140,16 +140,6 @@ class Forecast:
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
-def _why_no_anchor(known: list[tuple[Reference, dict[str, tuple[str, str]]]]) -> str:
-    if not known:
-        return "No published reference of this kind of network is on file."
-    nearest, differs = min(known, key=lambda one: len(one[1]))
-    return (
-        f"No published reference is of the same work; the nearest, {nearest.title} ({percent(nearest.efficiency)} at "
-        f"{ranks_text(nearest.ranks)}), differs in {', '.join(differs)}."
-    )
-
-
 def _drawn(group: Group, found: Forecast) -> list[Chart]:
     """Efficiency as measured and as projected, and lines of what was published."""
     layers: list[Any] = []
@@ -180,6 +170,15 @@ class ForecastView(GroupView):
             costs = None  # Then the points alone are asked.
         found = with_network(gathered(group, source.table, is_whole=costs is not None), costs)
         known = references(group.sample)
+        why_no_anchor = ""
+        if not known:
+            why_no_anchor = "No published reference of this kind of network is on file."
+        elif all(other for _, other in known):
+            nearest, differs = min(known, key=lambda one: len(one[1]))
+            why_no_anchor = (
+                f"No published reference is of the same work; the nearest, {nearest.title} "
+                f"({percent(nearest.efficiency)} at {ranks_text(nearest.ranks)}), differs in {', '.join(differs)}."
+            )
         return Forecast(
             projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
             measured=measured_points(found),
@@ -190,7 +189,7 @@ class ForecastView(GroupView):
                 )
                 for one, other in known
             ),
-            why_no_anchor="" if any(not other for _, other in known) else _why_no_anchor(known),
+            why_no_anchor=why_no_anchor,
         )
 
     def shown(self, group: Group, found: Forecast) -> Section | None:

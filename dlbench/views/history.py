@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 from dlbench.history.document import finding
 from dlbench.history.report import TrendsReport, host_sentence, newest_text
@@ -26,7 +25,12 @@ class HistoryView(ReportView):
         return source.history if isinstance(source.history, TrendsReport) else None
 
     def shown(self, report: Report, found: TrendsReport) -> Section:
-        words = tuple(_words(found))
+        words = (
+            finding(found),
+            *[f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED],
+            *(f"{one.label}: {newest_text(one)}" for one in found.series if one.newest),
+            *(f"Slow now: {host_sentence(host)}." for host in found.nodes.slow),
+        )
         changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
         sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
         return Section(
@@ -43,10 +47,3 @@ class HistoryView(ReportView):
 
     def remedy(self, report: Report) -> str:
         return "dlbench history import RUNS --store DIR, then report with --history DIR."
-
-
-def _words(found: TrendsReport) -> Iterator[str]:
-    yield finding(found)
-    yield from [f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED]
-    yield from (f"{one.label}: {newest_text(one)}" for one in found.series if one.newest)
-    yield from (f"Slow now: {host_sentence(host)}." for host in found.nodes.slow)

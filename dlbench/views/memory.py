@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
@@ -130,6 +131,11 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
     kinds = tuple(found for point in group.points if (found := _held_point(point, runs)) is not None)
     batches = batch_memory(group, table)
+    why_no_kinds = "the watched step updated nothing, or torch was built without its profiler"
+    if record.memory is not None:
+        why_no_kinds = "these runs trained out of core, and their own section says what was measured"
+    elif group.sample.plan.measure.warmup_steps == 0:
+        why_no_kinds = "there was no warm-up step to watch (measure.warmup_steps)"
     recorded = record.environment.get("memory.bytes", "")
     return Memory(
         on_gpu=on_gpu,
@@ -144,8 +150,14 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
         batches=batches[:MAX_BATCHES],
         limit=_limit(group, batches),
         notes=(
-            *map(_retried, filter(lambda one: one.retries, kinds)),
-            *([] if kinds else [_not_by_kind(group.sample)]),
+            *(
+                f"At {place_of(one)} torch's allocator gave back its cache and tried again up to {one.retries} times "
+                "in a run, which stops the GPU each time: a smaller train.batch_per_rank, or "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, avoids it."
+                for one in kinds
+                if one.retries
+            ),
+            *([] if kinds else [f"Memory by kind is not known: {why_no_kinds}."]),
         ),
     )
 
@@ -194,23 +206,6 @@ def _copies(run: Run, most: HeldMemory) -> Mapping[str, int] | None:
     }
     shares["optimizer"] = 0.0 if run.plan.strategy == "zero-1" else shares["weights"]
     return {kind: round(getattr(most, kind) * share) for kind, share in shares.items()}
-
-
-def _not_by_kind(run: Run) -> str:
-    why = "the watched step updated nothing, or torch was built without its profiler"
-    if run.plan.measure.warmup_steps == 0:
-        why = "there was no warm-up step to watch (measure.warmup_steps)"
-    if run.record is not None and run.record.memory is not None:
-        why = "these runs trained out of core, and their own section says what was measured"
-    return f"Memory by kind is not known: {why}."
-
-
-def _retried(point: HeldPoint) -> str:
-    return (
-        f"At {place_of(point)} torch's allocator gave back its cache and tried again up to {point.retries} times in a "
-        "run, which stops the GPU each time: a smaller train.batch_per_rank, or "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, avoids it."
-    )
 
 
 def _ranks(run: Run) -> Sequence[RankResult]:
@@ -302,9 +297,6 @@ def _larger_batches(group: scaling.Group, batch: int) -> str:
     return shlex.join(words)
 
 
-BATCHES_CAPTION = "All runs of this network, preset, engine and system; the highest peak of any rank."
-
-
 def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     """Memory of the ranks, and of their nodes, by rank count."""
     on_gpu = found.on_gpu
@@ -334,29 +326,6 @@ def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
     )
 
 
-def kinds_sheet(found: Memory) -> Sheet[HeldPoint]:
-    """What memory is held for, by rank count."""
-    return Sheet(
-        name="memory-kinds",
-        title="Memory by kind",
-        columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
-        rows=found.kinds,
-        caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds them. "
-        "Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part of one copy.",
-    )
-
-
-def batches_sheet(batches: Sequence[BatchMemory]) -> Sheet[BatchMemory]:
-    """Which batches fitted, in which precision."""
-    return Sheet(
-        name="memory-batches",
-        title="Memory by batch and precision",
-        columns=columns_of(BatchMemory),
-        rows=batches,
-        caption=BATCHES_CAPTION,
-    )
-
-
 class MemoryView(GroupView):
     """Memory of ranks and nodes."""
 
@@ -368,16 +337,34 @@ class MemoryView(GroupView):
         return memory(source.group, source.table)
 
     def shown(self, group: Group, found: Memory) -> Section:
-        by_batch = (batches_sheet(found.batches),) if len(found.batches) > 1 else ()
+        sheets: list[Sheet[Any]] = [points_sheet(found)]
+        if found.kinds:
+            sheets.append(
+                Sheet(
+                    name="memory-kinds",
+                    title="Memory by kind",
+                    columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
+                    rows=found.kinds,
+                    caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds "
+                    "them. Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part "
+                    "of one copy.",
+                )
+            )
+        if len(found.batches) > 1:
+            sheets.append(
+                Sheet(
+                    name="memory-batches",
+                    title="Memory by batch and precision",
+                    columns=columns_of(BatchMemory),
+                    rows=found.batches,
+                    caption="All runs of this network, preset, engine and system; the highest peak of any rank.",
+                )
+            )
+        last = found.points[-1]
+        on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
+        of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
         return Section(
-            headline=_headline(found),
+            headline=f"{place_of(last)}: {figure_value(last.peak)} {on}{of}",
             notes=(found.limit, *found.notes),
-            sheets=(points_sheet(found), *((kinds_sheet(found),) if found.kinds else ()), *by_batch),
+            sheets=tuple(sheets),
         )
-
-
-def _headline(found: Memory) -> str:
-    last = found.points[-1]
-    on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
-    of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
-    return f"{place_of(last)}: {figure_value(last.peak)} {on}{of}"

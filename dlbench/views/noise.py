@@ -145,9 +145,6 @@ def doubled_batch(share: float) -> tuple[float, float]:
     return (share + 0.5) / (share + 1), (1 + 2 * share) / (1 + share)
 
 
-CAPTION = "A guide: it supposes a learning rate tuned to each batch."
-
-
 class NoiseView(GroupView):
     """Whether a larger batch would still save steps."""
 
@@ -175,15 +172,13 @@ class NoiseView(GroupView):
                 Column("", "What that means", lambda point: point.advice),
             ),
             rows=points,
-            caption=CAPTION,
+            caption="A guide: it supposes a learning rate tuned to each batch.",
         )
-        return Section(headline=_headline(points[-1]), sheets=(sheet,))
+        last = points[-1]
+        headline = f"unknown at {place_of(last)}"
+        if last.share is not None:
+            headline = f"global batch is {times_value(last.share)} the noise scale at {place_of(last)}"
+        return Section(headline=headline, sheets=(sheet,))
 
     def remedy(self, group: Group) -> str:
         return "--set measure.noise_scale=true estimates it, at the cost of speed."
-
-
-def _headline(point: NoisePoint) -> str:
-    if point.share is None:
-        return f"unknown at {place_of(point)}"
-    return f"global batch is {times_value(point.share)} the noise scale at {place_of(point)}"

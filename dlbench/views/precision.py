@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,7 +38,6 @@ from dlbench.report.wording import (
     times_value,
     value_text,
 )
-from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, of_known, placed
 from dlbench.stats.pairing import RunKey
@@ -136,6 +135,19 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         for row in at_last_place(rows)
         if (ratio := row.ratio) is not None
     ]
+    notes = []
+    if not all(row.is_paired for row in rows if not row.is_reference):
+        why = "repeats did not run interleaved, so drift of the machine is part of these ratios"
+        notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
+    if any(row.num_not_finite for row in rows):
+        notes.append("runs whose loss was not finite count for throughput alone")
+    unit = plan.workload.sample_unit
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if plan.series.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} global batch"
+    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
+    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
+    over = f"ratios over {plan.workload.train.precision} at the same rank count"
     return PrecisionComparison(
         id=found.id,
         label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}, "
@@ -144,9 +156,9 @@ def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -
         groups=tuple(group.id for group in found.groups),
         sample_unit=plan.workload.sample_unit,
         rows=tuple(rows),
-        caption=_caption(plan),
+        caption=f"{batch}; {data}; on {plan.system.name}; {over}.",
         verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
-        notes=tuple(_notes(rows)),
+        notes=tuple(notes),
     )
 
 
@@ -207,32 +219,6 @@ def _row(side: _Side, base: _Side) -> PrecisionRow:
         num_runs=len(side.runs),
         overflow_steps=of_known(median_estimate, overflows, "steps"),
     )
-
-
-def _caption(plan: RunPlan) -> str:
-    """The conditions, with the reference: `plan` is of one of its runs."""
-    unit = plan.workload.sample_unit
-    batch = (
-        f"{plan.global_batch} {unit} global batch"
-        if plan.series.scaling == "strong"
-        else f"{plan.workload.train.batch_per_rank} {unit} per rank"
-    )
-    data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
-    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
-    return (
-        f"{batch}; {data}; on {plan.system.name}; ratios over {plan.workload.train.precision} at the same rank count."
-    )
-
-
-def _notes(rows: Sequence[PrecisionRow]) -> Iterator[str]:
-    """What weakens the comparison, in phrases."""
-    if not all(row.is_paired for row in rows if not row.is_reference):
-        yield (
-            "repeats did not run interleaved, so drift of the machine is part of these ratios; use --sweep "
-            "train.precision=fp32,bf16"
-        )
-    if any(row.num_not_finite for row in rows):
-        yield "runs whose loss was not finite count for throughput alone"
 
 
 def precision_sheet(found: PrecisionComparison) -> Sheet[PrecisionRow]:
@@ -297,8 +283,14 @@ class PrecisionView(ReportView):
         return precisions(source.groups, source.table)
 
     def shown(self, report: Report, found: tuple[PrecisionComparison, ...]) -> Section:
+        first = found[0]
+        best = best_at_last(first.rows, lambda row: row.ratio)
+        headline = f"nothing to compare with {first.reference}"
+        if best is not None:
+            headline = f"{best[1].precision} {times_value(best[0])} the throughput of {first.reference}"
+            headline += f" at {place_of(best[1])}"
         return Section(
-            headline=_headline(found[0]),
+            headline=headline,
             words=tuple(f"{one.label}. {text}" for one in found for text in (one.verdict, *map(sentence, one.notes))),
             sheets=tuple(map(precision_sheet, found)),
         )
@@ -308,12 +300,3 @@ class PrecisionView(ReportView):
             return ""
         command = rerun(report.groups[0], "--sweep train.precision=fp32,bf16")
         return f"no two groups differ in precision alone; {command} runs two interleaved."
-
-
-def _headline(found: PrecisionComparison) -> str:
-    """The largest ratio at the largest rank count."""
-    best = best_at_last(found.rows, lambda row: row.ratio)
-    if best is None:
-        return f"nothing to compare with {found.reference}"
-    ratio, row = best
-    return f"{row.precision} {times_value(ratio)} the throughput of {found.reference} at {place_of(row)}"

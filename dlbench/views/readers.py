@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
@@ -28,7 +28,6 @@ WARM_SHARE = 0.1  # And warm if at most this share.
 MAX_EPOCHS = 50  # Epochs of a table.
 
 Temperature = Literal["cold", "warm", "mixed", "not known"]
-
 
 NOT_COUNTED = "not counted"
 
@@ -127,10 +126,17 @@ def reading(group: scaling.Group, table: RunTable) -> Reading | None:
             found.append((point, known))
     if not found:
         return None
+    epochs: list[EpochReads] = []
+    for point, known in found:
+        by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
+        for key, one in known.items():
+            for epoch in one.epochs:
+                by_number.setdefault(epoch.epoch, {})[key] = epoch
+        epochs += [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
     return Reading(
         asked_cache=group.sample.plan.workload.data.cache,
         points=tuple(_point(point, known) for point, known in found),
-        epochs=tuple(epoch for point, known in found for epoch in _epochs(point, known)),
+        epochs=tuple(epochs),
     )
 
 
@@ -172,14 +178,6 @@ def _point(point: Point, known: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
         cache_in_force=all(one.cache_in_force for one in runs),
         cached_share=fmean(cached) if cached else None,
     )
-
-
-def _epochs(point: Point, known: Mapping[RunKey, ReadingResult]) -> list[EpochReads]:
-    by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
-    for key, one in known.items():
-        for epoch in one.epochs:
-            by_number.setdefault(epoch.epoch, {})[key] = epoch
-    return [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
 
 
 def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReads:
@@ -246,33 +244,27 @@ class ReadingView(GroupView):
 
     def shown(self, group: Group, found: Reading) -> Section:
         sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
-        return Section(
-            headline=_finding(found.points[-1]),
-            sheets=tuple(sheet for sheet in sheets if sheet.rows),
-            notes=tuple(_notes(found)),
-        )
-
-
-def _finding(point: ReadingPoint) -> str:
-    if point.fetch_share is None:
-        return "unknown what readers spent their time on"
-    share = point.fetch_share.value
-    most = f"fetching (I/O) takes {percent(share)}" if share >= 0.5 else f"preparing (CPU) takes {percent(1 - share)}"
-    text = f"{most} of the readers' time"
-    if point.storage_share is None:
-        return text
-    return f"{text}; {percent(min(1.0, point.storage_share))} of the bytes from storage"
-
-
-def _notes(found: Reading) -> Iterator[str]:
-    if found.asked_cache != "any":
+        last = found.points[-1]
+        headline = "unknown what readers spent their time on"
+        if last.fetch_share is not None:
+            share = last.fetch_share.value
+            headline = f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
+            if share >= 0.5:
+                headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
+            if last.storage_share is not None:
+                headline += f"; {percent(min(1.0, last.storage_share))} of the bytes from storage"
+        notes = []
         for point in found.points:
-            if not point.cache_in_force:
-                where = place_text(point.ranks, point.nodes)
-                yield f"Warning: data.cache {found.asked_cache} was not in force at {where}: {' | '.join(point.cache)}."
-    in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
-    kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
-    yield from (f"Page cache: {text}." for text in kept)
+            if found.asked_cache != "any" and not point.cache_in_force:
+                where, told = place_text(point.ranks, point.nodes), " | ".join(point.cache)
+                notes.append(f"Warning: data.cache {found.asked_cache} was not in force at {where}: {told}.")
+        in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
+        kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
+        return Section(
+            headline=headline,
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
+            notes=(*notes, *(f"Page cache: {text}." for text in kept)),
+        )
 
 
 def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:

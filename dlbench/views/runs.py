@@ -16,8 +16,6 @@ from dlbench.report.wording import runs_text
 from dlbench.views.model import Report, RunRow
 from dlbench.views.view import ReportSource, ReportView
 
-CAPTION = "Scatter: standard deviation of step times over their mean."
-
 
 class RunsView(ReportView):
     """Every run."""
@@ -63,7 +61,7 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
         title="All runs",
         columns=drop_empty_columns(columns, runs),
         rows=runs,
-        caption=CAPTION,
+        caption="Scatter: standard deviation of step times over their mean.",
         is_sortable=True,
         max_rows=MAX_LISTED,
     )
@@ -210,7 +208,13 @@ def _registered(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunD
 
 
 def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
-    found = _several_values({run.plan.run_id: _flat(run) for run in runs})
+    of_runs = {}  # as `--set` names them
+    for run in runs:
+        content = run.plan.model_dump(mode="json", exclude=set(_LEFT_OUT))
+        workload = content.pop("workload")
+        nested = {key: workload.pop(key) for key in list(workload) if isinstance(workload[key], dict)}
+        of_runs[run.plan.run_id] = dict(_leaves({**content, "workload": workload, **nested}, ""))
+    found = _several_values(of_runs)
     # What a system's file says apart from the launcher explains least.
     for key, values in sorted(found, key=lambda item: item[0].startswith("system.") and not _keeps_apart(item[0])):
         if key not in _SHOWN:
@@ -222,14 +226,6 @@ def _keeps_apart(key: str) -> bool:
     if key.startswith("system."):
         return is_shaping(key)
     return key.startswith(_APART) and key != "measure.stall_timeout_s"
-
-
-def _flat(run: Run) -> dict[str, str]:
-    """Settings of a plan as `--set` names them."""
-    content = run.plan.model_dump(mode="json", exclude=set(_LEFT_OUT))
-    workload = content.pop("workload")
-    nested = {key: workload.pop(key) for key in list(workload) if isinstance(workload[key], dict)}
-    return dict(_leaves({**content, "workload": workload, **nested}, ""))
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:

@@ -289,18 +289,14 @@ def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Poin
         Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
         figure("serial_fraction", "Serial fraction" * has_fraction, "serial_fraction"),
     )
-    caption = _intervals(points)
-    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)
-
-
-def _intervals(points: Sequence[Point]) -> str:
-    """What the intervals of a table of points are, each kind once: of throughputs, of ratios and of steps."""
+    # What the intervals are, each kind once: of throughputs, of ratios and of steps.
     figures: dict[str, list[str]] = {"": [], "ratios ": [], "steps ": []}
     for point in points:
         own = basis_text(point.throughput)
         figures[""].append(own)
-        for name, figure in (("ratios ", point.efficiency), ("steps ", point.step)):
-            if not (point.is_baseline and figure is point.efficiency) and basis_text(figure) != own:
-                figures[name].append(basis_text(figure))
+        for name, estimate in (("ratios ", point.efficiency), ("steps ", point.step)):
+            if not (point.is_baseline and estimate is point.efficiency) and basis_text(estimate) != own:
+                figures[name].append(basis_text(estimate))
     texts = [f"{name}{', '.join(dict.fromkeys(found))}" for name, found in figures.items() if found]
-    return f"Intervals: {'; '.join(texts)}." if texts else ""
+    caption = f"Intervals: {'; '.join(texts)}." if texts else ""
+    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)

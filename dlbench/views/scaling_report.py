@@ -104,7 +104,6 @@ SCALING = Views(
     ),
 )
 
-
 TITLE = "dlbench scaling report"
 
 
@@ -174,6 +173,9 @@ def _group_numbers(
     for view in views.group:
         if view.key:
             source = dataclasses.replace(source, views={**source.views, view.key: view.numbers(source)})
+    quality = source.of(Quality)
+    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
+    speed = verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))
     return model.Group(
         id=group.id,
         label=_label(group, settings),
@@ -186,7 +188,7 @@ def _group_numbers(
         settings=settings,
         caption=" ".join((*_apart(group, unit), _caption(group, "geometric means"))),
         parts_caption=_caption(group, "means"),
-        verdict=_verdict(source, unit),
+        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *_apart(group, unit)]),
         baseline_note=baseline_note(group, groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
@@ -194,16 +196,6 @@ def _group_numbers(
         doubts=found,
         views=source.views,
     )
-
-
-def _verdict(source: GroupSource, unit: str) -> str:
-    """One or two sentences: on quality where the runs trained to one, and on speed."""
-    quality = source.of(Quality)
-    subject = f"{clean(source.group.sample.plan.workload.title)} ({_short_conditions(source.group)})"
-    speed = verdict(
-        unit, source.group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent)
-    )
-    return " ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *_apart(source.group, unit)])
 
 
 def _apart(group: scaling.Group, unit: str) -> Iterator[str]:
@@ -335,9 +327,7 @@ def _environment(runs: list[Run]) -> model.Environment:
 
 GROUP_COLUMNS = ("group", "label")
 
-
 MEANS = "Means over the runs of a point"  # Stands for a group's conditions where its figures are those of parts.
-
 
 _DEPTH: dict[Level, int] = {"answer": 0, "evidence": 1, "appendix": 2}
 

@@ -56,6 +56,9 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
     more = len(marks) - MAX_WARNINGS
     rest = [Mark(severity="note", text=f"{more} more serious warnings are in the report")] if more > 0 else []
+    num_notes = len(doubts) - len(marks)
+    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((len(marks), "warning"), (num_notes, "note")) if n]
+    counted = f"{' and '.join(counts)}{':' if marks else ': the report has them'}" if doubts else "No warnings."
     parts = [group.label.split(", ") for group in groups]
     result = Section(
         id="result",
@@ -65,7 +68,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         brief=(
             *(line for sweep in report.all_of(Sweep) for cell in sweep.cells for line in goal_lines(cell)),
             *_words(groups, settings),
-            _counted(len(marks), len(doubts) - len(marks)),
+            counted,
         ),
         marks=(*marks[:MAX_WARNINGS], *rest),
     )
@@ -115,13 +118,6 @@ def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
     # Of several settings only what all of them should do; what differs behind a colon are figures.
     steps = {group.next_step.partition(": ")[0] for group in groups}
     return [*lines, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
-
-
-def _counted(serious: int, notes: int) -> str:
-    if not serious + notes:
-        return "No warnings."
-    counts = [f"{n} {word}{'s' * (n > 1)}" for n, word in ((serious, "warning"), (notes, "note")) if n]
-    return f"{' and '.join(counts)}{': the report has them' if not serious else ':'}"
 
 
 def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:

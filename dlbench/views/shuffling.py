@@ -207,8 +207,13 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
-    finals = {table.keys[run.plan.run_id]: value for run in runs if (value := _last_value(run)) is not None}
-    quality = next((run.record.quality for run in runs if run.record and run.record.quality), None)
+    qualities = {table.keys[run.plan.run_id]: run.record.quality for run in runs if run.record and run.record.quality}
+    finals = {}
+    for key, one in qualities.items():
+        known = [evaluation.value for evaluation in one.evaluations if evaluation.value is not None]
+        if known:
+            finals[key] = float(known[-1])
+    quality = next(iter(qualities.values()), None)
     return ShuffleRow(
         group=group.id,
         ranks=point.ranks,
@@ -230,18 +235,10 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     )
 
 
-def _last_value(run: Run) -> float | None:
-    """The metric of a run after its last evaluation that has one; None where it has none."""
-    quality = None if run.record is None else run.record.quality
-    known = [] if quality is None else [one.value for one in quality.evaluations if one.value is not None]
-    return float(known[-1]) if known else None
-
-
 POINTS_CAPTION = (
     "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
     "distance: total variation between the classes of a rank and of all; 0: the same mix."
 )
-COMPARED_CAPTION = "Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling."
 
 
 def points_sheet(found: Audit) -> Sheet[AuditPoint]:
@@ -287,7 +284,7 @@ def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
         title=f"Ways of shuffling: {found.label}",
         columns=columns,
         rows=found.rows,
-        caption=COMPARED_CAPTION,
+        caption="Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling.",
     )
 
 
@@ -325,23 +322,22 @@ class ShuffleAuditView(GroupView):
     def shown(self, group: Group, found: Audit) -> Section:
         left, cost = found.num_errors - len(found.errors), max(point.audit_share or 0.0 for point in found.points)
         more = [f"{left} more errors; the records hold all of them"] * bool(left)
+        bad, runs, whole, twice, never = (
+            sum(getattr(point, name) for point in found.points)
+            for name in ("num_bad", "num_runs", "whole_epochs", "twice", "never")
+        )
+        headline = f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
+        if bad:
+            headline = f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, "
+            headline += f"{samples_text(never)} never"
+        elif whole:
+            headline = f"no sample read twice or missed in an epoch ({runs_text(runs)})"
         return Section(
-            headline=_headline(found),
+            headline=headline,
             marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
             notes=(f"The audit costs {percent(cost)} of the steps.",) if cost >= WORTH_SAYING else (),
             sheets=(points_sheet(found),),
         )
-
-
-def _headline(found: Audit) -> str:
-    bad = sum(point.num_bad for point in found.points)
-    runs = sum(point.num_runs for point in found.points)
-    if bad:
-        twice, never = (sum(getattr(point, name) for point in found.points) for name in ("twice", "never"))
-        return f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} never"
-    if any(point.whole_epochs for point in found.points):
-        return f"no sample read twice or missed in an epoch ({runs_text(runs)})"
-    return f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
 
 
 class ShufflingView(ReportView):
@@ -355,8 +351,13 @@ class ShufflingView(ReportView):
         return comparisons(source.groups, source.table)
 
     def shown(self, report: Report, found: tuple[ShuffleComparison, ...]) -> Section:
+        best = best_at_last(found[0].rows, lambda row: None if row.shuffle == "global" else row.factor)
+        headline = "nothing to compare: other shuffling, or global shuffling, did not run"
+        if best is not None:
+            factor, row = best
+            headline = f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"
         return Section(
-            headline=_compared(found),
+            headline=headline,
             words=tuple(
                 f"{one.label}: global shuffling did not run: there is nothing to compare with."
                 for one in found
@@ -365,13 +366,3 @@ class ShufflingView(ReportView):
             charts=lambda: list(_charts(found)),
             sheets=tuple(map(compared_sheet, found)),
         )
-
-
-def _compared(found: Sequence[ShuffleComparison]) -> str:
-    """The way that gains most against global shuffling at the largest rank count of the first set."""
-    rows = found[0].rows
-    best = best_at_last(rows, lambda row: None if row.shuffle == "global" else row.factor)
-    if best is None:
-        return "nothing to compare: other shuffling, or global shuffling, did not run"
-    factor, row = best
-    return f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"

@@ -194,7 +194,6 @@ STRATEGY_TITLES = {
     "lazy": "kept on the node when first read (lazy)",
 }
 CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
-BREAK_EVEN_CAPTION = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
 
 
 class StagingView(GroupView):
@@ -208,15 +207,15 @@ class StagingView(GroupView):
         return staged(source.group, source.table)
 
     def shown(self, group: Group, found: Staged) -> Section:
-        points = found.points
-        return Section(headline=_finding(points[-1]), sheets=(_sheet(points),), notes=_notes(points))
-
-
-def _finding(point: StagingPoint) -> str:
-    what = STRATEGY_TITLES.get(point.strategy, point.strategy)
-    if point.strategy == "lazy":
-        return f"{what}, to {point.tier}; no time before training"
-    return f"{what}, to {point.tier}: {value_text(point.seconds)} at {place_text(point.ranks, point.nodes)}"
+        last = found.points[-1]
+        took = "; no time before training"
+        if last.strategy != "lazy":
+            took = f": {value_text(last.seconds)} at {place_text(last.ranks, last.nodes)}"
+        return Section(
+            headline=f"{STRATEGY_TITLES.get(last.strategy, last.strategy)}, to {last.tier}{took}",
+            sheets=(_sheet(found.points),),
+            notes=_notes(found.points),
+        )
 
 
 def _notes(points: Sequence[StagingPoint]) -> tuple[str, ...]:
@@ -279,7 +278,30 @@ class BreakEvenView(ReportView):
         return tuple(rows)
 
     def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
-        return Section(headline=_pays_briefly(found[-1]), sheets=(_pairs_sheet(found),))
+        last = found[-1]
+        headline = f"{last.strategy} to {last.tier} at {place_text(last.ranks, last.nodes)}"
+        if last.is_lazy:
+            headline += f": epochs in place take {times_value(last.factor)} as long; nothing to pay back"
+        elif last.epochs is None:
+            headline += " never pays: staged epochs are not faster"
+        else:
+            headline += f" has paid after {number_text(last.epochs, 'epochs')} epochs"
+
+        def epochs(row: BreakEven) -> Cell:
+            return Cell(break_even_text(row), number=row.epochs)
+
+        columns = columns_of(
+            BreakEven,
+            "label",
+            *place_columns(),
+            *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
+            *("gain", "factor"),
+            Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
+            *("epochs_low", "epochs_high", "is_paired"),
+        )
+        caption = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
+        sheet = Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=found, caption=caption)
+        return Section(headline=headline, sheets=(sheet,))
 
 
 def break_even_text(row: BreakEven) -> str:
@@ -294,28 +316,3 @@ def break_even_text(row: BreakEven) -> str:
         return text
     end = "no upper end" if row.epochs_high is None else number_text(row.epochs_high, "epochs")
     return f"{text} [{number_text(row.epochs_low, 'epochs')}, {end}]"
-
-
-def _pays_briefly(row: BreakEven) -> str:
-    how = f"{row.strategy} to {row.tier} at {place_text(row.ranks, row.nodes)}"
-    if row.is_lazy:
-        return f"{how}: epochs in place take {times_value(row.factor)} as long; nothing to pay back"
-    if row.epochs is None:
-        return f"{how} never pays: staged epochs are not faster"
-    return f"{how} has paid after {number_text(row.epochs, 'epochs')} epochs"
-
-
-def _pairs_sheet(rows: Sequence[BreakEven]) -> Sheet[BreakEven]:
-    def epochs(row: BreakEven) -> Cell:
-        return Cell(break_even_text(row), number=row.epochs)
-
-    columns = columns_of(
-        BreakEven,
-        "label",
-        *place_columns(),
-        *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
-        *("gain", "factor"),
-        Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
-        *("epochs_low", "epochs_high", "is_paired"),
-    )
-    return Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=BREAK_EVEN_CAPTION)

@@ -30,7 +30,6 @@ VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "c
 
 WARM_ENOUGH = 0.05  # Share of bytes from storage that a run may read whose samples are to be in the page cache.
 
-
 PART_TITLES = {
     "ingestion": "step without input (synthetic data)",
     "preparation": "preparation stall (decode, augment)",

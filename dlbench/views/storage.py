@@ -28,7 +28,6 @@ FORMAT = "dlbench.io"
 Cache = Literal["cold", "warm"]
 Limit = Literal["fetch", "prepare"]
 
-
 LIMIT_TITLES: dict[Limit, str] = {"fetch": "fetching", "prepare": "preparing"}
 _MB = 1e6
 MAX_SIZE_FACTOR = 1.5  # By so much samples may be larger or smaller than the published ones without a word.

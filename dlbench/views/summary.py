@@ -190,27 +190,24 @@ class SummaryView(ReportView):
             words = (f"No run has figures. {more}",)
             return (Section(id=self.id, title=self.title, words=words, brief=("No run has figures.",)),)
         names = short_names(report.groups)
+        # What holds for all groups, since their names do not say it.
+        conditions = {
+            name: {one.condition(name) for one in report.groups}
+            for name in ("preset", "engine", "precision", "scaling", "goal")
+        }
+        shared = [_value(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)]
+        about = f"{'All groups: ' * (len(report.groups) > 1)}{', '.join(shared)}."
         return (
             Section(
                 id=self.id,
                 title=self.title,
-                about=_shared(report.groups),
+                about=(about,) if shared else (),
                 charts=lambda: _efficiency_chart(report.groups, names),
                 charts_per_row=1,
                 cards=tuple(_card(group, name, report) for group, name in zip(report.groups, names, strict=True)),
                 brief=(),
             ),
         )
-
-
-def _shared(groups: Sequence[Group]) -> tuple[str, ...]:
-    """What holds for all groups, since their names do not say it."""
-    found = [
-        _value(name, value)
-        for name in ("preset", "engine", "precision", "scaling", "goal")
-        if (value := groups[0].condition(name)) and all(one.condition(name) == value for one in groups)
-    ]
-    return (f"{'All groups: ' * (len(groups) > 1)}{', '.join(found)}.",) if found else ()
 
 
 def short_names(groups: Sequence[Group]) -> list[str]:
@@ -249,8 +246,10 @@ def _value(name: str, value: str) -> str:
 
 def _card(group: Group, name: str, report: Report) -> Card:
     big, small = _headline(group)
-    loss = _loss(group)
     last = group.largest
+    lost = group.of(LostPercent)
+    point = lost.at(last) if lost else None
+    loss = loss_in_brief(point) if point else ""
     return Card(
         title=name,
         link=f"group-{group.id}",
@@ -294,10 +293,3 @@ def _machine(group: Group, report: Report) -> str:
         each = fields.get("GPUs in use per node", "")
         return f"{counted}, {f'{each} x ' if each else ''}{gpu}"
     return ", ".join((counted, *([cpu] if cpu else []), *([f"{threads} threads"] if threads else [])))
-
-
-def _loss(group: Group) -> str:
-    """Returns what the loss at the largest point comes from; empty where it is not known."""
-    found = group.of(LostPercent)
-    point = found.at(group.largest) if found else None
-    return loss_in_brief(point) if point else ""

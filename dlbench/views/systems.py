@@ -17,7 +17,6 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet
 from dlbench.report.wording import runs_text
-from dlbench.specs.container import ContainerSpec
 from dlbench.specs.plan import RunPlan
 from dlbench.units import format_seconds
 from dlbench.views.model import Report
@@ -199,7 +198,10 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
     launchers = [f"{system.launch.launcher}, scheduler {system.scheduler}" for system in systems]
     pinned = ["each rank on cores of its own" if system.launch.pin else "not bound" for system in systems]
     found = [("Launcher", _joined(launchers)), ("Binding", _joined(pinned)), ("Start-up", _start_up(runs))]
-    containers = [_container(system.container) for system in systems]
+    containers = []  # A name without a digest may mean another image tomorrow.
+    for container in (system.container for system in systems):
+        which = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
+        containers.append(f"{container.kind}, {container.image}, {which}" if container.is_used else "")
     for title, texts, missing in (
         ("Container", containers, "none"),
         ("Network interface requested", [system.launch.interface or "" for system in systems], "none"),
@@ -210,14 +212,6 @@ def _of_plans(runs: Sequence[Run]) -> list[tuple[str, str]]:
         if any(texts):
             found.append((title, _joined([text or missing for text in texts])))
     return found
-
-
-def _container(container: ContainerSpec) -> str:
-    """What ranks ran in, and which image; a name without a digest may mean another image tomorrow."""
-    if not container.is_used:
-        return ""
-    which = f"SHA-256 {container.digest[:12]}" if container.digest else "its digest is not known"
-    return f"{container.kind}, {container.image}, {which}"
 
 
 def _start_up(runs: Sequence[Run]) -> str:

@@ -366,7 +366,12 @@ def _headline(found: Telemetry, *, on_gpu: bool) -> str:
     """How busy the nodes of the largest rank count are, and whether a clock was throttled."""
     last = (found.nodes[-1].ranks, found.nodes[-1].nodes) if found.nodes else (0, 0)
     own = [node for node in found.nodes if (node.ranks, node.nodes) == last]
-    throttling = _throttling(found, on_gpu=on_gpu)
+    worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
+    throttling = "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU whose clocks could be read"
+    if worst is not None and worst.throttled:
+        throttling = f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
+    elif any(node.throttled is not None for node in found.nodes):
+        throttling = "no throttling seen"
     if sum(node.num_samples for node in own) < MIN_SAMPLES:
         few = f"fewer than {MIN_SAMPLES} samples in the measured steps: too short a run"
         return throttling if any(node.throttled for node in found.nodes) else few
@@ -375,13 +380,3 @@ def _headline(found: Telemetry, *, on_gpu: bool) -> str:
     means = (("GPUs", gpus), ("CPU", cpus))
     busy = (f"{name} busy {percent(statistics.fmean(shares), 0)}" for name, shares in means if shares)
     return ", ".join([*busy, throttling])
-
-
-def _throttling(found: Telemetry, *, on_gpu: bool) -> str:
-    known = [node for node in found.nodes if node.throttled is not None]
-    worst = max(found.nodes, key=lambda node: (node.throttled or 0.0, node.ranks), default=None)
-    if worst is not None and worst.throttled:
-        return f"throttled {percent(worst.throttled)} of the time: {worst.host[:20]}, {worst.throttled_by}"
-    if known:
-        return "no throttling seen"
-    return "clock throttling unknown: no GPU was sampled" if on_gpu else "no GPU whose clocks could be read"

@@ -242,11 +242,16 @@ def rates_beside(group: scaling.Group) -> tuple[PublishedRate, ...]:
         names = gpu_names(run)
         if len(names) != 1 or gpus_per_rank(run) != 1:
             continue
+        workload = run.plan.workload
+        ours = workload.model.model_dump(mode="json")
+        length = workload.data.sequence_length if isinstance(workload.data, TextData) else None
         for rate in found.rates:
             if (
                 rate.gpus != point.ranks
                 or not names & set(rate.devices)
-                or not _same(run, rate, networks[rate.network])
+                or workload.train.precision not in rate.precision
+                or length != networks[rate.network].sequence_length
+                or any(ours.get(key) != value for key, value in networks[rate.network].model.items())
             ):
                 continue
             one = rate.per_s / rate.gpus
@@ -263,17 +268,6 @@ def rates_beside(group: scaling.Group) -> tuple[PublishedRate, ...]:
                 )
             )
     return tuple(found_rates)
-
-
-def _same(run: Run, rate: Rate, network: Network) -> bool:
-    workload = run.plan.workload
-    ours = workload.model.model_dump(mode="json")
-    length = workload.data.sequence_length if isinstance(workload.data, TextData) else None
-    return (
-        workload.train.precision in rate.precision
-        and length == network.sequence_length
-        and all(ours.get(key) == value for key, value in network.model.items())
-    )
 
 
 def _differences(run: Run, rate: Rate) -> list[str]:
@@ -310,7 +304,17 @@ class UtilisationView(GroupView):
             padding = f"; {found.padding}, so the arithmetic done is less than stated" if found.padding else ""
             notes = [f"{flops} GFLOP per sample{padding}; {found.peak}."]
             sheets.insert(0, _sheet(found))
-        return Section(headline=_headline(found), sheets=tuple(sheets), notes=tuple(notes))
+        last = found.points[-1]
+        published = f"{value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
+        headline = published
+        if last.mfu is not None:
+            headline = "; ".join(filter(None, [f"MFU {value_text(last.mfu)} at {place_of(last)}", published]))
+        elif last.achieved is not None:
+            unit, factor = _unit(found)
+            headline = (
+                f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
+            )
+        return Section(headline=headline, sheets=tuple(sheets), notes=tuple(notes))
 
     def remedy(self, group: Group) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
@@ -365,17 +369,6 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
         *columns_of(UtilisationPoint, titles={} if has_mfu else {"mfu": ""}),
     )
     return Sheet(name="utilisation", title="Use of the hardware", columns=columns, rows=found.points)
-
-
-def _headline(found: Utilisation) -> str:
-    last = found.points[-1]
-    if last.mfu is not None:
-        published = f"; {value_text(found.published[-1].ratio)} of a published rate" if found.published else ""
-        return f"MFU {value_text(last.mfu)} at {place_of(last)}{published}"
-    if last.achieved is not None:
-        unit, factor = _unit(found)
-        return f"{value_text(last.achieved.scaled(factor))} model {unit} per rank; MFU unknown: no peak declared"
-    return f"{value_text(found.published[-1].ratio)} of a published rate"
 
 
 def _unit(found: Utilisation) -> tuple[str, float]:

@@ -173,14 +173,6 @@ def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     assert not {"Of it from storage", "From the page cache"} & set(header)
 
 
-def test_a_cache_that_was_not_as_asked_is_told(tmp_path: Path) -> None:
-    told = reading_result(cache="no right to drop it", cache_in_force=False)
-    write(tmp_path, 5.0, {"reading": told}, overrides={"data.cache": "cold", "data.loader_workers": "auto"})
-    _, document = page(tmp_path)
-    section = sections(document)["reading"]
-    assert section.notes == ("Warning: data.cache cold was not in force at 2 ranks: no right to drop it.",)
-
-
 def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown: tuple[Report, Document]) -> None:
     one = group(shown[0], staging="shard", shuffle="partial:0.1")
     (point,) = one.of(Audit).points

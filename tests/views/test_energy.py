@@ -26,9 +26,7 @@ from dlbench.records.rows.samples import sample_writer
 from dlbench.records.rows.spans import STAGE
 from dlbench.records.rows.steps import StepWriter
 from dlbench.records.scan import Run, read_run, scan
-from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
-from dlbench.views.diagnosis import diagnosis
 from dlbench.views.energy import DetailedEnergy, KindEnergy, detailed_energy
 from tests.support.programs import on_path
 from tests.support.run_factory import Story, constant, plans, write_run
@@ -120,14 +118,6 @@ def kind_of(found: DetailedEnergy, kind: Kind = "GPUs") -> KindEnergy:
     return chosen
 
 
-def text_of(out: Path) -> str:
-    """The section on energy as `dlbench diagnose` prints it, on one line."""
-    lines = to_text(diagnosis(scan(out))[1], full=True).splitlines()
-    assert max(map(len, lines)) <= 80
-    begin = lines.index("Energy")
-    return " ".join(" ".join(lines[begin:]).split())
-
-
 # Integrals
 
 
@@ -167,15 +157,6 @@ def test_a_sampler_that_doubles_its_period_leaves_no_gap() -> None:
     # The same early gap is one at the period that was in force then.
     holed = np.delete(times, slice(3, 9))
     assert rate_curve(holed, np.full(len(holed), 10.0), 8.0).over(0, int(times[-1])).known_ns == times[-1] - 7 * S
-
-
-def test_a_counter_reset_splits() -> None:
-    times = np.arange(6) * S
-    curve = counter_curve(times, np.array([1000.0, 1010, 1020, 5, 15, 25]), 1.0)
-    assert curve.resets == 1
-    amount = curve.over(0, 5 * S)
-    assert amount.value == pytest.approx(40.0)
-    assert amount.known_ns == 4 * S
 
 
 def curves() -> st.SearchStrategy[Curve]:
@@ -260,14 +241,6 @@ def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
     assert energy.doubts == ()
 
 
-def test_power_is_taken_where_there_is_no_counter(tmp_path: Path) -> None:
-    late = [t + 0.3 * math.sin(7 * t) for t in every(1.0)]
-    energy = run_energy(make_run(tmp_path, ["gpu.0.power_w"], rows_of(late, lambda t: 200 + 10 * t)))
-    assert energy.methods("GPUs") == ("power over time stamps",)
-    # 200 t + 5 t^2 from 4 to 16.
-    assert joules(energy, "measured") == pytest.approx(200 * 12 + 5 * (256 - 16), rel=1e-6)
-
-
 def test_a_counter_that_failed_early_gives_way_to_power(tmp_path: Path) -> None:
     rows = rows_of(every(1.0), lambda t: 150.0, lambda t: 150 * t + 1000 if t < 3 else math.nan)
     run = make_run(
@@ -313,7 +286,6 @@ def test_too_little_sampled_makes_no_figure(tmp_path: Path) -> None:
     told = kind_of(measured(tmp_path))
     assert told.energy_per_sample is None
     assert told.sampled_share == pytest.approx(8 / 12)
-    assert "GPUs, 1 rank too little sampled" in text_of(tmp_path)
 
 
 def test_rapl_is_apart_and_told_as_the_whole_node(tmp_path: Path) -> None:
@@ -531,18 +503,6 @@ def test_runs_of_a_point_become_an_interval(tmp_path: Path) -> None:
     assert (each.value, each.low, each.high, each.n) == pytest.approx((GEOMETRIC / 4, 300 / 4, 320 / 4, 3))
     assert told.mean_power.value == pytest.approx(310)
     assert told.whole.value == pytest.approx(310 * 20)
-
-
-def test_lines_say_figure_method_share_and_what_is_missing(tmp_path: Path) -> None:
-    write_series(tmp_path, [300, 320])
-    text = text_of(tmp_path)
-    assert "GPUs, 1 rank 77.5 (75.0 to 80.0)" in text
-    assert "310 (300 to 320) 1 " in text
-    assert "energy counter" in text
-    assert "processors not measured" in text
-    assert "this node did not sample it (n0)" in text
-    assert "3,720 (3,600 to 3,840)" in text
-    assert "6,200 (6,000 to 6,400)" in text
 
 
 def test_samples_of_another_run_are_refused(tmp_path: Path) -> None:

@@ -97,11 +97,6 @@ def made(runs: Path) -> model.Report:
     return assemble(scan(runs))
 
 
-@pytest.fixture(scope="module")
-def page(made: model.Report) -> str:
-    return html.to_html(document_of(made)).replace("\N{NO-BREAK SPACE}", " ")
-
-
 # Numbers
 
 
@@ -178,15 +173,6 @@ def test_measured_line_goes_before_a_fitted_one(tmp_path: Path) -> None:
     assert found.best_exposed.value == pytest.approx(min(exposed_of(merging, line) for merging in all_mergings()))
 
 
-def test_means_over_runs_with_their_intervals(tmp_path: Path) -> None:
-    exposed = (0.010, 0.014, 0.011, 0.013, 0.012)
-    write_exchange(tmp_path, lambda plan: {"exposed_s": exposed[plan.series.repeat], "communication_s": 0.03})
-    point = point_of(tmp_path)
-    assert point.exposed.value == pytest.approx(0.012)
-    assert point.exposed.low < 0.011 < 0.013 < point.exposed.high
-    assert (point.exposed.kind, point.exposed.n) == ("Student t", 5)
-
-
 def timed(sizes: Sequence[int], slow: float = 1.0) -> list[Message]:
     return [
         Message(num_bytes=n, num_tensors=1, method="flat", exchange_s=(ALPHA + BETA * n) * (slow if i == 0 else 1.0))
@@ -241,7 +227,6 @@ def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> 
     assert point.why == (
         "model contradicted by measurement: 5 of 5 runs left less after the backward pass than its best"
     )
-    assert "model contradicted by measurement" in " ".join(terminal.to_text(report, full=True).split())
     assert "Least after backward" not in html.to_html(report)
 
 
@@ -278,11 +263,11 @@ def test_unknown_is_said_with_the_reason(tmp_path: Path) -> None:
     unknown = {"communication_s": None, "exposed_s": None, "hidden_s": None}
     write_exchange(tmp_path / "times", lambda plan: unknown, repeats=1)
     for name, reason in (("when", "when each gradient was ready"), ("cost", "fit no line")):
-        report, group = report_of(tmp_path / name)
-        assert points_of(group)[0].prediction is None
+        _, group = report_of(tmp_path / name)
+        (point,) = points_of(group)
+        assert point.prediction is None
+        assert reason in point.why
         assert "Least after backward" not in rows_of(times(points_of(group)))[0]
-        assert reason in " ".join(terminal.to_text(report, full=True).split())
-        assert reason in html.to_html(report)
     _, group = report_of(tmp_path / "times")
     row = rows_of(times(points_of(group)))[0]
     assert [row[title] for title in ("Messages under way", "during backward", "after backward")] == ["not measured"] * 3

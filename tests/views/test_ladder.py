@@ -202,13 +202,6 @@ def test_efficiency_is_of_the_same_step_at_fewer_ranks(found: Sweep) -> None:
     assert {one.efficiency for one in two.settings} == {None}
 
 
-def test_a_step_without_figures_is_passed_over(tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"workload": workload(tmp_path), "ladder": True, "engine": "ddp"}
-    write_sweep(tmp_path / "runs", planted, skip=lambda plan: plan.series.step == "tensor fusion", **asked)
-    (sweep,) = sweeps(tabulate(scan(tmp_path / "runs"), with_causes=True))
-    assert [one.label for one in sweep.cells[0].settings if one.gain] == ["large batch"]
-
-
 def made(folder: Path, *missing: tuple[str, int], repeats: int = 5) -> Sweep:
     """A ladder of two ranks of which these runs, by step and repeat, are not there."""
     asked: dict[str, Any] = {"workload": workload(folder), "ladder": True, "engine": "ddp", "repeats": repeats}

@@ -9,11 +9,9 @@ import pytest
 
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
-from dlbench.report.document import Section
 from dlbench.specs.plan import RunPlan
 from dlbench.views.quality.numbers import LargeBatch, large_batches
 from dlbench.views.quality.view import batch_verdict
-from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import Story, Training, constant, quality_plans, write_run
 
 BATCHES = {"train.batch_per_rank": (4, 8, 16), "train.optimizer.learning_rate": (0.1, 0.8)}
@@ -35,10 +33,6 @@ def write(out: Path, ends: dict[tuple[int, float], int] = EVALUATIONS, **request
 def found_in(out: Path) -> LargeBatch:
     (found,) = large_batches(tabulate(scan(out)))
     return found
-
-
-def section_of(out: Path) -> Section | None:
-    return next((s for s, _ in document_of(assemble(scan(out))).walk() if s.id == "large-batch"), None)
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,9 @@ from dlbench.perfmodels.memory.planner import fixed_plan
 from dlbench.records.memory import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
-from dlbench.report.document import Section
-from dlbench.report.formats import terminal
-from dlbench.report.formats.json import as_plain
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
-from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
 from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
 from tests.support.run_factory import Story, constant, plans, write_run, write_unfinished
@@ -137,23 +134,6 @@ def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(foun
 def test_throughput_is_drawn_with_the_largest_batch_in_core(found: OutOfCore) -> None:
     (throughput,) = method_charts(found, 1)
     assert "in core up to 13" in json.dumps(throughput.spec)
-
-
-def test_the_section_says_it_all_and_a_page_can_be_made(runs: Path) -> None:
-    report = assemble(scan(runs))
-    (section,) = OutOfCoreView().sections(report)
-    words = " ".join(section.words)
-    assert "In core with batch 32 at 1 rank: 5 runs did not fit" in words
-    assert "Without recomputing or swapping, 20 MiB are enough for a pass of 13 samples" in words
-    assert "Predicted steps are off by" in words
-    document = document_of(report)
-    text = terminal.to_text(document)
-    assert max(map(len, text.splitlines())) <= 80
-    assert "planned (KARMA), in 20MiB" in text
-    only = [one for one in document.sections if isinstance(one, Section) and one.id.startswith("out-of-core")]
-    tables = {sheet.name for one in only for sheet in one.sheets}
-    assert tables == {"memory-limit", "out-of-core", "out-of-core-steps"}
-    assert as_plain(report)["out_of_core"][0]["points"][0]["method"] == "in core"
 
 
 def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from dlbench.views.systems import SystemDescription, SystemsView
 from dlbench.views.view import ReportView
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_sweep
 
-PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
 VIEWS: tuple[ReportView, ...] = (PrecisionView(), DifferencesView(), SystemsView())
 
 SWEEP = {"train.precision": ["fp32", "bf16"]}

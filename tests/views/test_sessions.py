@@ -32,7 +32,6 @@ NOISE_SCALE = {
     "noise_scale": 32.0,
 }
 
-
 RANGES = {"quantiles"}
 """Bands from the smallest to the largest of all runs, by definition."""
 

@@ -35,7 +35,7 @@ from dlbench.views.model import Group
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
 from dlbench.views.view import GroupView, Views
-from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_scaling, write_unfinished
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
 from tests.support.watch_factory import write_samples
 
 VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
@@ -44,7 +44,6 @@ N = TypeVar("N")
 
 S = 1_000_000_000
 THERMAL = 0x20
-PAYLOAD = "</script><script>window.pwned=1</script>\x1b[31m<img src=x onerror=window.pwned=1>"
 
 OF_GPU = ("power_w", "energy_j", "sm_clock_hz", "utilization", "clock_reasons", "memory_used_bytes")
 COLUMNS = [
@@ -171,21 +170,6 @@ def test_power_of_some_gpus_is_not_that_of_the_node(tmp_path: Path, telling: int
     cells = dict(zip(table.header, map(str, table.rows[0].cells), strict=True))
     assert cells["Power of its GPUs"] == ("600.0 W" if telling == 2 else "of 1 of 2 GPUs only")
     assert cells["Received"] == "2 MiB/s"
-
-
-def test_what_could_not_be_read_is_told(tmp_path: Path) -> None:
-    one_run(
-        tmp_path,
-        device="cpu",
-        columns=["host.cpu.0.busy"],
-        rows=rows(lambda t: [0.5]),
-        unavailable={"gpu": "no NVML library", "host.energy": "no RAPL"},
-        story=Story(device="cpu"),
-    )
-    group = group_of(tmp_path)
-    reasons = {item.what: item.reason for item in group.of(Telemetry).unavailable}
-    assert reasons["gpu"] == "no NVML library"
-    assert "dlbench doctor" in view("energy").remedy(group)
 
 
 # Energy
@@ -330,17 +314,6 @@ def test_memory_by_rank_count_and_batch(tmp_path: Path) -> None:
     assert [row["peak_bytes"] for row in sheet(group, "memory-batches").records()] == [501 * 2**20, 901 * 2**20, None]
 
 
-def test_the_batch_limit_is_not_invented(tmp_path: Path) -> None:
-    write_scaling(tmp_path, points=(1,), repeats=1)
-    found = numbers(tmp_path, memory)
-    assert found.limit.startswith("Maximum batch unknown: ")
-    assert "no larger batch ran out of memory" in found.limit
-    assert found.limit.endswith(
-        "dlbench run sample --preset tiny --engine horovod --data synthetic --ranks 1 "
-        "--sweep train.batch_per_rank=8,16,32"
-    )
-
-
 def batches(out: Path, fitted: Sequence[int], ended: Sequence[int], **overrides: Any) -> None:
     """A run of one rank for each batch that fitted, and one for each that ended without memory."""
     for kind, wanted in (("fit", fitted), ("end", ended)):
@@ -405,26 +378,3 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
     found = numbers(tmp_path, memory)
     told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
-
-
-def test_memory_by_kind_is_that_of_the_rank_with_most_and_retries_are_told(tmp_path: Path) -> None:
-    kinds = {"weights": 100, "gradients": 100, "optimizer": 50, "buffers": 10}
-    peaks = {"passes_peak": 900, "update_peak": 300, "evidence": "counted"}
-
-    def of_rank(rank: int) -> dict[str, Any]:
-        own = {"activations": 600 + 40 * rank, "peak": 860 + 40 * rank, "retries": 3 - rank}
-        return {"held": {**kinds, **peaks, **own}}
-
-    one_run(tmp_path / "before")
-    assert numbers(tmp_path / "before", memory).kinds == ()
-    (plan,) = plans(points=(2,), repeats=1)
-    write_run(tmp_path / "with", plan, constant(STEP_MS), Story(of_rank=of_rank))
-    found = numbers(tmp_path / "with", memory)
-    (point,) = found.kinds
-    assert (point.weights, point.optimizer, point.activations, point.peak, point.host) == (100, 50, 640, 900, None)
-    assert point.retries == 3
-    assert "up to 3 times" in found.notes[0]
-    assert "train.batch_per_rank" in found.notes[0]
-
-
-# The page

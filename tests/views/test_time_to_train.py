@@ -281,20 +281,6 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
         assert answer.text.startswith("None of the measured rank counts is ")
 
 
-@given(several, limits, limits)
-def test_with_more_time_the_answer_is_no_dearer_and_with_more_money_no_slower(
-    points: tuple[TrainingPoint, ...], one: float, other: float
-) -> None:
-    low, high = sorted((one, other))
-    by_time = [(Asked(deadline_s=limit), hours_of) for limit in (low, high)]
-    by_money = [(Asked(budget=limit / 500, is_money=True, currency="EUR"), time_of) for limit in (low, high)]
-    for (less, cost), (more, _) in (by_time, by_money):
-        tight, loose = (answers(points, asked, "GPU")[0] for asked in (less, more))
-        if tight.is_met:
-            assert loose.is_met
-            assert cost(chosen(loose, points)) <= cost(chosen(tight, points))
-
-
 def sure(points: Sequence[TrainingPoint], deadline: float) -> Answer:
     (found,) = answers(points, Asked(deadline_s=deadline), "GPU")
     return found
@@ -327,22 +313,6 @@ def test_an_answer_says_how_sure_it_is() -> None:
     assert missed.remarks[0].startswith("2 GPUs may do as well: 116 minutes [101, 134]")
     assert missed.remarks[1:] == ("More than 2 GPUs were not tried.",)
     assert sure([quiet], 6500).remarks == ("More than 4 GPUs were not tried.",)
-
-
-@pytest.mark.parametrize(
-    ("asked", "limit"),
-    [
-        (Asked(budget=0.004), "within 0.004 GPU-hours"),
-        (Asked(budget=1.0), "within 1 GPU-hour"),
-        (Asked(budget=1234567.125), "within 1,234,567.125 GPU-hours"),
-        (Asked(budget=99.999, is_money=True, currency="EUR"), "within 99.999 EUR"),
-        (Asked(deadline_s=1), "under 1 second"),
-        (Asked(deadline_s=3600), "under 60 minutes"),
-    ],
-)
-def test_a_limit_is_told_as_it_was_asked(asked: Asked, limit: str) -> None:
-    (answer,) = answers([point_of(1, [0.001] * 5, price=2.0)], asked, "GPU")
-    assert answer.text.endswith(f" {limit}")
 
 
 def test_rank_counts_of_overlapping_ratios_are_not_told_apart() -> None:
@@ -404,18 +374,13 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
     ("arguments", "named"),
     [
         (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
-        (["resnet50", "--epochs", "90"], "for a workload --throughput NUMBER is missing"),
         (["RUNS", "--throughput", "5"], "runs (RUNS) have their own, leave it out"),
         (["RUNS", "--ranks", "4"], "--ranks: runs have their own speed"),
-        (["RUNS", "--time", "4h"], "--time: runs have their own speed"),
         (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: is of RUNS"),
         (["RUNS", "--samples", "5", "--epochs", "3"], "--epochs 3: --samples 5"),
         (["RUNS", "--epoch-samples", "5"], "--epoch-samples 5: has no effect without --epochs"),
         (["RUNS", "--epochs", "5"], "data of sample, tiny preset names no size; add --epoch-samples"),
         (["RUNS", "--price", "cheap"], "--price 'cheap': must be an amount above zero, e.g. '2.50 EUR' or"),
-        (["RUNS", "--price", "0 EUR"], "--price '0 EUR': must be"),
-        (["RUNS", "--price", "2,50 EUR"], "--price '2,50 EUR': must be an amount above zero, e.g. '2.50 EUR'"),
-        (["RUNS", "--price", "$2.50 USD"], "--price '$2.50 USD': must be an amount"),
         (["RUNS", "--price", "2.5 EUR/hour"], "--price '2.5 EUR/hour': hours of what? e.g. '2.50 EUR' or '9 EUR/node"),
         (["RUNS", "--price", "500 GPU-hours"], "--price '500 GPU-hours': must be the price of an hour, e.g. '2.50 E"),
         (["RUNS", "--budget", "much"], "--budget 'much': must be an amount above zero, e.g. '500 GPU-hours'"),
@@ -428,17 +393,14 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
             ["RUNS", "--price", "2 EUR", "--budget", "9 EUR/node-hour"],
             "--budget '9 EUR/node-hour': must be hours or mo",
         ),
-        (["RUNS", "--budget", "9/node-hour"], "--budget '9/node-hour': must be hours or money"),
         (["RUNS", "--budget", "9 EUR node-hours"], "--budget '9 EUR node-hours': must be hours or money"),
         (["RUNS", "--samples", "1.5"], "--samples '1.5': must be a whole number, e.g. 2500000 or 2.5e6"),
         (["RUNS", "--samples", "1,000"], "--samples '1,000': must be a number above zero"),
         (["RUNS", "--deadline", "3days"], "'3days' is not a duration above zero with its unit (ms, s, m, min, h, d)"),
         (["RUNS", "--budget", "500 EUR"], "--budget 500 EUR: needs --price in EUR; an amount of hours is"),
         (["RUNS", "--budget", "500 EUR", "--price", "2 CHF"], "--budget 500 EUR: --price is in CHF"),
-        (["RUNS", "--budget", "500", "--price", "2 CHF"], "--budget '500': must be hours or money"),
         (["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"], "is in rank-hours, --price per node-hour"),
         (["RUNS", "--budget", "5 GPU-hours"], "its runs had no GPU"),
-        (["RUNS", "--deadline", "3"], "--deadline: '3' is not a duration"),
         (["RUNS", "--where", "ranks=3"], "--where ranks=3: no run"),
     ],
 )

@@ -11,7 +11,7 @@ from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
 from dlbench.perfmodels.utilisation import sheet_of
 from dlbench.records.scan import scan
-from dlbench.views.utilisation import PublishedRate, published_rates, rates_beside, utilisation
+from dlbench.views.utilisation import PublishedRate, published_rates, rates_beside
 from tests.support.run_factory import Story, constant, plans, write_run
 from tests.views.quality.test_quality import markdown_of
 
@@ -49,18 +49,6 @@ def test_a_run_on_an_a100_stands_beside_the_published_rates_of_an_a100(tmp_path:
     assert found[0].differences == ("data (real there, synthetic here)", "16-bit format (bf16 here)")
     assert "batch at a time (512 there, 256 here)" in found[1].differences
     assert "compiled or captured here" in made(tmp_path / "compiled", preset="gpu-compiled")[0].differences
-    text = markdown_of(tmp_path)
-    assert "Published rates of NVIDIA A100-SXM4-80GB, same network and precision" in text
-    assert "| 1 | 2,470 images/s | 2,560 | 1.036 | data (real there" in text
-
-
-def test_the_utilisation_is_the_steps_flops_at_peak_over_the_measured_step(tmp_path: Path) -> None:
-    made(tmp_path)
-    (group,) = groups(tabulate(scan(tmp_path)))
-    (point,) = utilisation(group).points
-    # 256 images of 24 GFLOP at 312 TFLOP/s, in a step of 100 ms.
-    assert point.mfu.value == pytest.approx(256 * 24e9 / 312e12 / 0.1)
-    assert point.peak_tflops == pytest.approx(312)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
     AtLimit,
-    Gain,
     MethodPoint,
     OutOfCore,
     PassSpan,
@@ -159,18 +158,6 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
     return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
 
 
-def in_core_mark(batch: int) -> list[Any]:
-    """Layers that mark the largest batch in core on an axis of batches."""
-    import altair as alt
-
-    mark = alt.Chart(alt.InlineData(values=[{"batch": batch, "text": f"in core up to {batch}", "foot": 0}]))
-    x, y = alt.X("batch:Q"), alt.Y("foot:Q")
-    return [
-        mark.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
-        mark.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12).encode(x=x, y=y, text=alt.Text("text:N")),
-    ]
-
-
 def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
@@ -188,6 +175,15 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
             colours[one.label] = colour if colour not in colours.values() else next(further, OTHER_COLOUR)
     place = points[0].ranks, points[0].nodes
     limit = next((one for one in found.limits if (one.ranks, one.nodes) == place and one.batch > 0), None)
+    in_core: list[Any] = []
+    if limit:
+        row = {"batch": limit.batch, "text": f"in core up to {limit.batch}", "foot": 0}
+        base, x, y = alt.Chart(alt.InlineData(values=[row])), alt.X("batch:Q"), alt.Y("foot:Q")
+        text = base.mark_text(color=MUTED, align="left", dx=5, dy=-8, fontSize=12)
+        in_core = [
+            base.mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(x=x),
+            text.encode(x=x, y=y, text=alt.Text("text:N")),
+        ]
     unit = f"{found.sample_unit}/s"
     drawn = lines(
         rows,
@@ -206,7 +202,7 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
     )
     words = "; ".join(f"{row['method']}, batch {row['batch']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*drawn.layer, *(in_core_mark(limit.batch) if limit else [])),
+        alt.layer(*drawn.layer, *in_core),
         subject,
         name="throughput",
         title="Throughput by batch and method",
@@ -297,6 +293,14 @@ class OutOfCoreView(ReportView):
 
 def _section(found: OutOfCore, number: int) -> Section:
     words = tuple(_words(found))
+    notes = []
+    if not any(one.is_in_core and one.num_runs for one in found.points):
+        notes.append("No run of this set trained in core: what a method costs against that is not measured.")
+    tiers = sorted({one.tier for one in found.points if one.tier})
+    if tiers:
+        notes.append(f"Swapped to: {'; '.join(tiers)}.")
+    if any(one.host_update_s is not None for one in found.points):
+        notes.append("Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute.")
     return Section(
         id=f"out-of-core-{number}",
         title=TITLE if number == 1 else f"{TITLE} ({number})",
@@ -306,7 +310,7 @@ def _section(found: OutOfCore, number: int) -> Section:
         brief=words,
         charts=lambda: method_charts(found, number),
         sheets=(*((limit_sheet(found),) if found.at_limit else ()), methods_sheet(found), steps_sheet(found)),
-        notes=tuple(_notes(found)),
+        notes=tuple(notes),
         where={"comparison": found.id, "of": found.label},
     )
 
@@ -326,7 +330,14 @@ def _headline(found: OutOfCore) -> str:
 
 def _words(found: OutOfCore) -> Iterator[str]:
     yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
-    yield from map(_gain, sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS])
+    for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
+        peaks = ""
+        if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
+            peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
+        yield (
+            f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
+            f"{gain.over}, the fastest that treats all blocks alike{peaks}."
+        )
     for limit in found.limits:
         where = place_text(limit.ranks, limit.nodes)
         capacity = f"Without recomputing or swapping, {format_bytes(limit.capacity_bytes)} are enough for a pass of"
@@ -372,25 +383,5 @@ def _words(found: OutOfCore) -> Iterator[str]:
         )
 
 
-def _gain(gain: Gain) -> str:
-    peaks = ""
-    if gain.planned_peak_bytes is not None and gain.over_peak_bytes is not None:
-        peaks = f"; measured peaks {format_bytes(gain.planned_peak_bytes)} and {format_bytes(gain.over_peak_bytes)}"
-    return (
-        f"At {place_of(gain)}, batch {gain.batch}: {gain.planned} has {times_text(gain.ratio)} the throughput of "
-        f"{gain.over}, the fastest that treats all blocks alike{peaks}."
-    )
-
-
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
-
-
-def _notes(found: OutOfCore) -> Iterator[str]:
-    if not any(one.is_in_core and one.num_runs for one in found.points):
-        yield "No run of this set trained in core: what a method costs against that is not measured."
-    tiers = sorted({one.tier for one in found.points if one.tier})
-    if tiers:
-        yield f"Swapped to: {'; '.join(tiers)}."
-    if any(one.host_update_s is not None for one in found.points):
-        yield "Waiting for the host's update is part of the forward passes of rank 0, and of the cause compute."

@@ -298,12 +298,6 @@ def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
     return {run_key(run, table): float(rates[run.plan.run_id]) for run in runs if run.plan.run_id in table.runs}
 
 
-def _times(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    """Seconds to the target by repeat, of the runs that met it."""
-    known = ((run, run.record and run.record.quality) for run in runs if run.plan.run_id in table.runs)
-    return {run_key(run, table): one.time_to_quality_s for run, one in known if one and one.time_to_quality_s}
-
-
 def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
     """Runs that were trained to the end of their limit, or to the target; of others nobody knows."""
     return sum(run.plan.run_id in table.runs or run.state == "invalid" for run in runs)
@@ -321,7 +315,10 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[tuple[Run, Rate
     base = defaults[0] if defaults else next(i for i, found in enumerate(rates) if found)
     speeds, reached = rates, None
     if groups[0][0].plan.measure.until == "quality":
-        times = [_times(group, table) for group in groups]
+        times = []
+        for group in groups:  # seconds to the target, of the runs that met it
+            known = ((run, run.record and run.record.quality) for run in group if run.plan.run_id in table.runs)
+            times.append({run_key(run, table): q.time_to_quality_s for run, q in known if q and q.time_to_quality_s})
         reached = tuple(map(len, times))
         whole = [len(found) == _num_ended(group, table) for found, group in zip(times, groups, strict=True)]
         speeds = [
@@ -367,6 +364,13 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     ranks, nodes, preset, precision, data = _place(runs[0])
     found = [*load_doubts(loads_of(runs)), *(doubt for run in runs for doubt in run_doubts(run))]
     plan, baseline = runs[0].plan, ", the first setting with figures: the default is not in the sweep, or has none"
+    notes = list(_notes(runs, choice.settings, table))
+    if draft.gains:
+        known = [set(rates) for rates in draft.rates if rates]
+        common, every = len(set.intersection(*known)), len(set.union(*known))
+        if common < every:
+            shared = f"{common} of {every} repeats"
+            notes.append(f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio.")
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
@@ -387,17 +391,8 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         else " ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)]),
         advice=remedy_of(found) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=(*_notes(runs, choice.settings, table), *(_partial_repeats(draft.rates) if draft.gains else ())),
+        notes=tuple(notes),
     )
-
-
-def _partial_repeats(rates: Sequence[Rates]) -> Iterator[str]:
-    """Of a ladder: that its gains do not multiply exactly over repeats that some steps lack."""
-    known = [set(found) for found in rates if found]
-    common, every = len(set.intersection(*known)), len(set.union(*known))
-    if common < every:
-        shared = f"{common} of {every} repeats"
-        yield f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio."
 
 
 class _Choice:
@@ -420,14 +415,11 @@ class _Choice:
         self.ties = [] if self.best is None else [one for one in settings if one is not self.best and self._is_tie(one)]
         self.needed_repeats = self._needed(family)
 
-    def _logs(self, setting: Setting, base: Setting) -> dict[RunKey, float]:
-        top, bottom = (self.draft.speeds[self.settings.index(one)] for one in (setting, base))
-        return paired_logs(top, bottom)
-
     def _is_tie(self, setting: Setting) -> bool:
         """Whether it is not distinguishable from the best."""
         assert self.best is not None
-        logs = {} if setting.inert else self._logs(self.best, setting)
+        top, bottom = (self.draft.speeds[self.settings.index(one)] for one in (self.best, setting))
+        logs = {} if setting.inert else paired_logs(top, bottom)
         return bool(logs) and (not is_other_than(ratio_of(logs), 1) or is_within_margin(ratio_of(logs)))
 
     def _needed(self, family: Family) -> int | None:

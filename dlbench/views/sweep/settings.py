@@ -54,7 +54,6 @@ SettingVerdict = Literal[
 interval and all. undecided: neither that nor a difference. faster per step: of ranks that train apart, whose updates
 are not those of the baseline."""
 
-
 MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
 MARGIN_TEXT = f"{MARGIN * 100:g} %"
 

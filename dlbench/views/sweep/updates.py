@@ -9,7 +9,6 @@ from dlbench.analysis.measures import PARTS
 from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.table import Sheet, column, columns_of
-from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
@@ -57,10 +56,14 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         if any(seconds):
             waited[run_key(run, table)] = sum(seconds) / len(ranks) / table.figures[run.plan.run_id]["steps"]
         held = held or [one.held.optimizer for one in ranks if one.held is not None]
+    # What was in force, not what was asked for.
+    settings = runs[0].record.settings if runs[0].record is not None else ()
+    in_force = [one.effective for one in settings if one.key == "engine.ddp.shard_optimizer"]
+    state = "replicated" if in_force == [False] else _SHARED_BY.get(plan.strategy, "replicated")
     return Update(
         setting=label(plan.series.named),
         optimizer=plan.workload.train.optimizer.name,
-        state=_state(runs[0], plan),
+        state=state,
         update=mean_estimate({key: one["optimizer"] for key, one in parts.items()}, "s"),
         share=mean_estimate(
             {k: one["optimizer"] / sum(one[part] for part in PARTS) for k, one in parts.items()}, "fraction"
@@ -69,13 +72,6 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         state_bytes=max(held, default=None),
         imbalance=max(held) * len(held) / sum(held) if any(held) else None,
     )
-
-
-def _state(run: Run, plan: RunPlan) -> str:
-    """What was in force, not what was asked for."""
-    assert run.record is not None
-    shown = [one.effective for one in run.record.settings if one.key == "engine.ddp.shard_optimizer"]
-    return "replicated" if shown == [False] else _SHARED_BY.get(plan.strategy, "replicated")
 
 
 def updates_sheet(updates: Sequence[Update]) -> Sheet[Update]:

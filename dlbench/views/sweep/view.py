@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.report.charts.chart import Chart, Rows, finish
@@ -128,20 +129,6 @@ AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
     ),
     Column("verdict", "Verdict", lambda row: row[0].verdict, lambda row: row[0].words if row[2] else ""),
 )
-
-
-def axes_sheet(cell: SweepCell) -> Sheet[AxisRow]:
-    """The effect of every value of every axis, and the verdict."""
-    return Sheet(
-        name="sweep-axes",
-        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
-        columns=AXIS_COLUMNS,
-        rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
-        # Of a single axis the table of settings says the same.
-        is_shown=lambda row: len(cell.axes) > 1,
-        caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
-    )
-
 
 MAX_SETTINGS = 40  # Settings drawn, fastest first; the table has all.
 
@@ -334,11 +321,20 @@ class SweepView(ReportView):
             words=(sweep.verdict,),
             next_step=last.advice if last else "",
         )
+        headline = "no figures"
+        if last and last.steps:
+            headline = " ".join(sweep.headline)
+        elif last:
+            best, goal, place = last.best_setting, " to the target" * last.to_target, place_text(last.ranks, last.nodes)
+            headline = f"no setting is faster{goal} than the baseline for certain, at {place}"
+            if best is not None and best.decides is not None:
+                gain = times_value(best.decides)
+                headline = f"fastest{goal} at {place}: {best.label[:50]}, {gain} the baseline"
         return Section(
             id=sweep.id,
             title=f"{self.title}: {sweep.label}",
             level="answer" if last and last.steps else "evidence",
-            headline=_headline(sweep),
+            headline=headline,
             cards=(card,),
             sections=tuple(_cell(sweep, cell, report) for cell in sweep.cells),
             notes=sweep.idle,
@@ -350,22 +346,17 @@ class SweepView(ReportView):
         return "no series was swept: --sweep KEY=A,B with five repeats or more sets settings side by side."
 
 
-def _headline(sweep: Sweep) -> str:
-    if not sweep.cells:
-        return "no figures"
-    last = sweep.cells[-1]
-    place = place_text(last.ranks, last.nodes)
-    if last.steps:
-        return " ".join(sweep.headline)
-    best = last.best_setting
-    goal = " to the target" * last.to_target
-    if best is None or best.decides is None:
-        return f"no setting is faster{goal} than the baseline for certain, at {place}"
-    return f"fastest{goal} at {place}: {best.label[:50]}, {times_value(best.decides)} the baseline"
-
-
 def _cell(sweep: Sweep, cell: SweepCell, report: Report) -> Section:
-    found = (settings_sheet(sweep, cell), axes_sheet(cell), updates_sheet(cell.updates))
+    axes = Sheet(
+        name="sweep-axes",
+        title="Which axes matter" + " for the time to the target (not throughput)" * cell.to_target,
+        columns=AXIS_COLUMNS,
+        rows=[(axis, level, number == 0) for axis in cell.axes for number, level in enumerate(axis.levels)],
+        # Of a single axis the table of settings says the same.
+        is_shown=lambda row: len(cell.axes) > 1,
+        caption="Matters: the interval leaves 1 out, also after Holm. No effect: all within 2 %.",
+    )
+    found: tuple[Sheet[Any], ...] = (settings_sheet(sweep, cell), axes, updates_sheet(cell.updates))
     follows = f"Next: {cell.advice}"
     return Section(
         id=f"{sweep.id}-{sweep.cells.index(cell) + 1}",

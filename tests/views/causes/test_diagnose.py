@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 from dlbench.analysis.causes import CAUSES
 from dlbench.cli import cli
-from dlbench.errors import UserError
 from dlbench.records.scan import scan
 from dlbench.report.formats.terminal import whole
 from dlbench.report.table import Cell, TextRow, TextTable
@@ -431,17 +430,6 @@ def test_variants_of_a_decomposition_are_not_diagnosed_by_themselves(tmp_path: P
 
 
 # The command
-
-
-def test_formats_and_files(tmp_path: Path) -> None:
-    write_series(tmp_path / "runs", {"exchange": 25.0}, repeats=1)
-    assert diagnose(tmp_path / "runs", "-o", tmp_path / "d.json") == ""
-    assert json.loads((tmp_path / "d.json").read_text()) == as_json(tmp_path / "runs")
-    diagnose(tmp_path / "runs", "-o", tmp_path / "d.txt")
-    assert (tmp_path / "d.txt").read_text() == diagnose(tmp_path / "runs")
-    wrong = CliRunner().invoke(cli, ["diagnose", str(tmp_path / "runs"), "-o", str(tmp_path / "d.html")])
-    assert isinstance(wrong.exception, UserError)
-    assert "'.html' names none" in str(wrong.exception)
 
 
 def test_damaged_and_empty_folders_end_with_four(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,53 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.records.folder import RunFolder
-from dlbench.records.rows.spans import STAGE
-from dlbench.records.status import write_status
-from dlbench.specs.plan import RunPlan
-from tests.support.run_factory import Story, constant, edit_json, plans, status, write_run, write_unfinished
-from tests.support.watch_factory import write_samples, write_spans
+from tests.support.run_factory import Story, constant, edit_json, plans, write_run
+from tests.support.watch_factory import write_samples
+from tests.views.test_telemetry import COLUMNS, nodes_plans, one_run, rows
 
 S = 1_000_000_000
-THERMAL = 0x20
-ESCAPE = "\x1b[31m\x07\r\n"
-
-STARTING = {"lane": STAGE, "name": "starting", "start_ns": S // 2, "end_ns": S}
-
-COLUMNS = [
-    *(f"gpu.0.{name}" for name in ("power_w", "sm_clock_hz", "clock_reasons", "temperature_c")),
-    *("host.cpu.0.busy", "host.memory_used_bytes", "host.net.eth0.received_bytes", "host.net.eth1.received_bytes"),
-    "host.energy.package-0_j",
-]
-
-
-def values(t: float) -> list[float]:
-    """A GPU that throttles for a quarter of the measured window, from second 4 to 16; eth1 is at rest."""
-    throttled = 10 < t < 13
-    return [250.0, 1.2e9 if throttled else 1.5e9, THERMAL if throttled else 0, 61, 0.5, 3e9, 1e12 + 2e6 * t, 7, 80 * t]
-
-
-def rows(make: Callable[[float], Sequence[float]] = values) -> list[tuple[float, ...]]:
-    """Every second, in its middle, from before the first step to behind the last."""
-    return [(round((number + 0.5) * S), *make(number + 0.5)) for number in range(-3, 19)]
-
-
-def one_run(out: Path, plan: RunPlan | None = None, device: str = "cuda:0 (NVIDIA A100)", **more: Any) -> RunFolder:
-    """One rank, steps of a second, and samples."""
-    plan = plan or plans(points=(1,), repeats=1)[0]
-    folder = write_run(out, plan, constant([100, 0, 300, 400, 100, 100]), Story(device=device))
-    write_samples(folder, 0, more.pop("columns", COLUMNS), more.pop("rows", rows()), **more)
-    return folder
-
-
-def many_nodes(nodes: int) -> RunPlan:
-    return plans(
-        system="example-gpu",
-        points=(nodes,),
-        ranks_per_node=1,
-        repeats=1,
-        overrides={"layout.cores_per_rank": 1, "system.node.gpus": 1},
-    )[0]
 
 
 def run_cli(*arguments: str | Path) -> Result:
@@ -67,26 +24,8 @@ def run_cli(*arguments: str | Path) -> Result:
     return result
 
 
-def section(text: str, title: str, following: str) -> list[str]:
-    lines = text.splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith(title))
-    end = next((n for n, line in enumerate(lines) if n > begin and line.startswith(following)), len(lines))
-    return [line for line in lines[begin + 1 : end] if line.strip()]
-
-
-def telemetry_lines(out: Path, code: int = 0) -> list[str]:
-    result = run_cli("diagnose", "--full", out)
-    assert result.exit_code == code, result.output
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    return section(result.stdout, "Telemetry", "Energy")
-
-
 def runs_of(found: dict[str, Any], view: str = "telemetry") -> list[dict[str, Any]]:
     return [run for group in found["groups"] for run in group[view]["runs"]]
-
-
-def joined(lines: Sequence[str]) -> str:
-    return " ".join(" ".join(lines).split())
 
 
 def refuse(constant: str) -> None:
@@ -100,15 +39,6 @@ def as_json(out: Path, code: int = 0) -> dict[str, Any]:
 
 
 # Words and JSON
-
-
-def test_what_a_node_did_is_told_in_words(tmp_path: Path) -> None:
-    one_run(tmp_path)
-    text = joined(telemetry_lines(tmp_path))
-    assert "At Power of its GPUs SM clock Hottest GPU Throttled CPU busy" in text
-    assert "1 rank, n0 250.0 W 1,425 MHz 61 °C 25.0 % 50.0 %" in text
-    assert "Host memory Received Samples 1 rank, n0 2.794 GiB 1.907 MiB/s 12" in text
-    assert "eth1" not in text
 
 
 def test_json_has_every_field(tmp_path: Path) -> None:
@@ -127,40 +57,20 @@ def test_json_has_every_field(tmp_path: Path) -> None:
 
 def test_of_many_nodes_twelve_are_shown_and_all_are_in_the_json(tmp_path: Path) -> None:
     folder = write_run(
-        tmp_path, many_nodes(14), constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
+        tmp_path, nodes_plans((14,))[0], constant([100, 0, 300, 400, 100, 100]), Story(host=lambda rank: f"n{rank}")
     )
     for node in range(14):
         # Each rank of the factory starts a second later than the one before.
         moved = [(row[0] + node * S, *row[1:]) for row in rows()]
         write_samples(folder, node, COLUMNS, moved, host=f"n{node}")
-    lines = telemetry_lines(tmp_path)
-    assert {line.split()[5] for line in lines if line.strip().startswith("14 ranks on 14 nodes, n")} == {
-        f"n{node}" for node in range(12)
-    }
-    assert "At 14 ranks on 14 nodes: 12 of 14 nodes, the most throttled first." in joined(lines)
+    text = " ".join(run_cli("diagnose", "--full", tmp_path).stdout.split())
+    assert "At 14 ranks on 14 nodes: 12 of 14 nodes, the most throttled first." in text
     (told,) = runs_of(as_json(tmp_path))
     assert [node["host"] for node in told["nodes"]] == [f"n{node}" for node in range(14)]
     assert all(node["num_samples"] == 12 for node in told["nodes"])
 
 
-def test_the_run_in_the_middle_of_a_point_is_shown(tmp_path: Path) -> None:
-    made = plans(points=(1,), repeats=3)
-    for number, plan in enumerate(made):
-        one_run(tmp_path, plan, rows=rows(lambda t, power=200.0 + number: [power, *values(t)[1:]]))
-    text = joined(telemetry_lines(tmp_path))
-    assert "1 rank, n0 201.0 W" in text
-    assert "200.0 W" not in text
-    assert "202.0 W" not in text
-    assert len(runs_of(as_json(tmp_path))) == 3
-
-
 # Which runs count, and how it ends
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(bytes(content))
 
 
 def test_steps_that_disagree_with_the_record_give_no_energy(tmp_path: Path) -> None:
@@ -168,15 +78,3 @@ def test_steps_that_disagree_with_the_record_give_no_energy(tmp_path: Path) -> N
     ranks = json.loads(first.record.read_text(encoding="utf-8"))["ranks"]
     edit_json(first.record, ranks=[{**rank, "samples": rank["samples"] * 2} for rank in ranks])
     assert [run["run_id"] for run in runs_of(as_json(tmp_path, code=4), "energy")] == [second.path.name]
-
-
-# No raw text on the terminal
-
-
-def killed_run(out: Path) -> RunPlan:
-    plan = plans(points=(1,), repeats=1)[0]
-    write_unfinished(out, plan)
-    folder = RunFolder(out / plan.run_id)
-    write_status(folder, status(0, f"n0{ESCAPE}x", "measuring"))
-    write_spans(folder, 0, [STARTING])
-    return plan

@@ -14,9 +14,7 @@ import pytest
 from dlbench.analysis.scaling import Group, groups
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.records.scan import read_run, scan
-from dlbench.report.formats import html, markdown, terminal
-from dlbench.report.formats import json as json_tables
-from dlbench.report.wording import times_value
+from dlbench.report.formats import html, markdown
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import mean_estimate
 from dlbench.views import model
@@ -25,7 +23,6 @@ from dlbench.views.noise import NoisePoint, advice, doubled_batch
 from dlbench.views.quality.numbers import Quality, group_quality
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
-from tests.support.printed import csv_rows
 from tests.support.run_factory import (
     Story,
     Training,
@@ -202,9 +199,6 @@ def test_no_run_reached_it(tmp_path: Path) -> None:
     assert f"{wanted}30.0 % at 1 rank" in group.verdict
     (missed,) = (doubt.text for doubt in group.doubts if doubt.code == "target-not-reached")
     assert missed == "runs missed the target (1 of 1 at 1 rank, 1 of 1 at 2 ranks): there is no time to accuracy"
-    document = document_of(assemble(scan(tmp_path)))
-    for text in (html.to_html(document), markdown.to_markdown(document)):
-        assert "0 of 1 run" in text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
@@ -220,8 +214,6 @@ def test_an_error_is_to_fall_below_its_target(tmp_path: Path) -> None:
     assert "all 10 runs met the target mean absolute error of at most 0.5000" in verdict
     # 4 x (10 x 0.1 s + 0.5 s) against 2 x (20 x 0.1 s + 0.5 s).
     assert "2 ranks need 1.20x as long as 1 rank" in verdict
-    assert "but 2.00x as many samples were needed" in verdict
-    assert "waits cost a factor of 0.83" in verdict
     assert codes(tmp_path) == set()
 
 
@@ -425,11 +417,6 @@ def test_too_few_runs_give_no_advice_on_the_batch(tmp_path: Path) -> None:
     assert "fewer steps" not in point.advice
 
 
-def test_unknown_noise_scale_says_why(tmp_path: Path) -> None:
-    write_one(tmp_path, Story(training=Training(values=rising(4)), record=noise(None, None)))
-    assert one_group(tmp_path).all_of(NoisePoint)[0].advice.startswith("unknown: the mean estimate")
-
-
 def test_advice_follows_mccandlish() -> None:
     wanted = {0.1: "pays", 0.5: "undecided", 1.0: "balanced", 2.0: "undecided", 5.0: "wasteful"}
     shares = [mean_estimate([share * factor for factor in (0.98, 1, 1, 1, 1.02)]) for share in wanted]
@@ -442,37 +429,3 @@ def test_advice_follows_mccandlish() -> None:
 
 
 # Formats
-
-
-def test_all_formats_say_it(pair: Path) -> None:
-    report = assemble(scan(pair))
-    document = document_of(report)
-    (group,) = report.groups
-    factors = group.of(Quality).points[1].factors
-    shown = times_value(factors.speedup)
-    page, text = html.to_html(document).replace("\N{NO-BREAK SPACE}", " "), terminal.to_text(document)
-    for content in (page, markdown.to_markdown(document), text):
-        assert shown in content
-        assert "1.20" in content
-        assert "5 of 5 runs" in content
-    assert f"2 ranks get there {shown} " in " ".join(text.split())
-    assert max(map(len, text.splitlines())) <= 80
-    content = json.loads(json_tables.to_json(document))["groups"][0]["quality"]
-    assert content["points"][1]["factors"]["samples"]["value"] == pytest.approx(400 / 480)
-    assert len(content["curves"][0]["evaluations"]) == 5
-    rows = csv_rows(document, "quality")
-    assert [row["reached"] for row in rows] == ["5", "5"]
-    assert float(rows[1]["speedup"]) == factors.speedup.value
-    looks = csv_rows(document, "evaluations")
-    assert len(looks) == 5 * 5 + 5 * 6
-    assert (looks[0]["samples"], looks[0]["epoch"]) == ("80", "0.5")
-    runs = csv_rows(document, "runs")
-    assert {row["samples_to_quality"] for row in runs} == {"400", "480"}
-
-
-def test_runs_of_speed_are_told_how_to_train_to_a_quality(tmp_path: Path) -> None:
-    write_run(tmp_path, plans(points=(1,), repeats=1)[0], step(100))
-    report = assemble(scan(tmp_path))
-    (group,) = report.groups
-    assert "--to-accuracy" in {one.view: one.text for one in group.missing}["quality"]
-    assert '<section id="quality-' not in html.to_html(document_of(report))

@@ -130,12 +130,6 @@ def test_a_warning_of_some_settings_names_them_and_comes_once(tmp_path: Path) ->
     assert "Scaling efficiency" not in words
 
 
-def test_a_warning_of_all_settings_names_none(tmp_path: Path) -> None:
-    words = " ".join(to_text(document(tmp_path, {2: 2, 4: 2, 8: 2})).split())
-    assert words.count("too few for") == 1
-    assert "! too few for a comparison (2 runs at 2 ranks): repeat with --repeats 5" in words
-
-
 def test_a_missed_target_asks_for_longer_training(tmp_path: Path) -> None:
     for plan in quality_plans(points=(1,), repeats=2):
         write_run(tmp_path, plan, constant([0, 0, 30, 50, 5, 10]), Story(training=Training(values=(0.1, 0.2))))
