@@ -134,7 +134,10 @@ def _answers(
         if not done and own_work is not None:
             for number in islice(waiting, 1):
                 yield number, _attempt(own_work, items[number])
-        for future in done or wait(running, return_when=FIRST_COMPLETED).done:
+        if not done:
+            wait(running, return_when=FIRST_COMPLETED)
+            done = [future for future in running if future.done()]  # In the order of the items: `wait` gives a set.
+        for future in done:
             number = running.pop(future)
             answer = _answer(future)
             if not (isinstance(answer, _Failure) and answer.is_death):

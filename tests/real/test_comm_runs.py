@@ -15,7 +15,7 @@ import pytest
 
 from dlbench.records.comm import CommRecord, CommRun, scan_comm
 from tests.conftest import Cli
-from tests.real.test_local_runs import alive
+from tests.real.test_watched_runs import is_alive
 from tests.slurm_box.box import Box
 
 pytestmark = pytest.mark.slow
@@ -143,7 +143,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(tmp_path: Path, launcher: st
     assert code == 3
     assert "rank 1 was the first to end, by signal SIGKILL" in errors
     assert "Traceback" not in errors
-    assert not alive(survivor)
+    assert not is_alive(survivor)
     run = only_run(running.root)
     assert run.state == "failed"
     assert "rank 1 was the first to end, by signal SIGKILL" in run.detail
@@ -159,7 +159,7 @@ def test_interrupting_ends_all_ranks(tmp_path: Path, number: signal.Signals) -> 
         code, errors = running.end()
     assert code == 130
     assert "Traceback" not in errors
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     assert "interrupted" in only_run(running.root).detail
 
 

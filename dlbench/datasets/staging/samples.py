@@ -60,7 +60,7 @@ class SampleStore:
                     os.mkdir(path)  # noqa: PTH102
             opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            content = memoryview(data + zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))
+            content = memoryview(b"".join((data, zlib.crc32(data).to_bytes(_CRC_BYTES, "little"))))
             try:
                 while content:  # one call as a rule
                     content = content[os.write(opened, content) :]

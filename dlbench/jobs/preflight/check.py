@@ -80,7 +80,7 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
         system=system,
         # By all that a run on this system could exchange by; what is not installed there is said by the ranks.
         comm=CommSpec(
-            backends=("nccl" if system.node.gpus else "gloo", *by_mpi, "horovod"),
+            backends=("nccl" if system.node.gpus else "gloo", *by_mpi),
             sizes=SIZES,
             warmup=1,
             iterations=3,
