@@ -47,6 +47,10 @@ OPTIONS: dict[tuple[str, str], str] = {
 KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
+    "backends=horovod": "`dlbench run --engine horovod` times its exchange",
+    "kind=dragonfly": "use fat-tree or loop",
+    "kind=optical": "use fat-tree or loop",
+    "kind=torus": "use fat-tree or loop",
     "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""

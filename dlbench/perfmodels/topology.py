@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.algorithms import patterns
 from dlbench.perfmodels.schedules import Layout, pipeline_chunks, power_below
+from dlbench.removed import removed_key
 from dlbench.specs.base import Count, NonNegative, Positive, Ranks, Spec
 from dlbench.specs.comm import Collective
 from dlbench.specs.files import read_yaml
@@ -87,15 +88,15 @@ class Loop(Cables):
 
 
 KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
-REMOVED_KINDS = ("dragonfly", "optical", "torus")
 
 
 def read_topology(path: Path) -> Cables:
     """A file: `kind`, one of `KINDS`, and its values."""
     content = read_yaml(path)
     kind = content.pop("kind", None)
-    if kind in REMOVED_KINDS:
-        raise UserError(f"{path}: kind: {kind} has been removed: use {' or '.join(KINDS)}")
+    removed = removed_key(("kind",), kind)
+    if removed is not None:
+        raise UserError(f"{path}: kind: {kind} {removed}")
     if not isinstance(kind, str) or kind not in KINDS:
         raise UserError(f"{path}: kind: {kind!r} is no topology: {nearest(str(kind), KINDS)}")
     try:

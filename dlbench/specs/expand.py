@@ -14,6 +14,7 @@ from pydantic import ValidationError
 import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
+from dlbench.removed import removed_key
 from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
 from dlbench.specs.comm import (
     ALGORITHMS,
@@ -63,7 +64,7 @@ _COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
     ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
     (
         "system.launch.interface",
-        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl", "horovod"} & set(spec["backends"])),
+        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl"} & set(spec["backends"])),
         "MPI chooses its own",
     ),
 )
@@ -420,8 +421,10 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
         backends, notes = _usual_backends(transport, system, installed)
     else:
         backends = _some_of("--backends", request.backends, BACKENDS, "back-end")
-        if "horovod" in backends:
-            raise UserError("--backends horovod has been removed: `dlbench run --engine horovod` times its exchange")
+        for backend in backends:
+            removed = removed_key(("backends",), backend)
+            if removed is not None:
+                raise UserError(f"--backends {backend} {removed}")
     if not algorithms and not backends:
         raise UserError("--algorithms none --backends none: nothing is left to measure; name one or more of either")
     return {
