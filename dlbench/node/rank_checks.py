@@ -45,7 +45,7 @@ def needs_host_name(plan: RunPlan | CommPlan) -> bool:
     """Whether Horovod runs over Gloo, which resolves the host's own name and ends by SIGSEGV where it cannot."""
     if plan.system.launch.by_mpi:
         return False
-    return plan.engine.name == "horovod" if isinstance(plan, RunPlan) else "horovod" in plan.comm.backends
+    return isinstance(plan, RunPlan) and plan.engine.name == "horovod"
 
 
 def require_shared_memory(plan: RunPlan, place: RankPlace, folder: Path = SHARED_MEMORY) -> None:
