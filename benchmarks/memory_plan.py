@@ -2,7 +2,7 @@
 
 Chains are drawn as `tests.support.random_chains` says: networks of five shapes, links from ten times faster than the
 pass to ten times slower, capacities from the smallest that fits. The optimum is that of keep, swap and recompute with
-the same blocks (`tests.support.memory_oracle`, branch and bound, tested against trying all plans); the planner may
+the same blocks (`tests.support.out_of_core_oracle`, branch and bound, tested against trying all plans); the planner may
 also swap the input of a recomputed block, which in the second comparison the optimum may, too. Times are those of one
 core, in processor seconds.
 """
@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks.figures import Figure, median_interval
-from dlbench.perfmodels.memory.planner import fixed_plan, plan_blocks
-from dlbench.perfmodels.memory.search import EFFORT, DoesNotFitError
-from tests.support.memory_oracle import DECISIONS, best_cut, best_plan
+from dlbench.perfmodels.out_of_core.planner import fixed_plan, plan_blocks
+from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError
+from tests.support.out_of_core_oracle import DECISIONS, best_cut, best_plan
 from tests.support.random_chains import Case, random_case
 
 CHAINS, CHAINS_MORE = 1000, 250

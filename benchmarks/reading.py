@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.figures import Figure
 from dlbench.history.files import INDEX, Store
-from dlbench.history.reading import MAKER, make_entries
+from dlbench.history.from_runs import MAKER, make_entries
 from dlbench.history.store import Index
 from dlbench.records.folder import RunFolder
 from tests.support.browser import FLAGS

@@ -62,12 +62,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.data": NODE_FLOOR
     | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
-    "node.memory": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background"},
+    "node.out_of_core": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
         "node.data",
-        "node.memory",
+        "node.out_of_core",
         "node.sync",
         "node.devices",
         "node.failures",
@@ -101,8 +101,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.rank_checks"}
     | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices"},
-    "node.memory_profile": NODE_FLOOR
-    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.memory", "node.training", "node.devices"},
+    "node.out_of_core_profile": NODE_FLOOR
+    | {"node.ranks", "node.cores", "node.failures", "node.models", "node.out_of_core", "node.training", "node.devices"},
     "__main__": {"cli"},
 }
 

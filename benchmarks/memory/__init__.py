@@ -151,7 +151,7 @@ def _compared(case: Case, found: dict[str, Any], best: list[float]) -> Iterator[
 def compare(key: str) -> dict[str, Any]:
     """Seconds of a step by every method, in turns; freed memory is kept as in runs out of core."""
     from benchmarks.memory.workshop import IN_CORE, METHODS, PLAN
-    from dlbench.node.memory.device_memory import keep_freed
+    from dlbench.node.out_of_core.device_memory import keep_freed
 
     keep_freed()
     with _workshop(key) as shop:
@@ -219,8 +219,8 @@ def hand(workload: str) -> Iterator[Figure]:
 def over_hand(workload: str, batch: str) -> dict[str, Any]:
     """Seconds of steps by each method and by hand, in turns, the order alternating; and what both hold."""
     from benchmarks.memory.workshop import IN_CORE, METHODS, PLAN, Workshop
-    from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
-    from dlbench.node.memory.device_memory import keep_freed
+    from dlbench.machine.host_memory import peak_resident_bytes, reset_peak, resident_bytes
+    from dlbench.node.out_of_core.device_memory import keep_freed
 
     keep_freed()
     found: dict[str, dict[str, Any]] = {}

@@ -17,8 +17,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from dlbench.node.memory.cut import UnitModule
-from dlbench.specs.memory import PlannedBlock
+from dlbench.node.out_of_core.cut import UnitModule
+from dlbench.specs.out_of_core import PlannedBlock
 
 SMALL_BYTES = 4096
 

@@ -15,19 +15,19 @@ from typing import Any
 import torch
 
 from benchmarks.memory.by_hand import by_hand
-from dlbench.machine.memory import peak_resident_bytes, reset_peak, resident_bytes
-from dlbench.node.memory.device_memory import CpuPeaks, trim
-from dlbench.node.memory.host_update import HostUpdate, host_parameters
-from dlbench.node.memory.planning import MemoryPlan, Workbench, far_tier, planned
+from dlbench.machine.host_memory import peak_resident_bytes, reset_peak, resident_bytes
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.out_of_core.device_memory import CpuPeaks, trim
+from dlbench.node.out_of_core.host_update import HostUpdate, host_parameters
+from dlbench.node.out_of_core.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.training.activations import ActivationMemory, sample_batches, sample_loss
 from dlbench.node.training.precision import Precision
-from dlbench.perfmodels.memory.blocks import block_starts
-from dlbench.perfmodels.memory.planner import largest_batch
-from dlbench.perfmodels.memory.search import smallest_capacity
+from dlbench.perfmodels.out_of_core.blocks import block_starts
+from dlbench.perfmodels.out_of_core.planner import largest_batch
+from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.specs.expand import expand
-from dlbench.specs.memory import Chain
+from dlbench.specs.out_of_core import Chain
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.requests import Request
 from dlbench.specs.training import TrainSpec

@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
         ("comm", "comm", "Measure collectives, fit a network model, predict."),
         ("io", "io", "Measure storage and readers, and what input costs."),
-        ("memory", "memory", "Plan which activations to keep, swap or recompute."),
+        ("memory", "out_of_core", "Plan which activations to keep, swap or recompute."),
         ("project", "project", "Project runs to rank counts that were not measured, with bands."),
         ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
     ),

@@ -157,7 +157,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
     """The history that was asked for, its index brought up to date; what happens to the index is said on stderr."""
-    from dlbench.history.reading import open_history
+    from dlbench.history.from_runs import open_history
 
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")

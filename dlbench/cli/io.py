@@ -164,7 +164,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are asked, see `dlbench.node.data.reading_rate`."""
+    """What the readers are asked, see `dlbench.node.data.reader_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],

@@ -27,11 +27,11 @@ from dlbench.errors import (
 )
 from dlbench.jobs.processes import END_S, cannot_start
 from dlbench.records.data_path import ReadingRate
-from dlbench.records.memory import MemoryProfile
+from dlbench.records.out_of_core import MemoryProfile
 from dlbench.specs.base import Spec
 from dlbench.specs.problems import problem_of
 
-READING = "dlbench.node.data.reading_rate"
+READING = "dlbench.node.data.reader_rate"
 
 
 def reader_command(python: str) -> list[str]:
@@ -42,14 +42,14 @@ def reader_command(python: str) -> list[str]:
 def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
-    `order`: as `dlbench.node.data.reading_rate` wants it, ready for JSON. Raises `UserError`: the data set is missing
+    `order`: as `dlbench.node.data.reader_rate` wants it, ready for JSON. Raises `UserError`: the data set is missing
     or does not fit the model. `IncompleteDataError`: samples are damaged. `EnvironmentLacksError` or `RunError` or
     `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
 
 
-MODULE = "dlbench.node.memory_profile"
+MODULE = "dlbench.node.out_of_core_profile"
 
 
 def profile_command(python: str) -> list[str]:
@@ -60,8 +60,9 @@ def profile_command(python: str) -> list[str]:
 def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     """Measures what the order names.
 
-    `order`: as `dlbench.node.memory_profile` wants it, ready for JSON. Raises `UserError`: the network is no chain, or
-    the folder of the swap file is none. `EnvironmentLacksError`: the machine lacks memory or room for the swap file;
+    `order`: as `dlbench.node.out_of_core_profile` wants it, ready for JSON. Raises `UserError`: the network is no
+    chain, or the folder of the swap file is none. `EnvironmentLacksError`: the machine lacks memory or room for the
+    swap file;
     else as `answer_of`. `RunError` or `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")

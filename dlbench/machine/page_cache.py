@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.machine.memory import memory_room
+from dlbench.machine.host_memory import memory_room
 from dlbench.machine.storage import storage_reads
 from dlbench.opening import descriptor, why_unreadable
 

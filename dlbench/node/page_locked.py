@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.machine.memory import memory_room
+from dlbench.machine.host_memory import memory_room
 from dlbench.node.ranks import RankPlace
 from dlbench.units import format_bytes
 

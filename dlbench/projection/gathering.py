@@ -32,7 +32,7 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
-from dlbench.specs.memory import MemorySpec
+from dlbench.specs.out_of_core import MemorySpec
 from dlbench.specs.sync import SyncSpec, fusion_bytes
 from dlbench.specs.training import TrainSpec
 

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from dlbench.records.data_path import ReadingResult, ShuffleResult, StagingResult
 from dlbench.records.exchange import ExchangeResult, NcclTransport
-from dlbench.records.memory import HostUpdate, MemoryResult
+from dlbench.records.out_of_core import HostUpdate, MemoryResult
 from dlbench.records.watch import NodeLoad, WatchResult
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, RankNumber, RunName, Spec
 

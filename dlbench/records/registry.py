@@ -103,7 +103,7 @@ def _accumulation(run: Run) -> str:
 
 
 def activations(run: Run) -> str:
-    """How activations are treated, where they are not left to autograd; see `dlbench.specs.memory`."""
+    """How activations are treated, where they are not left to autograd; see `dlbench.specs.out_of_core`."""
     train = run.plan.workload.train
     if train.is_in_core:
         return ""

@@ -16,7 +16,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
-from dlbench.specs.memory import MemorySpec, Recompute, Swap
+from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 
 Where = Literal["row", "below", "between", "beyond"]
 

@@ -39,12 +39,12 @@ from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView
 from dlbench.views.forecast import ForecastView
 from dlbench.views.history import HistoryView
-from dlbench.views.memory import MemoryView
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.model import Group, Report, controls, is_control
 from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.noise import NoiseView
 from dlbench.views.out_of_core.view import OutOfCoreView
+from dlbench.views.peak_memory import MemoryView
 from dlbench.views.precision import PrecisionView
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import LargeBatchView, QualityView, quality_verdict

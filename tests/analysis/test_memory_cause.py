@@ -11,11 +11,11 @@ from dlbench.analysis.causes import Causes, causes_of
 from dlbench.analysis.measures import load_steps, measure
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
-from dlbench.records.memory import MemoryResult
+from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.scan import read_run, scan
 from dlbench.units import bytes_option
 from dlbench.views.causes.numbers import lost_percent
-from tests.support.memory_factory import OTHER_MS, memory_result, method_plans, pass_times, write_memory_run
+from tests.support.out_of_core_factory import OTHER_MS, memory_result, method_plans, pass_times, write_memory_run
 from tests.support.run_factory import MS, Story, write_run
 
 

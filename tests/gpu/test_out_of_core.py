@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.node import page_locked
-from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.host_update import CudaLanes, HostCopies, HostUpdate
-from dlbench.node.memory.spans import BACKWARD, FORWARD, IN, OUT, RECOMPUTE
-from dlbench.node.memory.tiers import PinnedTier
 from dlbench.node.models.optimizers import build_optimizer
+from dlbench.node.out_of_core.executor import OutOfCore
+from dlbench.node.out_of_core.host_update import CudaLanes, HostCopies, HostUpdate
+from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, IN, OUT, RECOMPUTE
+from dlbench.node.out_of_core.tiers import PinnedTier
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
-from dlbench.perfmodels.memory.blocks import BlockCosts
+from dlbench.perfmodels.out_of_core.blocks import BlockCosts
 from dlbench.specs.training import OptimizerSpec
-from tests.node.memory.networks import Task, cut, measured_chain, planned
+from tests.node.out_of_core.networks import Task, cut, measured_chain, planned
 from tests.support.out_of_core import METHODS, ChainTraining, Outcome
 
 pytestmark = pytest.mark.gpu

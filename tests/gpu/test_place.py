@@ -12,7 +12,7 @@ import torch
 
 from dlbench.machine.gpus import BY_BUS, ORDER, gpu_trouble, gpus_of_node
 from dlbench.node.devices import parsed, rank_gpu
-from dlbench.node.memory.device_memory import fits_in_memory, largest_batch
+from dlbench.node.out_of_core.device_memory import fits_in_memory, largest_batch
 
 pytestmark = pytest.mark.gpu
 

@@ -13,8 +13,8 @@ import pytest
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
 from dlbench.history.archive import Limits, read_archive, write_archive
+from dlbench.history.from_runs import open_history
 from dlbench.history.importing import Outcome, import_runs
-from dlbench.history.reading import open_history
 from dlbench.history.store import History
 from tests.support.history_factory import tree, write_history
 

@@ -26,10 +26,10 @@ from dlbench.analysis.comparability import group_id
 from dlbench.analysis.metrics import metrics_by_run
 from dlbench.analysis.table import tabulate
 from dlbench.errors import RunError, UserError
-from dlbench.history import reading as history_entries
+from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
 from dlbench.history.files import content_digest
-from dlbench.history.reading import MAKER, open_history
+from dlbench.history.from_runs import MAKER, open_history
 from dlbench.history.store import EntryMaker, History
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder

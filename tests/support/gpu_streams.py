@@ -1,6 +1,6 @@
 """A GPU of several streams far behind its host, and the memory that its allocator has given out; without a GPU.
 
-Stands in for `dlbench.node.memory.tiers.Calls`. Tensors lie on the CPU and computing is done at once, as nothing
+Stands in for `dlbench.node.out_of_core.tiers.Calls`. Tensors lie on the CPU and computing is done at once, as nothing
 notices it; copies are done as late as streams allow: when the computing stream, or the host, waits for an event behind
 them. So a wait that is missing shows as bytes that are wrong, or as memory that was given away under a copy
 (`violations`).
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dlbench.node.memory.tiers import Calls
+from dlbench.node.out_of_core.tiers import Calls
 
 CPU = torch.device("cpu")
 

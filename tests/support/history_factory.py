@@ -9,8 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from dlbench.history.from_runs import open_history
 from dlbench.history.importing import Candidate, Outcome, import_runs
-from dlbench.history.reading import open_history
 from dlbench.history.store import History
 from dlbench.records.scan import run_folders
 from dlbench.specs.plan import RunPlan

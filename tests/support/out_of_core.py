@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.memory.planning import Workbench, plan_memory
-from dlbench.node.memory.spans import LaneSpan
-from dlbench.node.memory.tiers import Tier
 from dlbench.node.models.optimizers import optimizer_of
+from dlbench.node.out_of_core.planning import Workbench, plan_memory
+from dlbench.node.out_of_core.spans import LaneSpan
+from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.training.activations import ActivationMemory
 from dlbench.node.training.step_schedule import StepSchedule
-from dlbench.perfmodels.memory.search import smallest_capacity
-from dlbench.specs.memory import TransferRates
+from dlbench.perfmodels.out_of_core.search import smallest_capacity
+from dlbench.specs.out_of_core import TransferRates
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 STEPS = 4

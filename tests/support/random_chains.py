@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from dlbench.perfmodels.memory.planner import fixed_plan
-from dlbench.perfmodels.memory.search import smallest_capacity
-from dlbench.specs.memory import Chain, TransferRates, Unit
+from dlbench.perfmodels.out_of_core.planner import fixed_plan
+from dlbench.perfmodels.out_of_core.search import smallest_capacity
+from dlbench.specs.out_of_core import Chain, TransferRates, Unit
 
 SHAPES = ("equal", "cnn", "growing", "random", "spiky")
 

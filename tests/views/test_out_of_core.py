@@ -10,15 +10,23 @@ import pytest
 
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
-from dlbench.perfmodels.memory.planner import fixed_plan
-from dlbench.records.memory import MemoryResult
+from dlbench.perfmodels.out_of_core.planner import fixed_plan
+from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
-from tests.support.memory_factory import METHODS, MIB, OTHER_MS, a_chain, in_core_bytes, method_plans, write_memory_run
+from tests.support.out_of_core_factory import (
+    METHODS,
+    MIB,
+    OTHER_MS,
+    a_chain,
+    in_core_bytes,
+    method_plans,
+    write_memory_run,
+)
 from tests.support.run_factory import Story, constant, plans, write_run, write_unfinished
 
 SLOWER = 1.1

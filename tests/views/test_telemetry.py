@@ -30,8 +30,8 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.data_path import DataPath, DataPathView
 from dlbench.views.energy import Energy, EnergyView
-from dlbench.views.memory import Memory, MemoryView, memory
 from dlbench.views.model import Group
+from dlbench.views.peak_memory import Memory, MemoryView, memory
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
 from dlbench.views.view import GroupView, Views

@@ -19,7 +19,7 @@ from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.rank_reading import RankReading, planned_readers
+from dlbench.node.data.rank_reader import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import SampleReader
 from dlbench.node.data.reader_trials import Readers

@@ -30,7 +30,7 @@ from dlbench.datasets.staging.samples import (
     stored_bytes,
 )
 from dlbench.errors import UserError
-from dlbench.machine.memory import lies_in_memory, memory_room
+from dlbench.machine.host_memory import lies_in_memory, memory_room
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.data.reader import Arrays, BadSampleError, Raw, SampleReader, WrappedReader, path_text
 from dlbench.opening import read_bytes

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.machine.memory import resident_bytes
+from dlbench.machine.host_memory import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
-from dlbench.node.memory.cut import BlockFunction
-from dlbench.node.memory.device_memory import KEPT_FREED, peak_bytes, trim
-from dlbench.node.memory.executor import OutOfCore
-from dlbench.node.memory.planning import (
+from dlbench.node.models.build import Batch, Loss
+from dlbench.node.out_of_core.cut import BlockFunction
+from dlbench.node.out_of_core.device_memory import KEPT_FREED, peak_bytes, trim
+from dlbench.node.out_of_core.executor import OutOfCore
+from dlbench.node.out_of_core.planning import (
     Gather,
     MemoryPlan,
     Workbench,
@@ -24,9 +25,8 @@ from dlbench.node.memory.planning import (
     far_tier,
     plan_memory,
 )
-from dlbench.node.memory.spans import LaneSpan
-from dlbench.node.memory.tiers import Tier
-from dlbench.node.models.build import Batch, Loss
+from dlbench.node.out_of_core.spans import LaneSpan
+from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.page_locked import require_room
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.build_engine import exchange_memory
@@ -35,10 +35,10 @@ from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.step_schedule import StepSchedule
-from dlbench.perfmodels.memory.blocks import BlockCosts
-from dlbench.perfmodels.memory.planner import PREFETCH, saves_nothing
-from dlbench.perfmodels.memory.simulator import simulate
-from dlbench.records.memory import MemoryResult, RankMemory, TransferSpan
+from dlbench.perfmodels.out_of_core.blocks import BlockCosts
+from dlbench.perfmodels.out_of_core.planner import PREFETCH, saves_nothing
+from dlbench.perfmodels.out_of_core.simulator import simulate
+from dlbench.records.out_of_core import MemoryResult, RankMemory, TransferSpan
 from dlbench.records.record import HeldMemory, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec

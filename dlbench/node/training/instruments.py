@@ -15,7 +15,7 @@ from torch import nn
 
 from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.memory.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
+from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for

@@ -17,8 +17,8 @@ import torch
 
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.memory.device_memory import peak_bytes, restart_peaks
 from dlbench.node.models.build import Batch
+from dlbench.node.out_of_core.device_memory import peak_bytes, restart_peaks
 from dlbench.node.training import phases
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.pauses import Pauses, stop_check_interval

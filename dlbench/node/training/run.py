@@ -21,12 +21,15 @@ from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource, EvaluationSource
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.rank_reading import EpochBoundary, RankReading
+from dlbench.node.data.rank_reader import EpochBoundary, RankReading
 from dlbench.node.data.sample_exchange import ExchangeEndpoint
 from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.failures import condensed
-from dlbench.node.memory.device_memory import (
+from dlbench.node.models.build import Batch, build_model, loss_for
+from dlbench.node.models.kernels import Kernels
+from dlbench.node.models.optimizers import LearningRate, build_optimizer
+from dlbench.node.out_of_core.device_memory import (
     KEPT_FREED,
     fits_in_memory,
     keep_freed,
@@ -35,10 +38,7 @@ from dlbench.node.memory.device_memory import (
     out_of_memory,
     trim,
 )
-from dlbench.node.memory.held import StepMemory
-from dlbench.node.models.build import Batch, build_model, loss_for
-from dlbench.node.models.kernels import Kernels
-from dlbench.node.models.optimizers import LearningRate, build_optimizer
+from dlbench.node.out_of_core.held import StepMemory
 from dlbench.node.rendezvous import own_address
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.run_store import interface_settings
@@ -76,7 +76,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
-    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.out_of_core.host_update import HostUpdate
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
 PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
@@ -447,8 +447,8 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     plan, train = context.plan, context.plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.memory.host_update import SETTING, HostUpdate, host_parameters
-    from dlbench.node.memory.planning import checkpoint_bytes
+    from dlbench.node.out_of_core.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.out_of_core.planning import checkpoint_bytes
     from dlbench.node.page_locked import require_room
 
     place, spec = context.place, train.at_batch(plan.global_batch).optimizer

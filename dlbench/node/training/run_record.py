@@ -23,8 +23,8 @@ from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.devices import rank_gpu, together
-from dlbench.node.memory.device_memory import peak_bytes
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
+from dlbench.node.out_of_core.device_memory import peak_bytes
 from dlbench.node.sync.engine import whole_tensor
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.training.context import RankContext
@@ -40,7 +40,7 @@ from dlbench.node.watching.core_load import node_loads
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
-from dlbench.records.memory import MemoryResult
+from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import Check, CheckpointWrite, LayerMacs, RankResult, Record, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WINDOW_STEPS

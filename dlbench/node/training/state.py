@@ -23,12 +23,12 @@ from torch import nn
 
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.data.rank_reading import EpochBoundary, RankReading
+from dlbench.node.data.rank_reader import EpochBoundary, RankReading
 from dlbench.node.data.sharding import Position
-from dlbench.node.memory.held import StepMemory
 from dlbench.node.models.build import Batch, Loss
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate
+from dlbench.node.out_of_core.held import StepMemory
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.node.training.initial_weights import InitialWeights
 from dlbench.node.training.precision import Precision
@@ -38,7 +38,7 @@ from dlbench.records.record import NoiseScale, Setting
 from dlbench.specs.watch import FaultSpec
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
-    from dlbench.node.memory.host_update import HostUpdate
+    from dlbench.node.out_of_core.host_update import HostUpdate
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 

@@ -27,15 +27,15 @@ from functools import cached_property
 from itertools import accumulate, groupby, pairwise, product
 from typing import NamedTuple, Self
 
-from dlbench.perfmodels.memory.planner import CURVE_EFFORT, plan_blocks, scaled
-from dlbench.perfmodels.memory.search import DoesNotFitError
+from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
+from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import WEIGHT_BYTES, Counted, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
 from dlbench.specs.layers import Layer
-from dlbench.specs.memory import Chain, TransferRates, Unit
+from dlbench.specs.out_of_core import Chain, TransferRates, Unit
 from dlbench.units import format_bytes
 
 BUCKET_BYTES = 25 * 2**20  # Gradients that travel together: the default of DDP's bucket_cap_mb (torch.nn.parallel).

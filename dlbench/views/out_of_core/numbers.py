@@ -23,20 +23,20 @@ from dlbench.analysis.side_by_side import alike, compare, compared, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
-from dlbench.perfmodels.memory.blocks import BlockCosts, Operation, Schedule
-from dlbench.perfmodels.memory.planner import PREFETCH
-from dlbench.perfmodels.memory.simulator import simulate
+from dlbench.perfmodels.out_of_core.blocks import BlockCosts, Operation, Schedule
+from dlbench.perfmodels.out_of_core.planner import PREFETCH
+from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.projection.gathering import without_strategy
-from dlbench.records.memory import MemoryResult, TransferSpan
+from dlbench.records.out_of_core import MemoryResult, TransferSpan
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent, runs_text
-from dlbench.specs.memory import BlockPlan, Chain, Decision, MemorySpec, Recompute, Swap, TransferRates
+from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, MemorySpec, Recompute, Swap, TransferRates
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.memory import ended_without_memory
+from dlbench.views.peak_memory import ended_without_memory
 
 IN_CORE = ("none", "none")
 

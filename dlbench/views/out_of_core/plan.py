@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import dlbench
-from dlbench.perfmodels.memory.blocks import Operation
-from dlbench.perfmodels.memory.planner import (
+from dlbench.perfmodels.out_of_core.blocks import Operation
+from dlbench.perfmodels.out_of_core.planner import (
     METHODS,
     Method,
     Point,
@@ -23,12 +23,12 @@ from dlbench.perfmodels.memory.planner import (
     point,
     saves_nothing,
 )
-from dlbench.perfmodels.memory.search import smallest_capacity
+from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.report.charts.chart import ReportSubject
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
-from dlbench.specs.memory import BlockPlan, Chain, TransferRates
+from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, blocks_of, schedule_of
 from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from dlbench.analysis.side_by_side import alike
-from dlbench.perfmodels.memory.planner import saves_nothing
+from dlbench.perfmodels.out_of_core.planner import saves_nothing
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, PART_COLOURS, WIDE, si_label

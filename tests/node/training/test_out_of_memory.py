@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.memory.device_memory import MAX_TRIALS, Fit, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.models.build import loss_for
+from dlbench.node.out_of_core.device_memory import MAX_TRIALS, Fit, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.training import run
 from dlbench.specs.training import OptimizerSpec
 from tests.support.one_rank import trained

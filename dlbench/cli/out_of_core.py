@@ -1,0 +1,177 @@
+"""`dlbench memory`: which activations stay, are swapped or recomputed, planned before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlbench.cli import options as shared
+from dlbench.errors import UserError
+
+if TYPE_CHECKING:
+    from dlbench.cli.report import FormatName
+    from dlbench.specs.out_of_core import Chain, TransferRates
+    from dlbench.specs.plan import RunPlan
+    from dlbench.views.out_of_core.plan import MemoryPlan
+
+_SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
+_OF_WORKLOADS = ("preset", "overrides", "system", "dry_run")
+_DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.batch_per_rank")
+"""Keys that options of this command stand for, or that it compares."""
+
+
+@click.group()
+def memory() -> None:
+    """Plan which activations stay, leave the device, or are recomputed."""
+
+
+@memory.command("plan")
+@click.argument("subject", metavar="WORKLOAD|RUN")
+@click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
+@shared.value_option("--capacity", "BYTES|SHARE", "What a rank may hold, e.g. 8GiB, or 50% of what it would in core.")
+@shared.PRESET
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@shared.SYSTEM
+@click.option("-o", "--output", type=shared.FILE, help="File to write: .html, .md, .json or .txt.")
+@shared.AS_JSON
+@click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
+def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
+    """Measure the chain of WORKLOAD on this machine, plan for a capacity, and say what that takes.
+
+    The passes of one rank are measured by a process of its own, which needs little memory: each module is measured
+    alone. Then all is predicted: the plan block by block, its pass as a picture, other methods, capacities and batches.
+    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record has the chain. Ends
+    with 5 where no plan fits.
+
+    \b
+    Examples:
+      dlbench memory plan resnet50 --batch 64 --capacity 8GiB
+      dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 90%
+      dlbench memory plan runs/RUN --capacity 1GiB --batch 128
+    """
+    from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+
+    output = options["output"]
+    if options["as_json"] and output is not None:
+        raise UserError("--json and -o exclude each other: a name that ends in .json says it as well")
+    check_writable(output)
+    chosen: FormatName = format_by_suffix(output, "json" if options["as_json"] else None, _SUFFIXES, "text")
+    if not options["dry_run"]:
+        require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
+    if Path(subject).is_dir():
+        found = _of_run(Path(subject), batch, capacity)
+    else:
+        asked = _asked(subject, batch, capacity, options)
+        if options["dry_run"]:
+            from dlbench.jobs.node_program import profile_command
+            from dlbench.jobs.scripts.words import quoted
+
+            click.echo("# measures the plan on its standard input:")
+            click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
+            click.echo(quoted(profile_command(asked.system.python or sys.executable)).encode())
+            return
+        found = _of_workload(asked)
+    from dlbench.cli.report import emit
+    from dlbench.views.out_of_core.plan import memory_plan_document
+
+    emit(memory_plan_document(found), chosen, output)
+
+
+def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
+    """The training of one rank with a plan for the capacity."""
+    from dlbench.specs.requests import Request, parse_set
+
+    if capacity is None:
+        raise UserError("give --capacity, e.g. 8GiB, or 50% of what training holds in core")
+    overrides = parse_set(options["overrides"])
+    for key in overrides:
+        if key in _DECIDED:
+            raise UserError(f"--set {key}: is decided by this command (--batch, --capacity); all methods are compared")
+    decided = {"train.recompute": "planned", "train.swap": "planned", "train.memory.capacity": capacity}
+    if batch is not None:
+        decided["train.batch_per_rank"] = batch  # type: ignore[assignment]
+    request = Request(
+        workload=workload,
+        preset=options["preset"],
+        system=options["system"],
+        engine="single",
+        launcher="local",
+        overrides={**overrides, **decided},
+    )
+    return shared.expand_request(request, trains=False)[0]
+
+
+def _of_workload(asked: RunPlan) -> MemoryPlan:
+    from dlbench.jobs.node_program import memory_profile
+    from dlbench.jobs.processes import interrupted_by_signals
+    from dlbench.perfmodels.out_of_core.planner import in_core_bytes
+
+    shared.require_torch(asked.system)
+    train, workload = asked.workload.train, asked.workload
+    click.echo(
+        f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
+        err=True,
+    )
+    with interrupted_by_signals():
+        profile = memory_profile(asked.model_dump(mode="json"), asked.system.python or sys.executable)
+    capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
+    assert capacity is not None
+    where, parts = f"this machine ({socket.gethostname()})", train.gradient_accumulation
+    of = {"where": where, "device": profile.device, "parts": parts, "warnings": profile.warnings}
+    return _planned(asked, profile.chain, profile.rates, capacity, **of)
+
+
+def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> MemoryPlan:
+    """The plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
+    from dlbench.perfmodels.out_of_core.blocks import block_starts
+    from dlbench.views.out_of_core.plan import Measured, memory_plan
+
+    workload = plan.workload
+    of |= {"workload": workload.name, "preset": workload.preset, "sample_unit": workload.sample_unit}
+    starts = block_starts(workload.train.memory.blocks, [unit.name for unit in chain.units])
+    return memory_plan(Measured(**of), chain, rates, capacity, starts=starts)
+
+
+def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
+    """From what a run says; nothing is measured."""
+    from dlbench.perfmodels.out_of_core.planner import in_core_bytes, scaled
+    from dlbench.records.scan import read_run
+    from dlbench.specs.out_of_core import MemorySpec
+
+    for option in shared.given_options(*_OF_WORKLOADS):
+        raise UserError(f"{option}: has no effect on a finished run, which decided that")
+    run = read_run(folder)
+    memory = None if run.record is None else run.record.memory
+    if run.record is None or memory is None:
+        raise UserError(
+            f"{folder}: the run {'is ' + run.state if run.record is None else 'trained in core'} and says nothing of "
+            f"its activations; measure its workload: dlbench memory plan {run.plan.workload.name} --preset "
+            f"{run.plan.workload.preset} --capacity {capacity or '50%'}"
+        )
+    chain, warnings = memory.chain, []
+    if batch is not None:
+        if batch % memory.parts:
+            raise UserError(f"--batch {batch}: the run computes a batch in {memory.parts} equal parts")
+        samples = batch // memory.parts
+        if samples != chain.batch:
+            warnings.append(
+                f"Scaled from the measured {chain.batch} to {samples} samples of a pass: times and activations are "
+                "taken as proportional."
+            )
+            chain = scaled(chain, samples)
+    wanted = memory.plan.capacity_bytes
+    if capacity is not None:
+        in_core = in_core_bytes(chain)
+        try:
+            wanted = MemorySpec(capacity=capacity).capacity_bytes(in_core)
+        except ValueError:
+            raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None
+    if wanted is None:
+        raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
+    of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
+    return _planned(run.plan, chain, memory.rates, wanted, warnings=tuple(warnings), **of)

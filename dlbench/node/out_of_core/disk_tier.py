@@ -1,0 +1,310 @@
+"""Far tier of a rank that trains on a CPU: one file without a name, written and read alongside the computation.
+
+The file has no name (O_TMPFILE, else it is made and unlinked at once), so that nothing stays behind however a run ends.
+It is as long as the plan needs before training begins: a full disk is found then. Bytes go past the page cache where
+the file system can do that (O_DIRECT), for what lies in the page cache is in memory still.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import torch
+
+from dlbench.errors import EnvironmentLacksError, RunError
+from dlbench.machine.host_memory import lies_in_memory
+from dlbench.node.background import BackgroundWorker
+from dlbench.node.out_of_core.tiers import ALIGNMENT, Slots, Transfer, aligned
+from dlbench.units import format_bytes
+
+CHUNK_BYTES = 4 << 20  # bytes of a call of the system
+
+
+@dataclass(slots=True, eq=False)
+class DiskTicket:
+    """Bytes of one storage in the file; changed by the tier alone."""
+
+    storage: torch.UntypedStorage | None  # Until its bytes are away, and that was asked for.
+    num_bytes: int
+    offset: int
+    place: int
+    is_out: bool = False
+    is_in: bool = False
+    incoming: bool = False
+    recalled: bool = False
+    buffer: ctypes.Array[ctypes.c_char] | None = None  # Where its bytes come back to.
+
+
+class DiskTier:
+    """A file in a folder of this node; a `Tier` that grows where `reserve_bytes` is too little."""
+
+    takes_back = True
+
+    def __init__(self, folder: Path, reserve_bytes: int, rank: int = 0) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._file, self._is_direct = _open(folder, reserve_bytes)
+        self._is_in_memory = lies_in_memory(folder)
+        self._length = 0
+        self._slots = Slots()
+        self._changed = threading.Condition()
+        self._watching = False
+        self._transfers: list[Transfer] = []
+        self._lanes: list[BackgroundWorker] = []  # What goes out, and what comes in.
+        try:
+            self._lengthen(reserve_bytes)
+        except OSError as error:
+            os.close(self._file)
+            raise _lacks(folder, reserve_bytes, error) from error
+
+    @property
+    def words(self) -> str:
+        how = "direct I/O" if self._is_direct else "through the page cache, pages dropped again"
+        return f"file in {self._folder} ({how})"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        folder = f"swap folder {self._folder}"
+        if self._is_in_memory:
+            return (f"{folder} is in memory: what is swapped there still takes memory of this node",)
+        slow = f"{folder}: its file system has no direct I/O, so swapped tensors pass through the page cache"
+        return () if self._is_direct else (slow,)
+
+    def swap_out(self, storage: torch.UntypedStorage, block: int) -> DiskTicket:
+        with self._changed:
+            self._require()
+            offset, place = self._slots.find(storage.nbytes())
+            if self._slots.end > self._length:
+                try:
+                    self._lengthen(self._slots.end)
+                except OSError as error:
+                    raise self._failed(error) from error
+        ticket = DiskTicket(storage, storage.nbytes(), offset, place)
+        self._put(0, lambda: self._write(ticket, block))
+        return ticket
+
+    def is_out(self, ticket: DiskTicket) -> bool:
+        self._require()
+        if ticket.is_out:
+            # Here and not on the other thread, where torch's profiler would not see it go.
+            ticket.storage = None
+        return ticket.is_out
+
+    def wait_out(self, ticket: DiskTicket) -> None:
+        self._wait(lambda: self.is_out(ticket) or ticket.recalled)
+
+    def recall(self, ticket: DiskTicket) -> torch.UntypedStorage | None:
+        with self._changed:
+            if self.is_out(ticket):
+                return None
+            ticket.recalled = True
+            storage, ticket.storage = ticket.storage, None
+        return storage
+
+    def swap_in(self, ticket: DiskTicket, block: int) -> None:
+        self._require()
+        ticket.incoming = True
+        # Here and not on the other thread, for that allocates from memory of its own: so room that swapped tensors
+        # have left is used again, and the process does not grow.
+        num_bytes = aligned(ticket.num_bytes)
+        memory = torch.empty(num_bytes + ALIGNMENT, dtype=torch.uint8)
+        ticket.buffer = (ctypes.c_char * num_bytes).from_address(aligned(memory.data_ptr()))
+        ticket.buffer._memory = memory  # type: ignore[attr-defined]  # lives as long
+        self._put(1, lambda: self._read(ticket, block))
+
+    def take(self, ticket: DiskTicket) -> torch.UntypedStorage:
+        self._wait(lambda: ticket.is_in)
+        buffer, ticket.buffer = ticket.buffer, None
+        assert buffer is not None
+        return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+    def is_in(self, ticket: DiskTicket) -> bool:
+        self._require()
+        return ticket.is_in
+
+    def discard(self, ticket: DiskTicket) -> None:
+        """The place is free when what runs with the ticket has ended."""
+        if ticket.is_out:
+            ticket.storage = None
+        if self._lanes and not self._has_failed():
+            # Behind whatever the lane still does with this ticket.
+            self._put(int(ticket.incoming), lambda: self._forget(ticket))
+
+    def watch(self, watching: bool) -> None:
+        self._watching = watching
+
+    def take_transfers(self) -> list[Transfer]:
+        with self._changed:
+            taken, self._transfers = self._transfers, []
+        return sorted(taken, key=lambda one: one.start_ns)
+
+    def close(self) -> None:
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            lane.close()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _put(self, lane: int, work: Callable[[], None]) -> None:
+        """Runs work on a thread; what fails there is raised by every later call."""
+        if self._file < 0:
+            raise RunError(f"rank {self._rank}: swap file in {self._folder} is closed")
+        if not self._lanes:
+            self._lanes = [BackgroundWorker(name, changed=self._changed) for name in ("swap out", "swap in")]
+            # Aligned memory that direct I/O can read from.
+            self._bounce = memoryview(mmap.mmap(-1, CHUNK_BYTES))
+
+        def run() -> None:
+            try:
+                work()
+            except OSError as error:
+                raise self._failed(error) from error
+            except Exception as error:
+                raise RunError(f"rank {self._rank}: swap file in {self._folder}: {error!r}") from error
+
+        self._lanes[lane].put(run)
+
+    def _has_failed(self) -> bool:
+        return any(lane.error is not None for lane in self._lanes)
+
+    def _failed(self, error: OSError) -> RunError:
+        why = error.strerror or str(error)
+        return RunError(f"rank {self._rank}: swap file in {self._folder}: {why[:1].lower()}{why[1:]}")
+
+    def _require(self) -> None:
+        for lane in self._lanes:
+            lane.require_well()
+
+    def _wait(self, is_done: Callable[[], bool]) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: is_done() or self._has_failed())
+            if not is_done():
+                self._require()
+
+    def _lengthen(self, length: int) -> None:
+        if length > self._length:
+            os.posix_fallocate(self._file, 0, length)
+            self._length = length
+
+    def _write(self, ticket: DiskTicket, block: int) -> None:
+        start = time.monotonic_ns()
+        bounce_address = ctypes.addressof(ctypes.c_char.from_buffer(self._bounce))
+        storage = ticket.storage
+        if storage is None:  # recalled
+            return
+        source, position = storage.data_ptr(), 0
+        while position < ticket.num_bytes and not ticket.recalled:
+            size = min(CHUNK_BYTES, ticket.num_bytes - position)
+            ctypes.memmove(bounce_address, source + position, size)
+            data, offset = self._bounce[: aligned(size)], ticket.offset + position
+            while data:
+                written = os.pwrite(self._file, data, offset)
+                data, offset = data[written:], offset + written
+            position += size
+        if not self._is_direct:
+            # Starts to write what is dirty, and drops what is clean.
+            os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
+        del storage
+        self._done(ticket, block, start, is_out=True)
+
+    def _read(self, ticket: DiskTicket, block: int) -> None:
+        self._wait(lambda: ticket.is_out)
+        start = time.monotonic_ns()
+        buffer = ticket.buffer
+        if buffer is None:
+            return
+        memory, offset = memoryview(buffer).cast("B"), ticket.offset
+        while memory:
+            num_read = os.preadv(self._file, [memory[: 64 * CHUNK_BYTES]], offset)
+            if num_read == 0:
+                raise OSError(errno.EIO, "the file ends before the swapped bytes do")
+            memory, offset = memory[num_read:], offset + num_read
+        if not self._is_direct:
+            os.posix_fadvise(self._file, ticket.offset, ticket.place, os.POSIX_FADV_DONTNEED)
+        self._done(ticket, block, start, is_out=False)
+
+    def _done(self, ticket: DiskTicket, block: int, start: int, *, is_out: bool) -> None:
+        end = time.monotonic_ns()
+        with self._changed:
+            if ticket.recalled:
+                return
+            if is_out:
+                ticket.is_out = True
+            else:
+                ticket.is_in = True
+            if self._watching:
+                self._transfers.append(Transfer(is_out, block, ticket.num_bytes, start, end))
+            self._changed.notify_all()
+
+    def _forget(self, ticket: DiskTicket) -> None:
+        with self._changed:
+            ticket.storage = ticket.buffer = None
+            self._slots.give_back(ticket.offset, ticket.place)
+
+
+def _open(folder: Path, reserve_bytes: int) -> tuple[int, bool]:
+    """A file without a name, and whether its file system takes direct I/O."""
+    try:
+        if not folder.is_dir():
+            raise EnvironmentLacksError(f"train.memory.swap_folder {folder}: there is no such folder on this node")
+        for flags, is_direct in ((os.O_DIRECT, True), (0, False)):
+            try:
+                file = _nameless(folder, flags)
+            except OSError as error:
+                if is_direct and error.errno == errno.EINVAL:
+                    continue
+                raise
+            if not is_direct or _takes_direct(file):
+                return file, is_direct
+            os.close(file)
+    except OSError as error:
+        raise _lacks(folder, reserve_bytes, error) from error
+    raise AssertionError
+
+
+def _nameless(folder: Path, flags: int) -> int:
+    flags |= os.O_RDWR | os.O_CLOEXEC
+    try:
+        return os.open(folder, flags | os.O_TMPFILE | os.O_EXCL, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT):
+            raise
+    path = folder / f".dlbench-swap-{uuid4().hex}"
+    file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    path.unlink()
+    return file
+
+
+def _takes_direct(file: int) -> bool:
+    """Some file systems open a file for direct I/O and refuse it later."""
+    with mmap.mmap(-1, ALIGNMENT) as memory:
+        try:
+            os.pwrite(file, memory, 0)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return False
+            raise
+    return True
+
+
+def _lacks(folder: Path, reserve_bytes: int, error: OSError) -> EnvironmentLacksError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        free = os.statvfs(folder)
+        return EnvironmentLacksError(
+            f"swapping needs {format_bytes(reserve_bytes)} in {folder}, {format_bytes(free.f_bavail * free.f_frsize)} "
+            "are free: set train.memory.swap_folder to a folder on a larger disk"
+        )
+    why = error.strerror or str(error)
+    return EnvironmentLacksError(
+        f"train.memory.swap_folder {folder}: {why[:1].lower()}{why[1:]}; it must be one that this user may write to"
+    )

@@ -1,0 +1,570 @@
+"""Training with activations out of core: what a plan says of each block, done in every pass.
+
+Recomputing is `torch.utils.checkpoint` (not reentrant), with the random numbers and the autocast of the first time;
+around it stand only the room for what it computes again, and buffers, which a second forward pass must not change.
+Swapping is `torch.autograd.graph.saved_tensors_hooks`: autograd holds a handle in place of every activation.
+
+What leaves is the plan's to say: a block that by the simulator has not left when it is wanted back is not sent at all.
+Of the others some may not have left even so (`Tier.is_out`); those stay, and need no way back. On a CPU that is what
+has really not left, whose transfer is dropped; on a GPU, whose host is far ahead and cannot know, what computing has
+not waited for because nothing needed its room: the copy that was ordered runs, and its memory goes back behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from dlbench.errors import RunError, UserError
+from dlbench.node.out_of_core.cut import Block, BlockFunction, UnitModule
+from dlbench.node.out_of_core.saved import (
+    BlockBytes,
+    Checksum,
+    Handle,
+    HeldByOthers,
+    Packed,
+    Pass,
+    Room,
+    activation_storage,
+    first_tensor,
+    weak_reference,
+)
+from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
+from dlbench.node.out_of_core.tiers import Tier
+from dlbench.perfmodels.out_of_core.blocks import BlockCost
+from dlbench.specs.out_of_core import PlannedBlock
+
+Prefetch = Literal["room", "one-block", "blocking"]
+"""room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
+
+
+@dataclass
+class _Counts:
+    """Since `begin_measuring`."""
+
+    passes: int = 0
+    peak: int = 0
+    over: float = 0
+    out: int = 0
+    back: int = 0
+
+
+class OutOfCore:
+    """Blocks of a network, each kept, swapped or recomputed; put on by `install` (before an engine wraps it).
+
+    A pass is one forward and one backward pass; one without gradients is left alone. Whatever ends a pass midway, the
+    next one begins anew.
+
+    `blocks`: every unit of `find_units` in one block. `tier`: where swapped tensors go; None where no block swaps, and
+    for `blocking` on a GPU, which is torch's own `save_on_cpu`. `budget_bytes`: what activations may take; None: no
+    limit. `costs`: of each block; without, bytes are those that were last seen. `leaving`: numbers of the blocks that
+    leave; None: all that move something. `turn_bytes`: room for head and loss. `count`: note bytes in every pass, not
+    only in the first.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[UnitModule],
+        blocks: Sequence[PlannedBlock],
+        *,
+        tier: Tier | None = None,
+        budget_bytes: int | None = None,
+        costs: Sequence[BlockCost] | None = None,
+        turn_bytes: int = 0,
+        prefetch: Prefetch = "room",
+        leaving: Collection[int] | None = None,
+        verify: bool = False,
+        rank: int = 0,
+        moments: Moments | None = None,
+        wrap_block: Callable[[BlockFunction], BlockFunction] | None = None,
+        count: bool = False,
+    ) -> None:
+        self._blocks = [
+            Block(number, units[block.first : block.last + 1], self._forward, wrap_block)
+            for number, block in enumerate(blocks)
+        ]
+        self._decisions = [block.decision for block in blocks]
+        for block in blocks:
+            alone = [unit.name for unit in units[block.first + 1 : block.last + 1] if not unit.joins]
+            if alone:
+                raise UserError(f"{alone[0]} must begin a block: what it is given is used elsewhere as well")
+        self._held_by_others = {n for n, block in enumerate(blocks) if units[block.first].shared}
+        self._is_wrapped = wrap_block is not None
+        self._tier = tier
+        self._prefetch: Prefetch = prefetch
+        self._leaving = range(len(blocks)) if leaving is None else leaving
+        self._verifies = verify
+        self._rank = rank
+        self._others = HeldByOthers(model)
+        self._room = Room(self._decisions, budget_bytes, costs, self._held_by_others)
+        self._turn_bytes = turn_bytes
+        self._saves_output = [True] * len(blocks)
+        """Of each block whether it saves its output, as the last counted pass showed."""
+        self._counts_always = count
+        self._counts_next = True
+        self._pass: Pass | None = None
+        self._installed = False
+        moments = moments or HostMoments()
+        self._lane = ComputeLane(moments)
+        self._watch = Watch(self._lane, tier)
+        self._counts = _Counts()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        swaps = any("swap" in decision for decision in self._decisions)
+        return self._tier.warnings if self._tier is not None and swaps else ()
+
+    def install(self) -> None:
+        kept = all(decision == "keep" for decision in self._decisions)
+        if self._installed or (kept and not self._is_wrapped and not self._counts_always):
+            return
+        for block in self._blocks:
+            block.install()
+        self._installed = True
+
+    def remove(self) -> None:
+        if self._installed:
+            for block in self._blocks:
+                block.remove()
+        self._installed = False
+        self._pass = None
+
+    def computes(self, module: nn.Module) -> bool:
+        """Whether a call of a module, now, computes it: where blocks stand, some only begin a block or hand on."""
+        block = next((block for block in self._blocks if any(one is module for one in block.modules)), None)
+        return not self._installed or block is None or block.is_running
+
+    def begin_measuring(self) -> None:
+        self._others.look()
+        self._counts = _Counts()
+        self._lane.reset()
+
+    def summary(self) -> dict[str, int | float]:
+        """Returns what was counted since `begin_measuring`; waits for the device."""
+        counts, seconds = self._counts, self._lane.seconds()
+        return {
+            "passes": counts.passes,
+            "activation_peak_bytes": counts.peak,
+            "over_budget_bytes": int(counts.over),
+            "swapped_out_bytes": counts.out,
+            "swapped_in_bytes": counts.back,
+            **seconds,
+        }
+
+    def watch(self, watching: bool) -> None:
+        """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
+        self._watch.set(watching)
+
+    def take_spans(self) -> list[LaneSpan]:
+        """Operations of watched passes that have ended, in order of their start."""
+        return self._watch.take()
+
+    def close(self) -> None:
+        self.remove()
+        if self._tier is not None:
+            self._tier.close()
+
+    def _forward(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch.is_grad_enabled():
+            return block.function(*args, **kwargs)
+        running = self._enter(block, args, kwargs)
+        with self._hooks(running, block.number):
+            if self._room.recomputes(block.number):
+                contexts = partial(self._checkpoint_contexts, running, block)
+                output = checkpoint(block.function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+            else:
+                output = block.function(*args, **kwargs)
+        self._leave(running, block, output)
+        return output
+
+    def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
+        number = block.number
+        if number == 0:
+            self._pass = Pass(len(self._blocks))
+            self._others.begin_pass()
+            self._watch.begin_pass()
+            if 0 in self._held_by_others:
+                self._others.give(args[:1])
+            else:
+                self._pass.begin_block(0, args[0].untyped_storage())
+                self._pass.charge_input(0, self._pass.boundary_bytes[0])
+        running = self._pass
+        if running is None or running.at != number - 1 or running.has_turned:
+            raise RunError(
+                f"{block.name}: called out of the order in which the network was cut into blocks; use train.recompute "
+                "none and train.swap none for this network"
+            )
+        running.at = number
+        self._others.give((*args[1:], *kwargs.values()))
+        if number == 0 and args and isinstance(args[0], torch.Tensor) and args[0].requires_grad:
+            _on_gradient(args[0], partial(self._end_of_first, running))
+        needed = self._room.forward_bytes(number)
+        if self._prefetch == "one-block":
+            # Two blocks' buffers do: the one that leaves, and the one that is computed.
+            while len({handle.block for handle in running.leaving if handle.ticket is not None}) > 1:
+                self._wait_for_oldest(running)
+        self._make_room(running, needed)
+        running.charge_block(number, needed)
+        self._note_peak(running)
+        self._lane.switch(FORWARD, number)
+        return running
+
+    def _make_room(self, running: Pass, num_bytes: int) -> None:
+        """Waits for the oldest transfers out until `num_bytes` have room, or none runs any more."""
+        self._release(running)
+        while running.leaving and running.resident + num_bytes > self._room.budget:
+            self._wait_for_oldest(running)
+
+    def _wait_for_oldest(self, running: Pass) -> None:
+        """The oldest transfer out ends, and frees what it moved."""
+        oldest = running.leaving[0]
+        if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
+            with self._lane.wait("swap_wait_s" if running.has_turned else "room_wait_s"):
+                self._tier.wait_out(oldest.ticket)
+        self._left(running)
+
+    def _release(self, running: Pass) -> None:
+        """What has left since takes no room any more."""
+        while running.leaving:
+            oldest = running.leaving[0]
+            if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
+                return
+            self._left(running)
+
+    def _left(self, running: Pass) -> None:
+        handle = running.leaving.popleft()
+        if handle.ticket is not None:
+            running.charge(handle, -handle.num_bytes)
+
+    def _note_peak(self, running: Pass) -> None:
+        counts = self._counts
+        if running.resident > counts.peak:
+            counts.peak = running.resident
+            counts.over = max(counts.over, running.resident - self._room.budget)
+
+    def _hooks(self, running: Pass, number: int) -> AbstractContextManager[object]:
+        """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
+        if self._decisions[number] == "swap" and self._tier is None:
+            return save_on_cpu(pin_memory=True)
+        saves_next = self._saves_output[number] and self._room.moves(number + 1) and not self._room.recomputes(number)
+        if not (self._decisions[number] == "swap" or self._room.moves(number) or saves_next or self._counts_now):
+            return nullcontext()
+        return saved_tensors_hooks(partial(self._pack, running, number), partial(self._unpack, running))
+
+    @property
+    def _counts_now(self) -> bool:
+        return self._counts_always or self._counts_next
+
+    def _checkpoint_contexts(
+        self, running: Pass, block: Block
+    ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+        counting = _CountingSaved(partial(self._count, running)) if self._counts_now else nullcontext()
+        return counting, _Recomputing(block, self._lane)
+
+    def _count(self, running: Pass, tensor: torch.Tensor) -> None:
+        storage = activation_storage(tensor, self._others)
+        if storage is not None:
+            running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
+
+    def _pack(self, running: Pass, number: int, tensor: torch.Tensor) -> Any:
+        storage = activation_storage(tensor, self._others)
+        if storage is None:
+            # With its graph a saved output would hold itself.
+            return tensor.detach() if tensor.grad_fn is not None else tensor
+        handle = running.table.find(storage)
+        if handle is None:
+            handle = running.table.add(tensor, storage, number)
+            boundary = running.boundaries[number]
+            if boundary is not None and boundary.cdata == storage._cdata:
+                handle.is_input = True
+                running.inputs[number] = handle
+            else:
+                running.owned[number].append(handle)
+        if handle.storage is None and handle.ticket is None:  # nobody held it any more
+            handle.storage = storage
+        moves = self._room.moves(number) if handle.is_input else self._decisions[number] == "swap"
+        if self._prefetch == "blocking" and self._tier is not None and handle.ticket is None and moves:
+            self._send(running, handle)
+            with self._lane.wait("room_wait_s"):
+                self._tier.wait_out(handle.ticket)
+        return Packed(handle, tensor)
+
+    def _leave(self, running: Pass, block: Block, output: Any) -> None:
+        number = block.number
+        self._lane.switch(None, number)
+        tensor = first_tensor(output)
+        if tensor is None:
+            raise RunError(f"{block.name}: returned no tensor, unlike when the network was cut into blocks")
+        storage = tensor.untyped_storage()
+        running.begin_block(number + 1, storage)
+        saves_output = self._hand_on(running, number, storage)
+        if self._counts_now:
+            self._learn(running, number, saves_output)
+        self._settle(running, number)
+        if tensor.requires_grad:
+            _on_gradient(tensor, partial(self._reached, running, number))
+        if self._tier is not None and self._prefetch != "blocking" and number in self._leaving:
+            for handle in self._moving(running, number):
+                if handle.storage is not None:
+                    self._send(running, handle)
+        if number == len(self._blocks) - 1:
+            self._make_room(running, self._turn_bytes)
+            running.charge_beside(self._turn_bytes)
+            self._note_peak(running)
+
+    def _moving(self, running: Pass, number: int) -> list[Handle]:
+        """What leaves with a block if that leaves, in the order of saving."""
+        inputs = running.inputs[number]
+        own = running.owned[number] if self._decisions[number] == "swap" else []
+        return [*([inputs] if inputs is not None and self._room.moves(number) else []), *own]
+
+    def _hand_on(self, running: Pass, number: int, storage: torch.UntypedStorage) -> bool:
+        """A block's output belongs to the next one; returns whether this one saved it."""
+        counted = running.counted.pop(storage._cdata, None) is not None
+        handle = running.table.find(storage)
+        if handle is None or handle.block != number or handle.is_input:
+            return counted
+        running.owned[number].remove(handle)
+        handle.block, handle.is_input = number + 1, True
+        running.inputs[number + 1] = handle
+        return True
+
+    def _learn(self, running: Pass, number: int, saves_output: bool) -> None:
+        boundary = running.boundaries[number]
+        seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
+        if self._room.recomputes(number):
+            saved = sum(num_bytes for _, num_bytes in running.counted.values())
+        else:
+            saved = sum(handle.num_bytes for handle in running.owned[number])
+            seen = running.inputs[number] is not None
+        running.counted.clear()
+        before = number > 0 and self._saves_output[number - 1]
+        self._saves_output[number] = saves_output
+        self._room.seen[number] = BlockBytes(
+            saved_bytes=saved,
+            input_bytes=running.boundary_bytes[number],
+            input_saved=seen or before,
+            output_bytes=running.boundary_bytes[number + 1],
+        )
+
+    def _settle(self, running: Pass, number: int) -> None:
+        """What is held of a block after its forward pass: as seen or, where nobody looked, as it is known."""
+        own = self._room.own_bytes(number)
+        if self._decisions[number] == "swap" and self._tier is not None:
+            own = sum(handle.num_bytes for handle in running.owned[number] if handle.ticket is None)
+        running.charge_block(number, own)
+        handle = running.inputs[number]
+        kept = self._room.kept_bytes(number) if handle is None else handle.num_bytes
+        running.charge_input(number, 0 if handle is not None and handle.ticket is not None else kept)
+        after = running.inputs[number + 1]
+        away = after is not None and after.ticket is not None
+        running.charge_input(number + 1, 0 if away else running.boundary_bytes[number + 1])
+        self._note_peak(running)
+
+    def _send(self, running: Pass, handle: Handle) -> None:
+        assert self._tier is not None
+        assert handle.storage is not None
+        if self._verifies:
+            handle.check = Checksum.of(handle.storage, handle.num_bytes, handle.dtype)
+        handle.ticket = self._tier.swap_out(handle.storage, handle.block)
+        handle.discard = self._tier.discard
+        handle.storage = None
+        self._counts.out += handle.num_bytes
+        if self._prefetch != "blocking":
+            running.leaving.append(handle)
+
+    def _reached(self, running: Pass, number: int, gradient: torch.Tensor) -> None:
+        """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""
+        if number >= running.current:
+            return
+        if not running.has_turned:
+            running.has_turned = True
+            self._counts_next = False
+            self._room.turn()
+            running.charge_input(len(self._blocks), 0)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._end, running))
+        self._end_blocks(running, number)
+        running.current = number
+        running.charge_beside(self._room.gradients_before(number))
+        self._bring(running, number)
+        self._room.start(number)
+        needed = self._room.backward_bytes(number)
+        self._make_room(running, needed)
+        running.charge_block(number, running.charged[number] + needed)
+        self._note_peak(running)
+        self._lane.switch(BACKWARD, number)
+
+    def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
+        if running.has_turned:
+            self._end_blocks(running, -1)
+            running.current = -1
+            self._lane.switch(None, 0)
+
+    def _end_blocks(self, running: Pass, number: int) -> None:
+        for block in range(min(running.current, len(self._blocks) - 1), number, -1):
+            for handle in running.owned[block]:
+                handle.drop()
+            running.owned[block].clear()
+            inputs = running.inputs[block + 1]
+            if inputs is not None:
+                inputs.drop()
+                running.inputs[block + 1] = None
+            running.charge_block(block, 0)
+            running.charge_input(block, 0)
+
+    def _bring(self, running: Pass, number: int) -> None:
+        """Issues blocks in backward order while there is room; after transfers out the one whose turn it is anyway."""
+        running.next_in = min(running.next_in, number)
+        if self._prefetch == "blocking":
+            return
+        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
+        while True:
+            self._release(running)
+            while running.next_in >= furthest and self._issue(running, running.next_in, forced=False):
+                pass
+            if running.next_in < number:
+                return
+            if running.leaving:
+                self._wait_for_oldest(running)
+            else:
+                self._issue(running, running.next_in, forced=True)
+
+    def _issue(self, running: Pass, number: int, *, forced: bool) -> bool:
+        """Begins the way back of a block, the next one in backward order; False: it has no room."""
+        moving = self._moving(running, number)
+        moved = [handle for handle in moving if handle.ticket is not None and not handle.coming]
+        away = sum(handle.num_bytes for handle in moved if handle not in running.leaving)
+        # What is owed room counts whether it has left or not.
+        total = sum(handle.num_bytes for handle in (moved if number in self._leaving else moving))
+        fits = self._room.leaves_enough(total) and running.resident + away <= self._room.budget
+        if total and not fits and not forced:
+            return False
+        for handle in reversed(moved):
+            if not self._recall(running, handle):
+                if handle in running.leaving:  # it has left since, behind one that has not
+                    running.leaving.remove(handle)
+                    running.charge(handle, -handle.num_bytes)
+                self._start_back(running, handle, number)
+        self._room.issue(number, total)
+        running.next_in -= 1
+        self._note_peak(running)
+        return True
+
+    def _recall(self, running: Pass, handle: Handle) -> bool:
+        assert self._tier is not None
+        handle.storage = self._tier.recall(handle.ticket)
+        if handle.storage is None:
+            return False
+        handle.ticket, handle.kept, handle.check = None, handle.ticket, None
+        if self._tier.takes_back:
+            self._counts.out -= handle.num_bytes
+        if handle in running.leaving:
+            running.leaving.remove(handle)
+        return True
+
+    def _start_back(self, running: Pass, handle: Handle, block: int) -> None:
+        assert self._tier is not None
+        handle.coming = True
+        self._tier.swap_in(handle.ticket, block)
+        running.charge(handle, handle.num_bytes)
+        self._counts.back += handle.num_bytes
+
+    def _unpack(self, running: Pass, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, Packed):
+            return packed  # type: ignore[no-any-return]
+        storage = packed.handle.storage
+        return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
+
+    def _fetch(self, running: Pass, handle: Handle) -> torch.UntypedStorage:
+        tier = self._tier
+        if handle.ticket is None or tier is None:
+            raise RunError(
+                f"rank {self._rank}: a tensor of block {handle.block} was needed after its backward pass had ended; "
+                "what is swapped serves one backward pass"
+            )
+        if not handle.coming:
+            if self._recall(running, handle):
+                assert handle.storage is not None
+                return handle.storage
+            self._start_back(running, handle, handle.block)
+            self._note_peak(running)
+        if tier.is_in(handle.ticket):
+            storage = tier.take(handle.ticket)
+        else:
+            with self._lane.wait("swap_wait_s"):
+                storage = tier.take(handle.ticket)
+        if handle.check is not None:
+            changed = handle.check.difference(storage, handle.num_bytes, handle.dtype)
+            if changed is not None:
+                raise RunError(
+                    f"rank {self._rank}: a swapped tensor of block {handle.block} ({handle.text}) did not come back as "
+                    f"it went out: {changed}"
+                )
+        handle.storage = storage
+        ticket, handle.ticket = handle.ticket, None
+        tier.discard(ticket)
+        return storage
+
+    def _end(self, running: Pass) -> None:
+        self._end_blocks(running, -1)
+        running.current = -1
+        self._lane.switch(None, 0)
+        self._watch.end_pass()
+        self._counts.passes += 1
+        if self._pass is running:
+            self._pass = None
+
+
+class _CountingSaved:
+    """Within `torch.utils.checkpoint`: also shows `count` what is saved there."""
+
+    def __init__(self, count: Callable[[torch.Tensor], None]) -> None:
+        self._count = count
+
+    def __enter__(self) -> None:
+        # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
+        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        assert top is not None
+        pack, unpack = top
+
+        def counted(tensor: torch.Tensor) -> Any:
+            self._count(tensor)
+            return pack(tensor)
+
+        torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
+
+    def __exit__(self, *raised: object) -> None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+
+
+class _Recomputing:
+    """Around the second forward pass of a block: it is timed, and leaves buffers as they were."""
+
+    def __init__(self, block: Block, lane: ComputeLane) -> None:
+        self._block = block
+        self._lane = lane
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __enter__(self) -> None:
+        self._lane.begin_recompute(self._block.number)
+        self._before = [(buffer, buffer.clone()) for buffer in self._block.buffers()]
+
+    def __exit__(self, *raised: object) -> None:
+        with torch.no_grad():
+            for buffer, before in self._before:
+                buffer.copy_(before)
+        self._before = []
+        self._lane.end_recompute(self._block.number)
+
+
+def _on_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    tensor.register_hook(hook)  # type: ignore[no-untyped-call]

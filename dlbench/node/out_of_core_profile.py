@@ -1,0 +1,83 @@
+"""``python -P -m dlbench.node.out_of_core_profile``: measures what a plan of memory is made from, trains nothing.
+
+On stdin the plan of a run of one rank, as `plan.json` holds it; its `train.swap` says whether transfers are measured.
+On stdout one JSON line when all is done: a `MemoryProfile` of `dlbench.records.out_of_core`. The exit code is that of a
+`dlbench.errors.DlbenchError`, whose line is on stderr after ``dlbench: error:``; stdout is empty then.
+
+Nothing heavy is imported before the process is bound to the cores of a rank, because thread pools are sized at import.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from dlbench.errors import DlbenchError, ExitCode, UserError
+from dlbench.node.cores import Seat, bind, settle
+from dlbench.node.failures import failure_of
+from dlbench.node.ranks import RankPlace
+from dlbench.records.out_of_core import MemoryProfile
+from dlbench.specs.plan import RunPlan
+from dlbench.specs.problems import problem_of
+
+_MAX_ORDER = 1 << 22
+
+
+def main(text: str, say: Callable[[str], object] = print) -> int:
+    """Measures as the plan says; returns the exit code."""
+    try:
+        try:
+            plan = RunPlan.model_validate_json(text)
+        except ValidationError as error:
+            raise UserError(f"plan on stdin: {problem_of(RunPlan, error)}") from None
+        say(measure(plan).model_dump_json())
+    except Exception as error:
+        failure = failure_of(error)
+        if not isinstance(error, DlbenchError):
+            traceback.print_exc()
+        print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
+        return int(failure.exit_code)
+    return int(ExitCode.OK)
+
+
+def measure(plan: RunPlan) -> MemoryProfile:
+    """The chain of one rank's passes, and its transfers."""
+    place = RankPlace(
+        rank=0, size=1, local_rank=0, local_size=1, node_rank=0, num_nodes=1, host=socket.gethostname(), token=""
+    )
+    binding = bind(plan, place)
+    seat = Seat(rank=0, host=place.host, cores=binding.cores, threads=plan.layout.cores_per_rank, pinned=binding.pinned)
+    import torch
+
+    from dlbench.node.devices import device_for
+    from dlbench.node.models.build import build_model, loss_for
+    from dlbench.node.out_of_core.device_memory import keep_freed
+    from dlbench.node.training.activations import workbench
+    from dlbench.node.training.precision import Precision
+
+    workload = plan.workload
+    device = device_for(plan, place)
+    if device.type == "cpu":
+        keep_freed()  # as training does
+    torch.manual_seed(workload.train.seed)
+    model = build_model(workload.model).to(device)
+    loss = loss_for(workload.model, label_smoothing=workload.train.label_smoothing)
+    precision = Precision(workload.train, device)
+    bench = workbench(plan, place, model, device, precision, loss, beat=lambda _what: None)
+    _, chain, rates, warnings = bench.measure()
+    threads = f"{binding.threads} thread{'s' * (binding.threads > 1)}"
+    return MemoryProfile(
+        format="dlbench.memory-profile",
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device}, {threads}",
+        chain=chain,
+        rates=rates,
+        warnings=(*settle([seat]).warnings, *warnings),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.stdin.read(_MAX_ORDER)))

@@ -1,0 +1,124 @@
+"""`dlbench memory plan` with a program at its boundary that answers as the profile would; wrong input in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from dlbench.cli import cli
+from dlbench.errors import ExitCode
+from dlbench.jobs import node_program
+from dlbench.records.out_of_core import MemoryProfile
+from tests.support.node_answers import Answering, answer_with, one_line
+from tests.support.out_of_core_factory import MIB, RATES, a_chain, method_plans, write_memory_run
+
+CHAIN = a_chain(32)
+ANSWER = MemoryProfile(
+    format="dlbench.memory-profile", device="cpu, 2 threads", chain=CHAIN, rates=RATES, warnings=("it was warm",)
+).model_dump_json()
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
+    return partial(answer_with, monkeypatch, tmp_path / "profile.py", "profile_command")
+
+
+def plan(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["memory", "plan", *map(str, words)])
+
+
+def refused(*words: object, code: ExitCode = ExitCode.USAGE) -> str:
+    return one_line(plan(*words), code)
+
+
+def test_a_workload_is_measured_planned_and_told_in_eighty_columns(
+    answering: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(f"import sys\nassert '\"batch_per_rank\": 32' in sys.stdin.read()\nprint({ANSWER!r})")
+    monkeypatch.setattr("socket.gethostname", lambda: "n0")
+    result = plan("resnet50", "--preset", "ci", "--batch", 32, "--capacity", "20MiB")
+    assert result.exit_code == 0, result.exception
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "Measured on this machine (n0), cpu, 2 threads; to a file on node-local disk" in result.stdout
+    for title in ("The plan", "Methods with batch 32"):
+        assert title in lines
+
+
+def test_the_plan_of_the_json_keeps_to_its_capacity_and_says_what_else_would(answering: Answering) -> None:
+    answering(f"print({ANSWER!r})")
+    found = json.loads(plan("resnet50", "--preset", "ci", "--capacity", "50%", "--json").stdout)
+    assert (found["format"], found["version"]) == ("dlbench.memory-plan", 1)
+    assert found["in_core_bytes"] == 41 * MIB
+    assert found["capacity_bytes"] == round(20.5 * MIB)
+    assert found["plan"]["predicted"]["peak_bytes"] <= found["capacity_bytes"]
+    assert max(one["end_s"] for one in found["operations"]) == pytest.approx(found["plan"]["predicted"]["pass_s"])
+    assert [block["number"] for block in found["blocks"]] == list(range(len(found["plan"]["blocks"])))
+    in_core = next(one for one in found["methods"] if one["method"] == "in core")
+    assert not in_core["fits"]
+    assert in_core["pass_s"] == pytest.approx(CHAIN.useful_s)
+    # All but the state is in proportion to the batch.
+    assert found["in_core_batch"] == int((20.5 - 4) / (37 / 32))
+    fits = {one["batch"]: one["fits"] for one in found["by_batch"] if one["method"] == "in core"}
+    assert all(is_in == (batch <= found["in_core_batch"]) for batch, is_in in fits.items())
+    assert len(fits) > 4
+
+
+def test_a_capacity_that_no_plan_fits_ends_with_the_smallest_that_would(answering: Answering) -> None:
+    answering(f"print({ANSWER!r})")
+    line = refused("resnet50", "--preset", "ci", "--capacity", "6MiB", code=ExitCode.ENVIRONMENT)
+    assert "does not fit into 6 MiB even so" in line
+    smallest = int(re.findall(r"needs at least (\d+) B", line)[0])
+    assert plan("resnet50", "--preset", "ci", "--capacity", smallest).exit_code == 0
+    refused("resnet50", "--preset", "ci", "--capacity", smallest - 1, code=ExitCode.ENVIRONMENT)
+
+
+def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_program, "profile_command", lambda python: ["/nowhere"])
+    (planned,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
+    (in_core,) = method_plans([("none", "none")], batches=(32,), repeats=1)
+    told = write_memory_run(tmp_path, planned)
+    write_memory_run(tmp_path, in_core)
+    folder = tmp_path / planned.run_id
+    found = json.loads(plan(folder, "--json").stdout)
+    assert found["plan"] == told.plan.model_dump(mode="json")
+    assert found["measured"]["where"] == f"run {planned.run_id}"
+    larger = json.loads(plan(folder, "--batch", 64, "--capacity", "30MiB", "--json").stdout)
+    assert larger["chain"]["batch"] == 64
+    assert larger["in_core_bytes"] == (4 + 2 * 37) * MIB
+    assert "Scaled from the measured 32 to 64" in larger["measured"]["warnings"][0]
+    assert "trained in core and says nothing" in refused(tmp_path / in_core.run_id)
+    assert "--preset: has no effect on a finished run" in refused(folder, "--preset", "ci")
+    assert "--capacity lots: is no size" in refused(folder, "--capacity", "lots")
+
+
+def test_a_page_has_the_schedule_drawn(answering: Answering, tmp_path: Path) -> None:
+    answering(f"print({ANSWER!r})")
+    page = tmp_path / "plan.html"
+    assert plan("resnet50", "--preset", "ci", "--capacity", "20MiB", "-o", page).exit_code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "chart-memory-plan-lanes" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["resnet50"], "give --capacity"),
+        (["resnet50", "--capacity", "lots"], "capacity"),
+        (["resnet50", "--capacity", "0"], "must be more than no bytes"),
+        (
+            ["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"],
+            "--set train.swap: is decided by this command",
+        ),
+        (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
+        (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' names none"),
+        (["nope", "--capacity", "1GiB"], "unknown workload"),
+    ],
+)
+def test_wrong_requests_are_one_line(words: list[str], answer: str) -> None:
+    assert answer in refused(*words)
