@@ -25,6 +25,7 @@ from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
 from dlbench.specs.merge import Layers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
+from dlbench.specs.sync import Fusion
 from dlbench.units import exact_bytes
 
 _UNITS = {
@@ -87,7 +88,8 @@ def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapp
 def _setting(key: Key, value: Any, layers: Layers) -> Setting:
     default = key.field.get_default(call_default_factory=True)
     required = default is PydanticUndefined
-    plain = list(default) if isinstance(default, tuple) else default
+    plain = str(default) if isinstance(default, Fusion) else default
+    plain = list(default) if isinstance(default, tuple) else plain
     differs = required or value != plain
     sentences = _sentences(key.field.description or "")
     # Descriptions of choices say `value: meaning.` in turn.

@@ -212,7 +212,7 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
     """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
     found: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
-    readers["sync.fusion"] = read_fusion
+    readers["sync.fusion"] = lambda value: str(read_fusion(value))
     for key in readers.keys() & settings.keys():
         try:
             found[key] = readers[key](settings[key])

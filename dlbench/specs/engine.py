@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.sync import UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
     "fusion_threshold": "sync.fusion",
@@ -36,7 +37,7 @@ class EngineKind:
     title: str  # As reports call it.
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
     synchronises: bool = True  # Whether it takes two ranks or more.
-    fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
+    fusion: Fusion = UNFUSED  # The size up to which its library fuses messages by default.
     package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
@@ -48,14 +49,14 @@ ENGINES = {
     "horovod": EngineKind(
         title="Horovod",
         on_ranks="dlbench.node.sync.horovod.engine:HorovodEngine",
-        fusion="128MiB",  # operations.cc of Horovod 0.28
+        fusion=read_fusion("128MiB"),  # operations.cc of Horovod 0.28
         package="horovod",
         contiguous_only=True,  # mpi_ops.py of Horovod 0.28.1, `_check_function`
     ),
     "ddp": EngineKind(
         title="PyTorch DDP",
         on_ranks="dlbench.node.sync.ddp:DdpEngine",
-        fusion="25MiB",
+        fusion=read_fusion("25MiB"),
         overlaps_compiled=True,
         capture_passes=11,
     ),

@@ -36,7 +36,7 @@ def _has_window(plan: RunPlan) -> bool:
 
 def _uses_network(plan: RunPlan) -> bool:
     sync = plan.sync
-    return sync.fusion == "own:mgwfbp" or (sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None)
+    return sync.fusion.rule == "mgwfbp" or (sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None)
 
 
 def _uses_storage(plan: RunPlan) -> bool:

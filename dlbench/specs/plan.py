@@ -364,7 +364,7 @@ class RunPlan(LaunchPlan):
         problem = layout_problem(self.sync, engine=self.engine.name, ranks=self.layout.ranks, nodes=self.layout.nodes)
         if problem is not None:
             raise ValueError(problem)
-        if self.sync.fusion == "own:mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
+        if self.sync.fusion.rule == "mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
             raise ValueError(
                 f"sync.fusion own:mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
                 f"{self.measure.warmup_steps}; set measure.warmup_steps to {MGWFBP_STEPS} or more"

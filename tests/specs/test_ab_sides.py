@@ -125,10 +125,10 @@ def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
         overrides={"train.seed": 3},
     )
     one, other = pairs(made)[0]
-    assert (one.engine.name, one.sync.fusion, one.system.python, one.system.launch.environment) == (
+    assert (one.engine.name, str(one.sync.fusion), one.system.python, one.system.launch.environment) == (
         "horovod", "own:single", None, {},
     )  # fmt: skip
-    assert (other.engine.name, other.sync.fusion, other.system.python) == ("ddp", "auto", "/new/bin/python")
+    assert (other.engine.name, str(other.sync.fusion), other.system.python) == ("ddp", "auto", "/new/bin/python")
     assert other.system.launch.environment == {"X": "1"}
     assert {plan.workload.train.seed for plan in made} == {3}
     assert {tuple(plan.overrides) for plan in made} == {("train.seed",)}

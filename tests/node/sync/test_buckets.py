@@ -47,8 +47,8 @@ def test_gradients_go_into_their_own_part_of_the_arena(
     ends = sorted({*cuts, len(shapes)})
     counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     arena = torch.full((buckets.arena_elements([p.numel() for p in parameters], multiple),), torch.nan)
-    messages = [[parameters[n] for n in one] for one in buckets.split(range(len(shapes)), counts)]
-    made = buckets.fill(arena, messages, multiple)
+    named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+    made = buckets.Messages(arena, named, buckets.split(range(len(shapes)), counts), multiple).buckets
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full(parameter.shape, 2.0 * (number + 1))
     for bucket in made:
@@ -69,7 +69,7 @@ def test_gradients_go_into_their_own_part_of_the_arena(
 
 def test_a_gradient_that_never_came_counts_as_zeros() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
-    (bucket,) = buckets.fill(torch.full((64,), torch.nan), [[parameter]], 1)
+    bucket = buckets.Bucket([parameter], 1, torch.full((64,), torch.nan))
     bucket.take(0, 0.25)
     assert parameter.grad.tolist() == [0.0] * 3
 

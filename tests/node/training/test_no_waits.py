@@ -187,7 +187,7 @@ def test_a_bucket_that_is_taken_at_once_is_the_same_bits() -> None:
         shapes = [(3, 5), (7,), (4, 3, 2, 2), (2, 2)]
         parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
         parameters[2] = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
-        (bucket,) = buckets.fill(torch.full((128,), torch.nan), [parameters], 4)
+        bucket = buckets.Bucket(parameters, 4, torch.full((128,), torch.nan))
         bucket.takes_together = together
         for number, parameter in enumerate(parameters):
             parameter.grad = torch.randn_like(parameter) if number != 1 else None

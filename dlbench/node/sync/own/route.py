@@ -117,7 +117,7 @@ class RouteBuilder:
             carrier=carrier,
             group_size=self.plan.group_size,
             multiple=self._multiple,
-            line=self._line(method, wire, world, carrier) if sync.fusion == "own:mgwfbp" else None,
+            line=self._line(method, wire, world, carrier) if sync.fusion.rule == "mgwfbp" else None,
             costs=tuple(self._costs),
             arena=self._arena,
         )
@@ -155,7 +155,7 @@ class RouteBuilder:
             sync, num_lines = self.plan.sync, 0
             if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
                 num_lines += 2
-            if sync.fusion == "own:mgwfbp":
+            if sync.fusion.rule == "mgwfbp":
                 num_lines += 1
             probe = self._wire(wire)
             probe.reset([[(f"calibration {count}", count)] for count in counts])
