@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
+from dlbench.specs.base import ActsIf, Ranks, Spec, size_in_bytes
 from dlbench.specs.container import with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import Layers, validate
-from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep
-from dlbench.specs.problems import keys_of, tags_of
+from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep, RunPlan
+from dlbench.specs.problems import keys_of, models_in, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
+from dlbench.specs.training import MeasureSpec
 from dlbench.specs.watch import FaultSpec, WatchSpec
-from dlbench.specs.workload import BROKEN, FAMILIES, DataSpec, Model, ModelSpec, Workload
+from dlbench.specs.workload import BROKEN, FAMILIES, Model, Workload
 
-_NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
-"""Sections that say how a workload is run, not what is trained."""
 _PATHS = (
     *("data.source", "data.validation", "data.vocabulary", "checkpoint.resume_from", "checkpoint.initialize_from"),
     *("sync.network", "model.layers_from"),
@@ -40,20 +38,14 @@ class LayoutChoice(Spec):
     cores_per_rank: Ranks | None = Field(None, description="Cores of each rank; none: shared out evenly.")
 
 
-class Choices(Spec):
+class Choices(Workload):
     """A workload YAML with one preset and all overrides applied; its keys are those of ``--set``."""
 
-    name: Name
-    title: str
-    sample_unit: str
-    notice: str
-    meant_for: Literal["any", "gpu"] = "any"
-    preset: Name
-    about: str
-    model: ModelSpec
-    data: DataSpec
-    train: TrainSpec
-    quality: QualitySpec | None = None
+    acting = (
+        ActsIf("sync", "exchanges_by", "horovod", "ddp", "fsdp", why="one rank, or engine single, exchanges nothing"),
+        ActsIf("quality", "measure.until", "quality", why="only measure.until quality reads it"),
+    )
+
     measure: MeasureSpec
     engine: EngineSpec = EngineSpec()
     sync: SyncSpec = SyncSpec()
@@ -63,7 +55,7 @@ class Choices(Spec):
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:
-        return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
+        return Workload.model_construct(**{name: getattr(self, name) for name in Workload.model_fields})
 
 
 class Ladder(Spec):
@@ -156,12 +148,6 @@ def choose_with_origins(
         layers.set(key, value, origin)
     _make_paths_absolute(layers, file.path)
     choices = validate(Choices, layers, (f"system.{key.name}" for key in keys_of(SystemSpec, {})))
-    # The cross-checks of a whole workload (data against model) live in Workload itself.
-    nested = Layers(str(file.path))
-    for origin_key in layers.values:
-        if origin_key not in _NOT_TRAINED:
-            nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
-    validate(Workload, nested)
     return choices, layers
 
 
@@ -225,3 +211,31 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
 def _size_keys() -> frozenset[str]:
     own = (key.name for key in keys_of(Choices, {}) if key.is_size)
     return frozenset((*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
+
+
+@functools.cache
+def conditions_of(key: str) -> tuple[ActsIf, ...]:
+    """Returns the conditions under which a key of ``--set`` acts, those of its sections first."""
+    models: list[Any] = [SystemSpec if key.startswith("system.") else Choices]
+    found: list[ActsIf] = []
+    for name in key.removeprefix("system.").split("."):
+        models = [model for model in models if name in model.model_fields]
+        for model in models:
+            found += [condition for condition in model.acting if name in condition.fields]
+        models = [below for model in models for below in models_in(model.model_fields[name].annotation)]
+    return tuple(dict.fromkeys(found))
+
+
+def why_inert(key: str, *plans: RunPlan) -> str:
+    """Returns why a key acts in none of these plans; empty where it acts in one."""
+    for condition in conditions_of(key):
+        if not any(map(condition.holds, plans)):
+            return condition.why
+    return ""
+
+
+def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
+    """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
+    for key, option in asked:
+        if why := why_inert(key, *plans):
+            raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")

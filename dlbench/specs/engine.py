@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
-from dlbench.specs.sync import UNFUSED, Fusion, read_fusion
+from dlbench.specs.base import ActsIf, Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.sync import UNEXCHANGED, UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
     "fusion_threshold": "sync.fusion",
@@ -94,6 +94,20 @@ def key_for_name(name: str) -> str | None:
 class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
+    acting = (
+        ActsIf(
+            "cycle_time_ms",
+            "engine.autotunes",
+            False,
+            why="engine.horovod.autotune searches fusion and cycle time itself",
+        ),
+        ActsIf(
+            "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",
+            "engine.horovod.autotune",
+            why="only engine.horovod.autotune reads it",
+        ),
+    )
+
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
     autotune: Flag = Field(
         False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
@@ -116,6 +130,17 @@ class HorovodSettings(Spec):
 class DdpSettings(Spec):
     """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own, but for `auto`."""
 
+    acting = (
+        ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
+        ActsIf(
+            "gradient_as_bucket_view static_graph",
+            "sync.is_own",
+            False,
+            why="dlbench's own exchange does not use DDP's buckets",
+        ),
+        ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
+    )
+
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
         "auto",
@@ -137,6 +162,16 @@ class DdpSettings(Spec):
 
 class FsdpSettings(Spec):
     """Settings of torch.distributed.fsdp.fully_shard (FSDP2)."""
+
+    acting = (
+        ActsIf(
+            "shard shard_ranks wrap prefetch",
+            "shares_parameters",
+            why="one rank, or the ranks of one replica, share no parameters that are gathered",
+        ),
+        ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
+        ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
+    )
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     shard: Literal["parameters", "gradients"] = Field(
@@ -165,6 +200,13 @@ class FsdpSettings(Spec):
 
 class EngineSpec(Spec):
     """The engine of a run; settings of the engines not chosen are kept at their defaults."""
+
+    acting = (
+        ActsIf("horovod", "exchanges_by", "horovod", why="only engine horovod with two ranks or more reads it"),
+        ActsIf("horovod", "sync.exchanges_gradients", why=UNEXCHANGED),
+        ActsIf("ddp", "engine.name", "ddp", why="only engine ddp reads it"),
+        ActsIf("fsdp", "engine.name", "fsdp", why="only engine fsdp reads it"),
+    )
 
     name: EngineName = Field(
         "horovod",

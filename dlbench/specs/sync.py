@@ -7,13 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from dlbench.specs.base import MAX_COUNT, Bytes, Count, CountOrZero, Flag, Ranks, Spec
+from dlbench.specs.base import MAX_COUNT, ActsIf, Bytes, Count, CountOrZero, Flag, Ranks, Spec
 from dlbench.units import exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
+UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
 MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
 _RULE_WORDS = {"none": "own message per tensor", "single": "own single message", "mgwfbp": "own buckets by MG-WFBP"}
@@ -92,6 +93,27 @@ FusionSetting = Annotated[
 class SyncSpec(Spec):
     """How gradients are exchanged, beyond the settings of the engine; the defaults leave all to the engine."""
 
+    acting = (
+        ActsIf(
+            "fusion", "engine.autotunes", False, why="engine.horovod.autotune searches fusion and cycle time itself"
+        ),
+        ActsIf("fusion wire", "sync.exchanges_gradients", why=UNEXCHANGED),
+        ActsIf("average_from average_momentum", "sync.averages", why="only sync.average_every reads it"),
+        ActsIf("average_momentum", "recipe.optimizer.slots", why="sgd without momentum has no state to average"),
+        ActsIf("topk_density", "sync.wire", "topk", why="only sync.wire topk reads it"),
+        ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
+        ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
+        ActsIf(
+            "group_size",
+            "sync.exchange",
+            *GROUPED,
+            why="only sync.exchange hierarchical, leader and hybrid have groups",
+        ),
+        ActsIf(
+            "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
+        ),
+    )
+
     exchange: Exchange = Field(
         "flat",
         description="flat: one all-reduce over all ranks. hierarchical: reduce-scatter in the group, all-reduce across "
@@ -146,6 +168,15 @@ class SyncSpec(Spec):
         if isinstance(values, dict) and values.get("inside") == "backend":
             return {key: value for key, value in values.items() if key != "inside"}
         return values
+
+    @property
+    def averages(self) -> bool:
+        return self.average_every is not None
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether messages are arranged or sent by what they cost on the network."""
+        return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
 
     @property
     def exchanges_gradients(self) -> bool:

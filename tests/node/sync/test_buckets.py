@@ -79,7 +79,7 @@ def test_gradients_keep_the_memory_order_of_their_parameters() -> None:
     parameter = torch.nn.Parameter(weight)
     parameter.grad = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     before = parameter.grad.clone()
-    (bucket,) = buckets.fill(torch.zeros(128), [[parameter]], 1)
+    bucket = buckets.Bucket([parameter], 1, torch.zeros(128))
     bucket.take(0, 1.0)
     assert parameter.grad.stride() == parameter.stride()
     assert torch.equal(parameter.grad, before)
