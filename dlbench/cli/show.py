@@ -23,7 +23,7 @@ from pydantic_core import PydanticUndefined
 from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
-from dlbench.specs.merge import Layers
+from dlbench.specs.merge import SettingLayers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.specs.sync import Fusion
 from dlbench.units import exact_bytes
@@ -53,7 +53,7 @@ class Setting:
     origin: str | None  # Who set what is no default (a file, a preset of it, an option); None for a default.
 
 
-def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
+def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: SettingLayers) -> Iterator[Setting]:
     """The keys of a decided specification in their order. `content`: its values, as in JSON."""
     seen: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
@@ -85,7 +85,7 @@ def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapp
     return _sentences(models[0].__doc__ or "")[0] if models else ""
 
 
-def _setting(key: Key, value: Any, layers: Layers) -> Setting:
+def _setting(key: Key, value: Any, layers: SettingLayers) -> Setting:
     default = key.field.get_default(call_default_factory=True)
     required = default is PydanticUndefined
     plain = str(default) if isinstance(default, Fusion) else default
@@ -265,7 +265,7 @@ _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
 """Keys that stand above the table, where they are their own explanation."""
 
 
-def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
+def _explained(made: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:

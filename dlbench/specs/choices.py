@@ -14,7 +14,7 @@ from dlbench.specs.base import ActsIf, Ranks, Spec, size_in_bytes
 from dlbench.specs.container import with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
-from dlbench.specs.merge import Layers, validate
+from dlbench.specs.merge import SettingLayers, validate
 from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep, RunPlan
 from dlbench.specs.problems import keys_of, models_in, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
@@ -99,7 +99,7 @@ class WorkloadFile:
         found = self._ladders.get(preset)
         if found is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
-        layers = Layers(str(self.path))
+        layers = SettingLayers(str(self.path))
         layers.add({"ladder": found}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder
         if len({step.name for step in steps}) < len(steps):
@@ -113,12 +113,12 @@ class WorkloadFile:
     def is_meant_for_gpus(self, preset: str) -> bool:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
-    def layers(self, preset: str | None) -> Layers:
+    def layers(self, preset: str | None) -> SettingLayers:
         """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are named."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
-        layers = Layers(str(self.path))
+        layers = SettingLayers(str(self.path))
         named = str(self.base.get("name", self.path.stem))
         layers.add({"name": named, "title": named, "notice": "", "about": ""}, DEFAULT)
         layers.add(self.base, str(self.path))
@@ -139,7 +139,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
 
 def choose_with_origins(
     file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
-) -> tuple[Choices, Layers]:
+) -> tuple[Choices, SettingLayers]:
     """As `choose`, and the layers, which say who set each key."""
     if file.path in BROKEN:
         raise UserError(BROKEN[file.path])
@@ -151,7 +151,7 @@ def choose_with_origins(
     return choices, layers
 
 
-def _make_paths_absolute(layers: Layers, file: Path) -> None:
+def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
     """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
     for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
@@ -180,13 +180,15 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     return system
 
 
-def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> tuple[SystemSpec, Layers]:
+def choose_system_with_origins(
+    name: str, overrides: Mapping[str, tuple[AxisValue, str]]
+) -> tuple[SystemSpec, SettingLayers]:
     """As `choose_system`, also of a modelled one, and the layers, which say who set each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
         raise UserError(f"{path}: format: must be 'dlbench.system' with version 1")
-    layers = Layers(str(path), prefix="system.")
+    layers = SettingLayers(str(path), prefix="system.")
     layers.add(content, str(path))
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)

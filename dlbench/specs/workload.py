@@ -48,6 +48,8 @@ Shape = tuple[int, ...]
 BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
 SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
 
+_READ = "workload.data.is_synthetic"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MlperfRules:
@@ -417,9 +419,6 @@ class PacedModel(Model):
                     f"train.{key} {value}: a paced network computes nothing that it could act on; leave it at "
                     f"{wanted.get(key, 'none')}"
                 )
-
-
-_READ = "workload.data.is_synthetic"
 
 
 class _Data(Spec):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.jobs.local import Outcome
+from dlbench.jobs.local import RunOutcome
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.plan import AxisValue, RunPlan
@@ -228,12 +228,12 @@ def signals_as_before() -> Iterator[None]:
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **variables: str) -> Result:
     """`dlbench run` whose runs are written in an instant; those of side b take 20 % longer."""
 
-    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> Outcome:
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> RunOutcome:
         shutil.rmtree(folder.path)
         slower = 1.2 if plan.series.side == "b" else 1.0
         drift = 1 + plan.series.repeat / 100
         write_run(folder.path.parent, plan, constant([part * slower * drift for part in TIMES]))
-        return Outcome(exit_code=ExitCode.OK, detail="")
+        return RunOutcome(exit_code=ExitCode.OK, detail="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--engine", "ddp", "--out", str(out), "--series", "s", *options]

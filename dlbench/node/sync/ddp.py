@@ -54,6 +54,15 @@ from dlbench.units import exact_bytes
 if TYPE_CHECKING:
     from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
 
+POWERSGD_START = 2
+"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
+
+_CASTS: dict[str, tuple[Hook, torch.dtype]] = {
+    "fp32": (default_hooks.allreduce_hook, torch.float32),
+    "fp16": (default_hooks.fp16_compress_hook, torch.float16),
+    "bf16": (default_hooks.bf16_compress_hook, torch.bfloat16),
+}
+
 
 class DdpEngine(TorchRanks):
     """torch.distributed over gloo or NCCL."""
@@ -251,15 +260,6 @@ def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[[Any, GradBucket], Future]
-
-POWERSGD_START = 2
-"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
-
-_CASTS: dict[str, tuple[Hook, torch.dtype]] = {
-    "fp32": (default_hooks.allreduce_hook, torch.float32),
-    "fp16": (default_hooks.fp16_compress_hook, torch.float16),
-    "bf16": (default_hooks.bf16_compress_hook, torch.bfloat16),
-}
 
 
 class WatchedHook:

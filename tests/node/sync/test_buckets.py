@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
+from dlbench.node.sync.groups import GroupRanks, RankGroup, RankGroups
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
+from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
@@ -48,7 +48,7 @@ def test_gradients_go_into_their_own_part_of_the_arena(
     counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     arena = torch.full((buckets.arena_elements([p.numel() for p in parameters], multiple),), torch.nan)
     named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
-    made = buckets.Messages(arena, named, buckets.split(range(len(shapes)), counts), multiple).buckets
+    made = buckets.StepMessages(arena, named, buckets.split(range(len(shapes)), counts), multiple).buckets
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full(parameter.shape, 2.0 * (number + 1))
     for bucket in made:
@@ -160,7 +160,7 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
         Recorded(who.inside[0], place),
         Recorded(who.across[place]),
     )
-    group: Group = world  # the protocol is met
+    group: RankGroup = world  # the protocol is met
     return RankGroups(world=group, inside=inside, across=across), world, inside, across
 
 
@@ -277,12 +277,12 @@ def step(ready: list[int], spans: list[tuple[int, int]], backward: int) -> StepM
 
 
 def test_exposed_is_what_comes_after_the_backward_pass() -> None:
-    moments = Moments(clock=Clock())
+    moments = ExchangeMoments(clock=Clock())
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     sums = moments.sums()
     assert sums == {"communication_s": 11, "exposed_s": 4, "hidden_s": 7, "backward_s": 10}
     packed = step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10)
-    apart = Moments(clock=Clock())
+    apart = ExchangeMoments(clock=Clock())
     apart.add(packed)
     packed.carried = [(out * SECOND, back * SECOND) for out, back in ((3, 5), (8, 11), (13, 14))]
     assert apart.sums() == {**sums, "packing_s": 3, "merging_s": 2}

@@ -42,6 +42,14 @@ NOT_READ = "cannot be read back: this Horovod was not built by dlbench; its vari
 
 NOT_WATCHED = "no step was profiled: set measure.warmup_steps to 1 or more"
 
+SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
+
+TRACES_ALWAYS = (
+    "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
+    "so it was left out; `dlbench setup horovod` builds one that does so only while it is open"
+)
+"""Why there are no messages of a Horovod on GPUs without dlbench's patch."""
+
 
 def exchange_of(methods: Iterable[str]) -> str:
     """The exchange that Horovod's operations make up, e.g. flat of GLOO_ALLREDUCE alone."""
@@ -110,9 +118,6 @@ def read_back(symbol: str, kind: Any) -> float | None:
     function.argtypes = []
     value: float = function()
     return value
-
-
-SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
 
 
 def tuning_variables(settings: HorovodSettings, log: Path) -> dict[str, str]:
@@ -217,13 +222,6 @@ def with_tuning_cost(exchange: ExchangeResult, step_s: Sequence[float]) -> Excha
     assert tuned is not None
     cost_s = tuning_cost_s(step_s, tuned.settled_step)
     return exchange.model_copy(update={"autotune": tuned.model_copy(update={"cost_s": cost_s})})
-
-
-TRACES_ALWAYS = (
-    "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
-    "so it was left out; `dlbench setup horovod` builds one that does so only while it is open"
-)
-"""Why there are no messages of a Horovod on GPUs without dlbench's patch."""
 
 
 def loaded_library() -> ctypes.CDLL | None:

@@ -104,7 +104,7 @@ class Bucket:
             parameter.grad = view
 
 
-class Messages:
+class StepMessages:
     """The messages of a step: the gradients of each, by number of the parameter, its buffer, and how it went."""
 
     def __init__(

@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import ExchangeThread, Messages, at_least, require_fp32, split
-from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
+from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least, require_fp32, split
+from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for
 from dlbench.perfmodels.overlap import best_merge
@@ -115,9 +115,9 @@ class OwnExchange(EngineOverLibrary):
         return at_least([self._sizes[n] for n in order], self._fusion.bytes)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        self._messages = Messages(self._route.arena, self._named, split(order, counts), self._route.multiple)
+        self._messages = StepMessages(self._route.arena, self._named, split(order, counts), self._route.multiple)
         self._route.wire.reset(self._messages.tensors)
-        self._moments = Moments(clock=self._clock)
+        self._moments = ExchangeMoments(clock=self._clock)
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
@@ -220,7 +220,7 @@ class OwnExchange(EngineOverLibrary):
         else:
             if self._watched:
                 self._clock.settle()
-            self._moments = Moments(clock=self._clock)
+            self._moments = ExchangeMoments(clock=self._clock)
             self._messages.forget_ways()
 
     def message_spans(self) -> list[MessageSpan]:
