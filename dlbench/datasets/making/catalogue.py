@@ -121,12 +121,15 @@ def _validation(request: DatasetRequest, train: int, least: int) -> int:
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
     """Images become tar shards; both splits if the source holds both."""
     from dlbench.datasets.images.image_set import open_image_set
+    from dlbench.datasets.kinds import KINDS as DATA_KINDS
     from dlbench.datasets.making.image_recipes import PackRecipe
-    from dlbench.datasets.recognition import TITLES, detect, take_account
+    from dlbench.datasets.recognition import detect, take_account
 
     kind = detect(source)
     if kind not in ("images", "image-shards"):
-        raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which are not packed; see `dlbench data verify`")
+        raise UserError(
+            f"{str(source)!r} holds {DATA_KINDS[kind].title}, which are not packed; see `dlbench data verify`"
+        )
     train, validation = train_folder(source), validation_folder(source)
     remarks = [take_account(source, kind).line()]
     splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))
