@@ -44,6 +44,8 @@ AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 EVALUATION_EDGE = 256 / 224
 """Shorter edge of a validation image over that of its centre crop (Krizhevsky et al. 2012: 256 and 224)."""
+Batch = dict[str, torch.Tensor]
+NAME = "nvImageCodec"
 
 
 def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:
@@ -240,10 +242,6 @@ class JpegReader(SampleReader):
 
     def close(self) -> None:
         self._images.close()
-
-
-Batch = dict[str, torch.Tensor]
-NAME = "nvImageCodec"
 
 
 class EncodedReader(JpegReader):

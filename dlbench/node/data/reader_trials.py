@@ -38,6 +38,11 @@ TRAINING_CORES = 2
 TRAINING_CORES_WITH_EXCHANGE = 4
 """And where gradients are exchanged: also NCCL's proxy, which polls while it sends (nccl/src/proxy.cc), and the thread
 that orders the exchange (Horovod's background thread, gloo's, dlbench's own)."""
+ROUNDS = 3
+SECONDS = 0.4  # of one trial
+CLEARLY = 0.95
+"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
+USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
 
 
 def training_cores(device: torch.device, ranks: int) -> int | None:
@@ -146,13 +151,6 @@ def throughput(
     return found
 
 
-ROUNDS = 3
-SECONDS = 0.4  # of one trial
-CLEARLY = 0.95
-"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
-USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
-
-
 class Ranks(Protocol):
     """All ranks of the run; an engine."""
 
@@ -204,7 +202,7 @@ class Choice:
 def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
     """Measures and chooses; called by all ranks, and the same on all of them."""
     start = time.monotonic()
-    trials = _Trials(context)
+    trials = TrialRounds(context)
     of_workers = of_prefetch = None
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
@@ -234,7 +232,7 @@ def _doubled(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
-class _Trials:
+class TrialRounds:
     """Runs trials; keeps their results."""
 
     def __init__(self, context: TrialContext) -> None:

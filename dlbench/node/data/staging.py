@@ -38,6 +38,10 @@ from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StagingTier
 
+_SAMPLES = "samples"
+_CHOICE = "kept.npy"
+Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
+
 
 class _Staged(WrappedReader):
     """Another reader, with `fetch` changed."""
@@ -122,11 +126,6 @@ class ReplicaReader(_Staged):
 
     def describe(self) -> dict[str, object]:
         return {**self._reader.describe(), "path": path_text(self._source)}
-
-
-_SAMPLES = "samples"
-_CHOICE = "kept.npy"
-Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 @dataclass(frozen=True, kw_only=True)
