@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from dlbench.machine.cgroup import Group, memory_limit, own_group
+from dlbench.machine.cgroup import ControlGroup, memory_limit, own_group
 from dlbench.machine.sources import ReadingFailedError, keyed_number, read_number
 from dlbench.machine.storage import file_system_of
 from dlbench.opening import read_text
@@ -63,7 +63,7 @@ def memory_room(root: Path = Path("/")) -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _room(group: Group, folder: Path) -> int | None:
+def _room(group: ControlGroup, folder: Path) -> int | None:
     """What a group's limit leaves; None without a limit, or where it cannot be read."""
     names = ("memory.usage_in_bytes", "total_") if group.version == 1 else ("memory.current", "")
     try:
@@ -87,7 +87,7 @@ class MemoryKills:
     def __init__(self, root: Path = Path("/")) -> None:
         """`root`: where `proc` and the mounted hierarchies are."""
         try:
-            self._group: Group | None = own_group(root, "memory")
+            self._group: ControlGroup | None = own_group(root, "memory")
         except ReadingFailedError:
             self._group = None
         self._kills = self._count()

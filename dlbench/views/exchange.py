@@ -60,6 +60,30 @@ _COUNT: Mapping[str, Any] = {
     "text": lambda one: Cell(value_text(one), number=one.value) if one.low == one.high else one,
     "missing": NOT_MEASURED,
 }
+Recorded = Sequence[tuple[Run, ExchangeResult]]
+NO_BOUND = "no bound"
+MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
+TIMES_CAPTION = (
+    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
+    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
+    "waiting."
+)
+PASSES_CAPTION = (
+    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
+    "for: this rank computed nothing meanwhile."
+)
+LEAST_CAPTION = (
+    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
+    "Efficiency: if nothing else were lost."
+)
+MAX_EVIDENCE = 80  # Characters of what a point is known from.
+_ROW = 16
+_KINDS = {
+    "backward pass": PART_COLOURS["backward"],
+    "ready, waits": "#9aa0a6",
+    "under way": PART_COLOURS["exchange"],
+}
+SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +99,7 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class ExchangeBound:
     """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
 
     line: str  # The cost line of the run that stands for the point, in words.
@@ -128,15 +152,12 @@ class ExchangePoint:
     window: str  # Steps whose messages were timed, in words.
     efficiency: Estimate  # Measured, of the scaling point.
     least: Estimate | None  # The prediction's least after the backward pass; known where its efficiency is not, too.
-    prediction: Prediction | None
+    prediction: ExchangeBound | None
     why: str  # Why there is no prediction, in a phrase; empty where there is one.
     timeline: tuple[Message, ...]  # Messages of the run whose communication time is the median.
     timeline_run: str
     timeline_backward_s: float | None
     run_ids: tuple[str, ...]
-
-
-Recorded = Sequence[tuple[Run, ExchangeResult]]
 
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
@@ -239,7 +260,7 @@ class _OneRun:
 
 def _predict(
     point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
-) -> tuple[Prediction | None, str, Estimate | None]:
+) -> tuple[ExchangeBound | None, str, Estimate | None]:
     found: dict[RunKey, _OneRun] = {}
     ids = [run.plan.run_id for run, _ in recorded]
     waited = {table.keys[run_id]: table.parts[run_id]["exchange_wait_first"] for run_id in ids}
@@ -269,7 +290,7 @@ def _predict(
         efficiency = dataclasses.replace(efficiency, low=low, high=min(efficiency.high, 1.0))
     line = typical.line
     start = format_seconds(line.startup_s) if line.startup_s else "0 s"
-    prediction = Prediction(
+    prediction = ExchangeBound(
         line=f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB",
         startup_s=line.startup_s,
         per_byte_s=line.per_byte_s,
@@ -362,25 +383,6 @@ def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s
     return fit_line(f"{name}, from its own messages", ranks, sizes, times_s)
 
 
-NO_BOUND = "no bound"
-
-MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
-
-TIMES_CAPTION = (
-    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
-    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
-    "waiting."
-)
-PASSES_CAPTION = (
-    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
-    "for: this rank computed nothing meanwhile."
-)
-LEAST_CAPTION = (
-    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
-    "Efficiency: if nothing else were lost."
-)
-
-
 @dataclass(frozen=True)
 class _Row:
     """One way in which the exchange of a point ran."""
@@ -406,7 +408,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         )
 
     of_point = functools.partial(columns_of, ExchangePoint, of=lambda row: row.point)
-    of_model = functools.partial(columns_of, Prediction, of=lambda row: row.point.prediction)
+    of_model = functools.partial(columns_of, ExchangeBound, of=lambda row: row.point.prediction)
     columns: tuple[Column[_Row], ...] = (
         *place_columns(),
         *(both("carrier", "Carried by"), both("by", "Grouped by"), both("exchange", "Exchange")),
@@ -464,9 +466,6 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
     )
 
 
-MAX_EVIDENCE = 80  # Characters of what a point is known from.
-
-
 def evidence_text(point: ExchangePoint) -> str:
     """What the times are known from, in a short sentence; the records of the runs hold all of it."""
     cut = (text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
@@ -497,15 +496,6 @@ def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
         *(time(title, f"{name}_s") for title, name in (("Ready", "ready"), ("Began", "start"), ("Took", "exchange"))),
     )
     return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
-
-
-_ROW = 16
-_KINDS = {
-    "backward pass": PART_COLOURS["backward"],
-    "ready, waits": "#9aa0a6",
-    "under way": PART_COLOURS["exchange"],
-}
-SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:

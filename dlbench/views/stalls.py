@@ -37,6 +37,14 @@ PART_TITLES = {
 }
 TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
+Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
+CAPTION = (
+    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
+    "(DS-Analyzer's method)."
+)
+RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
+NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
+_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +103,6 @@ def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
     Only repeats count of which all kinds of runs that are subtracted have figures.
     """
     return tuple(map(_point, twins(runs, VARIANTS.values(), lambda planned: "cached-input" in planned)))
-
-
-Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
 
 
 def _point(found: Twins) -> Stalls:
@@ -214,12 +219,6 @@ def _notes(kinds: Kinds) -> Iterator[str]:
         )
 
 
-CAPTION = (
-    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
-    "(DS-Analyzer's method)."
-)
-RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
-
 PartRow = tuple[Stalls, StallPart]
 TierRow = tuple[Stalls, TierRuns]
 
@@ -268,10 +267,6 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
         caption=RUNS_CAPTION,
         in_terminal=True,
     )
-
-
-NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
-_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
 
 class StallsView(ReportView):

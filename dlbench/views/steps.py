@@ -31,6 +31,19 @@ from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_of
 
+CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
+DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
+"""Percents of the quantiles that are drawn."""
+LISTED = (0, 5, 25, 50, 75, 95, 100)
+"""Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
+MAX_OUTLIERS = 20  # Steps in a table for people; the ones with the largest ratio.
+MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
+MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
+EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
+_BLANK = 2
+_BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
+NO_STEPS = "this report was made without the single steps of its runs."
+
 
 def ratio_cell(value: float, decimals: int) -> Cell:
     """E.g. ``1.30x``."""
@@ -106,19 +119,19 @@ class RankMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class StepDistribution:
     """Step times of a group by rank count."""
 
     points: tuple[StepPoint, ...]
     map: RankMap
 
 
-def step_times(group: scaling.Group, table: RunTable) -> StepTimes | None:
+def step_times(group: scaling.Group, table: RunTable) -> StepDistribution | None:
     """Distribution, outliers and map of a group's steps; None where the table was made without digests."""
     if not table.digests:
         return None
     runs = {run.plan.run_id: run for run in group.runs}
-    return StepTimes(
+    return StepDistribution(
         points=tuple(_point(point, runs, table, is_baseline=point is group.baseline) for point in group.points),
         map=_map(group.points[-1], table),
     )
@@ -204,9 +217,6 @@ def _map(point: Point, table: RunTable) -> RankMap:
     )
 
 
-CORRELATED = 0.2  # Autocorrelation of successive steps from which on a warning is given: they are not independent.
-
-
 def supports(point: StepPoint, percent_of_steps: int) -> bool:
     """Whether the runs are long enough for a quantile: a step at least lies beyond it."""
     beyond = min(percent_of_steps, 100 - percent_of_steps)
@@ -235,18 +245,7 @@ def row_title(row: MapRow) -> str:
     return f"rank{'s' * (row.first_rank != row.last_rank)} {_span(row.first_rank, row.last_rank)}"
 
 
-DRAWN = (0, 1, 2, 5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55, 60, 65, 70, 75, 80, 85, 90, 95, 98, 99, 100)
-"""Percents of the quantiles that are drawn."""
-
-LISTED = (0, 5, 25, 50, 75, 95, 100)
-"""Percents of the quantiles that stand in tables for people, where the runs have steps enough for them."""
-
-MAX_OUTLIERS = 20  # Steps in a table for people; the ones with the largest ratio.
-
-MAX_ROWS = 16  # Rows of a map in a table for people; the slowest ones.
-
-
-def steps_sheet(found: StepTimes) -> Sheet[StepPoint]:
+def steps_sheet(found: StepDistribution) -> Sheet[StepPoint]:
     """Step times, a line per rank count; people see the quantiles that all points have steps enough for."""
     has_outliers = any(point.num_outliers for point in found.points)
 
@@ -308,7 +307,7 @@ def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[Outlier]:
 Quantile = tuple[StepPoint, int, StepQuantile]
 
 
-def quantile_sheet(found: StepTimes) -> Sheet[Quantile]:
+def quantile_sheet(found: StepDistribution) -> Sheet[Quantile]:
     """The distribution of step times; for people a column per rank count."""
     columns = (
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of=operator.itemgetter(0)),
@@ -358,14 +357,7 @@ def _span(first: int, last: int) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-MAX_RECTANGLES = 800  # Of a map; a page of ten maps stays well below five megabytes.
-
-EDGES = (0.9, 0.97, 1.03, 1.1, 1.25, 1.5, 2.0)  # Where a map's colours change; between 0.97 and 1.03 a cell is blank.
-_BLANK = 2
-_BIN_COLOURS = ("#2166ac", "#92c5de", "", "#fee08b", "#fdae61", "#f46d43", "#b2182b", "#4a0a2b")
-
-
-def _distribution(group: Subject, found: StepTimes) -> Chart:
+def _distribution(group: Subject, found: StepDistribution) -> Chart:
     points, most = list(found.points), len(RANK_COLOURS)
     if len(points) > most:
         # The first, the last, and evenly between.
@@ -500,9 +492,6 @@ def bin_title(number: int) -> str:
     return f"{EDGES[number - 1]:g}x to {EDGES[number]:g}x"
 
 
-NO_STEPS = "this report was made without the single steps of its runs."
-
-
 class StepsView(GroupView):
     """How long steps take, and which take far longer."""
 
@@ -510,10 +499,10 @@ class StepsView(GroupView):
     title = "Step times"
     key = "step_times"
 
-    def numbers(self, source: GroupSource) -> StepTimes | None:
+    def numbers(self, source: GroupSource) -> StepDistribution | None:
         return step_times(source.group, source.table)
 
-    def shown(self, group: Group, found: StepTimes) -> Section:
+    def shown(self, group: Group, found: StepDistribution) -> Section:
         outliers = outlier_sheet(found.points)
         last = found.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
@@ -542,7 +531,7 @@ class RanksView(GroupView):
     title = "Ranks and steps"
 
     def section(self, group: Group) -> Section | None:
-        found = group.of(StepTimes)
+        found = group.of(StepDistribution)
         if found is None or len(found.map.rows) < 2:
             return None
         return Section(
@@ -555,6 +544,6 @@ class RanksView(GroupView):
         )
 
     def remedy(self, group: Group) -> str:
-        if group.of(StepTimes) is None:
+        if group.of(StepDistribution) is None:
             return NO_STEPS
         return second_rank(group, "there is no other rank to compare with")

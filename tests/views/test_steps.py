@@ -24,8 +24,8 @@ from dlbench.views.steps import (
     MapRow,
     RankMap,
     RanksView,
+    StepDistribution,
     StepsView,
-    StepTimes,
     bin_title,
 )
 from tests.analysis.test_causes import simulate
@@ -68,11 +68,11 @@ def group(folder: Path) -> model.Group:
     return found
 
 
-def steps_of(group: model.Group) -> StepTimes:
-    return group.of(StepTimes)
+def steps_of(group: model.Group) -> StepDistribution:
+    return group.of(StepDistribution)
 
 
-def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
+def with_steps(group: model.Group, times: StepDistribution | None) -> model.Group:
     return dataclasses.replace(group, views={**group.views, "step_times": times})
 
 

@@ -241,7 +241,7 @@ class AtLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOfCore:
+class MethodComparison:
     """Methods side by side."""
 
     id: str
@@ -258,7 +258,7 @@ class OutOfCore:
     median_peak_error: float | None
 
 
-def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:
+def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodComparison, ...]:
     """All sets of runs that differ in nothing but method and batch, where any has a method; ordered as the groups."""
     sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
@@ -277,7 +277,7 @@ def _has_method(group: Group) -> bool:
     return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
 
 
-def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> OutOfCore:
+def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:
     plan = groups[0].sample.plan
     subject = planned_id(_without_method(groups[0].sample))
     made = [
@@ -312,7 +312,7 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
     )
     step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
-    return OutOfCore(
+    return MethodComparison(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
         workload=plan.workload.name,

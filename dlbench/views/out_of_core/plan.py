@@ -34,10 +34,18 @@ from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, bloc
 from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart
 
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
+METHODS_CAPTION = (
+    "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
+    "planned ones were given the capacity. Saves: of what training in core holds at most."
+)
+BATCH_CAPTION = (
+    "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
+    "A dash: the method does not fit."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class MethodForecast:
     """What a method would take with a batch and a capacity."""
 
     method: str = field(metadata=column("Activations", is_brief=True))
@@ -70,7 +78,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
+class CapacityPlan:
     """What the JSON of `dlbench memory plan` holds."""
 
     format: str = "dlbench.memory-plan"
@@ -85,8 +93,8 @@ class MemoryPlan:
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
-    methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
-    by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
+    methods: tuple[MethodForecast, ...]  # With this batch: the plans for the capacity, all others as they are.
+    by_batch: tuple[MethodForecast, ...]  # With this capacity, batches in core and beyond.
 
 
 def memory_plan(
@@ -96,7 +104,7 @@ def memory_plan(
     capacity_bytes: int,
     *,
     starts: Sequence[int] | None = None,
-) -> MemoryPlan:
+) -> CapacityPlan:
     """A plan for the chain's batch, and what surrounds it.
 
     Without rates of transfers nothing can be swapped; `starts` are units with which blocks begin, otherwise the planner
@@ -118,7 +126,7 @@ def memory_plan(
         fixed = fixed_plan(chain, moves, *method, starts=starts)
         return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=fixed)
 
-    return MemoryPlan(
+    return CapacityPlan(
         measured=measured,
         chain=chain,
         rates=rates,
@@ -134,11 +142,11 @@ def memory_plan(
     )
 
 
-def _forecast(one: Point) -> Forecast:
+def _forecast(one: Point) -> MethodForecast:
     found = None if one.plan is None else one.plan.predicted
     names = ("pass_s", "peak_bytes", "recompute_s", "stall_s", "swapped_bytes")
     recompute, swap = one.method
-    return Forecast(
+    return MethodForecast(
         method=TITLES[one.method],
         recompute=recompute,
         swap=swap,
@@ -152,17 +160,8 @@ def _forecast(one: Point) -> Forecast:
 
 # The document
 
-METHODS_CAPTION = (
-    "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
-    "planned ones were given the capacity. Saves: of what training in core holds at most."
-)
-BATCH_CAPTION = (
-    "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
-    "A dash: the method does not fit."
-)
 
-
-def memory_plan_document(found: MemoryPlan) -> Document:
+def memory_plan_document(found: CapacityPlan) -> Document:
     """The plan for every format; its data is `found`."""
     measured = found.measured
     what = (
@@ -203,7 +202,7 @@ def memory_plan_document(found: MemoryPlan) -> Document:
     )
 
 
-def _words(found: MemoryPlan) -> Iterator[str]:
+def _words(found: CapacityPlan) -> Iterator[str]:
     predicted, measured = found.plan.predicted, found.measured
     passes = "" if measured.parts == 1 else f" (a step has {measured.parts} passes)"
     yield (
@@ -236,7 +235,7 @@ def _took(seconds: float, what: str) -> str:
     return f"{format_seconds(seconds)} {what}" if seconds else f"no {what}"
 
 
-def _rates(found: MemoryPlan) -> str:
+def _rates(found: CapacityPlan) -> str:
     rates = found.rates
     if rates is None:
         return "; transfers were not measured, so nothing is swapped"
@@ -248,25 +247,25 @@ def _rates(found: MemoryPlan) -> str:
     )
 
 
-def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
+def _methods_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
     in_core = found.in_core_bytes
 
-    def saved(one: Forecast) -> float | None:
+    def saved(one: MethodForecast) -> float | None:
         return None if one.peak_bytes is None else 1 - one.peak_bytes / in_core
 
-    def saving(one: Forecast) -> Cell | None:
+    def saving(one: MethodForecast) -> Cell | None:
         share = saved(one)
         if share is None or (one.recompute, one.swap) == IN_CORE:
             return None
         return Cell("nothing" if saves_nothing(one.peak_bytes or 0, in_core) else percent(share))
 
-    share: Column[Forecast] = Column("saved_fraction", "Saves", saved, saving, is_brief=True)
+    share: Column[MethodForecast] = Column("saved_fraction", "Saves", saved, saving, is_brief=True)
     what = ("method", "recompute", "swap", "batch", "capacity_bytes", "pass_s", "samples_per_s", "peak_bytes", share)
     return Sheet(
         name="memory-methods",
         title=f"Methods with batch {found.chain.batch}",
         columns=columns_of(
-            Forecast,
+            MethodForecast,
             *what,
             *("fits", "recompute_s", "stall_s", "swapped_bytes"),
             titles={"samples_per_s": f"{found.measured.sample_unit}/s"},
@@ -277,12 +276,12 @@ def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
     )
 
 
-def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
+def _batch_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
     names = ("batch", "method", "capacity_bytes", "pass_s", "samples_per_s", "peak_bytes", "fits")
     return Sheet(
         name="memory-batches-planned",
         title=f"Batches in {format_bytes(found.capacity_bytes)}: {found.measured.sample_unit}/s",
-        columns=columns_of(Forecast, *names),
+        columns=columns_of(MethodForecast, *names),
         rows=found.by_batch,
         pivot=Pivot(
             corner="Batch", down=lambda one: one.method, across=lambda one: str(one.batch), cell=_rate_if_it_fits
@@ -292,13 +291,13 @@ def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
     )
 
 
-def _rate_if_it_fits(one: Forecast) -> Cell:
+def _rate_if_it_fits(one: MethodForecast) -> Cell:
     if one.samples_per_s is None:
         return Cell(DASH)
     return Cell(format_number(one.samples_per_s, 3), number=one.samples_per_s)
 
 
-def _trade_words(found: MemoryPlan) -> Iterator[str]:
+def _trade_words(found: CapacityPlan) -> Iterator[str]:
     unit = found.measured.sample_unit
     if found.in_core_batch:
         batch = f"are enough for a pass of {found.in_core_batch} {unit}"
@@ -325,9 +324,3 @@ def _trade_words(found: MemoryPlan) -> Iterator[str]:
         )
     elif planned is not None:
         yield "No method that treats all blocks alike fits."
-
-
-# Charts
-
-
-# For a terminal

@@ -22,8 +22,8 @@ from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
     AtLimit,
+    MethodComparison,
     MethodPoint,
-    OutOfCore,
     PassSpan,
     PlannedPart,
     out_of_core,
@@ -39,16 +39,26 @@ METHODS_CAPTION = (
     "predicted by the chain that runs of the other methods measured."
 )
 STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
+KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
+    "forward": ("forward", PART_COLOURS["forward"]),
+    "recompute": ("recomputed", PART_COLOURS["input"]),
+    "backward": ("backward", PART_COLOURS["backward"]),
+    "outside": ("outside of the chain", PART_COLOURS["other"]),
+    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
+    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
+    "wait": ("waiting", PART_COLOURS["exchange"]),
+}
+_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
-def _place_columns(found: OutOfCore) -> tuple[Column[MethodPoint], ...]:
+def _place_columns(found: MethodComparison) -> tuple[Column[MethodPoint], ...]:
     """Ranks and nodes; people see them where there are several."""
     are_several = len({(one.ranks, one.nodes) for one in found.points}) > 1
     at: Column[MethodPoint] = Column("", "At" if are_several else "", place_of, is_brief=True)
     return columns_of(MethodPoint, "ranks", "nodes", at)
 
 
-def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+def methods_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
     """Speed and memory of every method and batch."""
 
     def rate(one: MethodPoint) -> Estimate | Cell:
@@ -71,7 +81,7 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
     )
 
 
-def limit_sheet(found: OutOfCore) -> Sheet[AtLimit]:
+def limit_sheet(found: MethodComparison) -> Sheet[AtLimit]:
     """Recomputing, swapping, sharding and offloading at one memory limit."""
     are_several = len({_limit_text(one) for one in found.at_limit}) > 1
     titles = {} if are_several else {"limit_bytes": "", "batch_per_rank": ""}
@@ -104,7 +114,7 @@ def _choice(rows: Sequence[AtLimit]) -> str:
     return words + (f"; {', '.join(one.method for one in beyond)} would not fit." if beyond else ".")
 
 
-def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+def steps_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
     """Where the steps of every method go, predicted and measured."""
     titles: dict[str, str] = {}
     if all(one.host_update_s is None for one in found.points):
@@ -137,20 +147,8 @@ def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool
 
 # Charts
 
-KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
-    "forward": ("forward", PART_COLOURS["forward"]),
-    "recompute": ("recomputed", PART_COLOURS["input"]),
-    "backward": ("backward", PART_COLOURS["backward"]),
-    "outside": ("outside of the chain", PART_COLOURS["other"]),
-    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
-    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
-    "wait": ("waiting", PART_COLOURS["exchange"]),
-}
 
-_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
-
-
-def method_charts(found: OutOfCore, number: int) -> list[Chart]:
+def method_charts(found: MethodComparison, number: int) -> list[Chart]:
     """Throughput over the batch, at the largest rank count."""
     place = found.points[-1].ranks, found.points[-1].nodes
     points = [one for one in found.points if (one.ranks, one.nodes) == place]
@@ -158,7 +156,7 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
     return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
 
 
-def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
+def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
     rows: Rows = [
@@ -272,13 +270,13 @@ class OutOfCoreView(ReportView):
     title = TITLE
     key = "out_of_core"
 
-    def numbers(self, source: ReportSource) -> tuple[OutOfCore, ...]:
+    def numbers(self, source: ReportSource) -> tuple[MethodComparison, ...]:
         """Sets of runs that differ in nothing but method and batch."""
         return out_of_core(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One for each set."""
-        return tuple(_section(one, number) for number, one in enumerate(report.all_of(OutOfCore), 1))
+        return tuple(_section(one, number) for number, one in enumerate(report.all_of(MethodComparison), 1))
 
     def remedy(self, report: Report) -> str:
         """A sweep over batches with a plan."""
@@ -291,7 +289,7 @@ class OutOfCoreView(ReportView):
         return f"no run recomputes or swaps activations; {command} does."
 
 
-def _section(found: OutOfCore, number: int) -> Section:
+def _section(found: MethodComparison, number: int) -> Section:
     words = tuple(_words(found))
     notes = []
     if not any(one.is_in_core and one.num_runs for one in found.points):
@@ -315,7 +313,7 @@ def _section(found: OutOfCore, number: int) -> Section:
     )
 
 
-def _headline(found: OutOfCore) -> str:
+def _headline(found: MethodComparison) -> str:
     """The gain of a plan at the largest rank count and batch, or how well steps were predicted."""
     gain = max(found.gains, key=lambda one: (one.ranks, one.batch), default=None)
     if gain is not None:
@@ -328,7 +326,7 @@ def _headline(found: OutOfCore) -> str:
     return f"{len(found.points)} methods and batches, none of which differ in the method alone"
 
 
-def _words(found: OutOfCore) -> Iterator[str]:
+def _words(found: MethodComparison) -> Iterator[str]:
     yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
     for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
         peaks = ""
