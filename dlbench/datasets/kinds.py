@@ -68,13 +68,10 @@ class PlannedSplit:
         """The network, which has the sizes that its formats of data are read in."""
         return self.workload.model
 
-    def require_classes(self, num_classes: int) -> None:
-        """Raises UserError: there are more classes than the network distinguishes."""
-        if num_classes > self.model.num_classes:
-            raise UserError(
-                f"{self.key} {str(self.folder)!r} has {num_classes} classes, model.num_classes is "
-                f"{self.model.num_classes}"
-            )
+    @property
+    def where(self) -> str:
+        """The key of the plan and the folder, for messages."""
+        return f"{self.key} {str(self.folder)!r}"
 
 
 class Checking(NamedTuple):
@@ -196,11 +193,11 @@ class ImageTree(_Images):
     def judge(self, planned: PlannedSplit) -> int | None:
         if not names_in(planned.folder)[1]:
             return None
-        planned.require_classes(len(planned.inner))
+        image_set.require_classes(len(planned.inner), planned.model, planned.where)
         return _counted_images(planned.folder, planned.inner, planned.needed)
 
 
-class ImageShards(_Images):
+class ShardedImages(_Images):
     """Tar or TFRecord files."""
 
     name = "image-shards"
@@ -214,11 +211,11 @@ class ImageShards(_Images):
         folder = planned.folder
         if (folder / INDEX).is_file():
             index = load_index(folder)
-            planned.require_classes(len(index.classes))
+            image_set.require_classes(len(index.classes), planned.model, planned.where)
             return len(index.labels)
         names = names_in(folder)[0]
         if holds_class_tars(names):
-            raise UserError(f"{planned.key} {str(folder)!r} holds {CLASS_TARS}")
+            raise UserError(f"{planned.where} holds {CLASS_TARS}")
         of_container = frozenset(next(iter(shards_among(names).values())))
         sample_names(folder, names, of_container.__contains__, planned.split, _IMAGES_WANTED)
         return None
@@ -311,16 +308,11 @@ class TextSamples(DataKind):
         return pretraining_hdf5.is_sample_file(name)
 
     def judge(self, planned: PlannedSplit) -> int | None:
-        folder, data = planned.folder, planned.workload.data
+        folder = planned.folder
         files = pretraining_hdf5.sample_files(folder, planned.split)
         is_small = (folder.is_file() or names_in(folder)[1]) and len(files) <= OPENED
         index = pretraining_hdf5.index_samples(folder if is_small else files[0], planned.split)
-        stored = index.shape.sequence_length
-        if stored not in (None, data.sequence_length):
-            raise UserError(
-                f"{planned.key} {str(folder)!r} has samples of {stored} tokens, data.sequence_length is "
-                f"{data.sequence_length}"
-            )
+        pretraining_hdf5.require_length(index.shape, planned.workload.data, planned.where)
         return index.num_samples if is_small else None
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:
@@ -389,14 +381,7 @@ class DensityVolumes(DataKind):
         files = [name for name in names if volumes.container_of(name) is not None]
         first = min(files)
         shape = volumes.file_shape(folder, first, str(volumes.container_of(first)))
-        for key, stored in (
-            ("input_size", shape.size),
-            ("input_channels", shape.channels),
-            ("num_targets", shape.num_targets),
-        ):
-            size = getattr(planned.model, key)
-            if stored != size:
-                raise UserError(f"{planned.key} {str(folder)!r} has {key} {stored}, model.{key} is {size}")
+        volumes.require_sizes(shape, planned.model, planned.where)
         named_splits(folder, files)
         is_small = is_whole and len(inner) <= OPENED and len(files) <= OPENED
         if is_small and volumes.container_of(first) != "tfrecord":
@@ -422,6 +407,6 @@ class DensityVolumes(DataKind):
 
 
 KINDS: dict[str, DataKind] = {
-    kind.name: kind for kind in (ImageTree(), ImageShards(), RawText(), TextSamples(), DensityVolumes())
+    kind.name: kind for kind in (ImageTree(), ShardedImages(), RawText(), TextSamples(), DensityVolumes())
 }
 BY_MANIFEST = {kind.manifest_kind: kind for kind in KINDS.values()}

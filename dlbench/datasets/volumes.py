@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import h5py
     from numpy.typing import NDArray
 
+    from dlbench.specs.workload import CosmoFlowModel
+
     Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
 else:
     Volume = tuple
@@ -453,6 +455,14 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
         sha256=digest.hexdigest(),
         chunks_span_samples=any(shape.spans for shape in shapes.values()),
     )
+
+
+def require_sizes(stored: VolumeShape | DensityIndex, model: CosmoFlowModel, where: str) -> None:
+    """Raises UserError: volumes or targets have another size than the network takes. `where`: key and path."""
+    sizes = {"input_size": stored.size, "input_channels": stored.channels, "num_targets": stored.num_targets}
+    for name, size in sizes.items():
+        if size != getattr(model, name):
+            raise UserError(f"{where} has {name} {size}, model.{name} is {getattr(model, name)}")
 
 
 def file_shape(folder: Path, name: str, container: str) -> VolumeShape:

@@ -24,9 +24,9 @@ from dlbench.views.exchange import (
     ExchangePoint,
     exchange_charts,
     exchange_points,
-    fitted_line,
     times,
 )
+from dlbench.views.exchange_bound import fitted_line
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import (
     Story,

@@ -18,15 +18,12 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
+from dlbench.views.rank_map import EDGES, MapRow, RankMap, bin_title
 from dlbench.views.scaling_report import assemble
 from dlbench.views.steps import (
-    EDGES,
-    MapRow,
-    RankMap,
     RanksView,
     StepDistribution,
     StepsView,
-    bin_title,
 )
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import StepTimes as Times

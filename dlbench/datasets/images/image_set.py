@@ -25,6 +25,8 @@ from dlbench.opening import read_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dlbench.specs.workload import ResNetModel
+
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
 IMAGENET_CLASSES = 1000
@@ -61,6 +63,12 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
         f"{str(image_set.root)!r}: {images:,} images in {classes:,} classes; ImageNet-2012 has {IMAGENET[split]:,} in "
         f"{IMAGENET_CLASSES:,} ({split})"
     )
+
+
+def require_classes(num_classes: int, model: ResNetModel, where: str) -> None:
+    """Raises UserError: there are more classes than the network distinguishes. `where`: key and path."""
+    if num_classes > model.num_classes:
+        raise UserError(f"{where} has {num_classes} classes, model.num_classes is {model.num_classes}")
 
 
 def resembles_imagenet(image_set: ImageSet) -> bool:

@@ -30,8 +30,8 @@ from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, blocks_of, schedule_of
-from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart
+from dlbench.views.out_of_core.numbers import IN_CORE, TITLES
+from dlbench.views.out_of_core.planned_pass import PlannedPart, blocks_of, blocks_sheet, lanes_chart, schedule_of
 
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 METHODS_CAPTION = (
@@ -181,7 +181,7 @@ def memory_plan_document(found: CapacityPlan) -> Document:
             id="pass",
             title="A pass, predicted",
             brief=(),
-            charts=lambda: [lanes_chart([("predicted", found.operations)], found.blocks, subject)],
+            charts=lambda: [lanes_chart(found.operations, found.blocks, subject)],
             charts_per_row=1,
         ),
         Section(

@@ -8,14 +8,14 @@ from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.numbers import (
@@ -24,8 +24,6 @@ from dlbench.views.out_of_core.numbers import (
     AtLimit,
     MethodComparison,
     MethodPoint,
-    PassSpan,
-    PlannedPart,
     out_of_core,
 )
 from dlbench.views.view import ReportSource, ReportView, place_of
@@ -39,15 +37,6 @@ METHODS_CAPTION = (
     "predicted by the chain that runs of the other methods measured."
 )
 STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
-KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
-    "forward": ("forward", PART_COLOURS["forward"]),
-    "recompute": ("recomputed", PART_COLOURS["input"]),
-    "backward": ("backward", PART_COLOURS["backward"]),
-    "outside": ("outside of the chain", PART_COLOURS["other"]),
-    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
-    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
-    "wait": ("waiting", PART_COLOURS["exchange"]),
-}
 _FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
@@ -132,19 +121,6 @@ def steps_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
     )
 
 
-def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
-    """The blocks of a plan, first to last."""
-    return Sheet(
-        name="out-of-core-blocks",
-        title=title,
-        columns=columns_of(PlannedPart),
-        rows=blocks,
-        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
-        in_terminal=in_terminal,
-        is_folded=not in_terminal and len(blocks) > 16,
-    )
-
-
 # Charts
 
 
@@ -207,56 +183,6 @@ def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], su
         alt=f"Throughput over the batch per rank, a line for each method.{mark} {words}.",
         table=methods_sheet(found),
         size=(WIDE - 40, HEIGHT + 30),
-    )
-
-
-def lanes_chart(
-    sides: Sequence[tuple[str, Sequence[PassSpan]]], blocks: Sequence[PlannedPart], subject: Subject
-) -> Chart:
-    """Three lanes of each side, e.g. measured and predicted, on one scale of time."""
-    import altair as alt
-
-    is_alone = len(sides) == 1
-    names = [lane if is_alone else f"{lane}, {side}" for lane in ("compute", "out", "in") for side, _ in sides]
-    rows: Rows = [
-        {
-            "lane": span.lane if is_alone else f"{span.lane}, {side}",
-            "kind": KINDS[span.kind][0] if span.kind in KINDS else span.kind,
-            "block": "" if span.block is None else str(span.block),
-            "modules": blocks[span.block].modules if span.block is not None and span.block < len(blocks) else "",
-            "start": span.start_s,
-            "end": span.end_s,
-            "shown": format_seconds(span.end_s - span.start_s),
-        }
-        for side, spans in sides
-        for span in spans
-    ]
-    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
-    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
-        domain=[title for title, _ in present], range=[colour for _, colour in present]
-    )
-    x = alt.X("start:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
-    drawn = bars.encode(
-        y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
-        x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
-        x2="end:Q",
-        color=colour,
-        tooltip=tooltips({"kind:N": "operation", "block:N": "block", "modules:N": "modules", "shown:N": "time"}),
-    )
-    words = []
-    for side, spans in sides:
-        end = max((span.end_s for span in spans), default=0.0)
-        waited = sum(span.end_s - span.start_s for span in spans if span.kind == "wait")
-        words.append(f"{side}: {format_seconds(end)}, of it waiting {format_seconds(waited) if waited else 'nothing'}")
-    return finish(
-        alt.layer(drawn),
-        subject,
-        name="lanes",
-        title="One pass in its three lanes",
-        alt=f"What is computed, what leaves the device and what comes back over one pass. {'; '.join(words)}.",
-        table=blocks_sheet(blocks, "Blocks of the plan"),
-        size=(WIDE + 140, 34 * len(names)),
     )
 
 
