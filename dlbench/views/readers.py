@@ -44,9 +44,9 @@ def _bytes_cell(value: float) -> Cell:
     return Cell(format_bytes(value), number=value)
 
 
-def _share_cell(share: float) -> Cell:
-    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-    return Cell(percent(min(1.0, share)), number=share)
+def storage_cell(share: float, decimals: int = 1) -> Cell:
+    """Returns a share of bytes that came from storage; above 1 it holds read-ahead, and the programs' own files."""
+    return Cell(percent(min(1.0, share), decimals), number=share)
 
 
 def _several(values: Sequence[int]) -> str:
@@ -102,12 +102,12 @@ class ReadingPoint:
     prefetch_batches: tuple[int, ...]
     fetch_share: Estimate | None = field(metadata=column("Fetching"))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None = field(metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED))
+    storage_share: float | None = field(metadata=column("From storage", text=storage_cell, missing=NOT_COUNTED))
     """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # What became of data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
     cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
-        metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
+        metadata=column("Data set cached at the start", text=storage_cell, missing="unknown")
     )
 
     @property
@@ -250,7 +250,7 @@ class ReadingView(GroupView):
             if share >= 0.5:
                 headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
             if last.storage_share is not None:
-                headline += f"; {percent(min(1.0, last.storage_share))} of the bytes from storage"
+                headline += f"; {storage_cell(last.storage_share).text} of the bytes from storage"
         notes = []
         for point in found.points:
             if found.asked_cache != "any" and not point.cache_in_force:

@@ -22,7 +22,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate,
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
-from dlbench.views.readers import WARM_SHARE, storage_share
+from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
@@ -252,8 +252,7 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
             return Cell("nothing is read")
         if tier.storage_share is None:
             return Cell("unknown")
-        # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-        return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)
+        return storage_cell(tier.storage_share)
 
     title: Column[Any] = Column("", "Runs with", lambda one: TIER_TITLES[one.tier], is_brief=True)
     from_storage: Column[Any] = Column("storage_share", "From storage", lambda one: one.storage_share, share)
@@ -357,5 +356,5 @@ def _remarks(point: Stalls) -> Iterator[str]:
     cold = next((one for one in point.tiers if one.tier == "cold"), None)
     if cold is not None and cold.cache:
         known = cold.storage_share
-        share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
+        share = "" if known is None else f"; {storage_cell(known).text} of the bytes came from storage"
         yield f"Cold at {place_of(point)}: {cold.cache}{share}."

@@ -194,7 +194,7 @@ class Choice:
 def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
     """Measures and chooses; called by all ranks, and the same on all of them."""
     start = time.monotonic()
-    trials = TrialRounds(context)
+    trials = Trials(context)
     num_of_workers = 0
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
@@ -222,7 +222,7 @@ def _doubled(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
-class TrialRounds:
+class Trials:
     """Runs trials; keeps their results."""
 
     def __init__(self, context: TrialContext) -> None:

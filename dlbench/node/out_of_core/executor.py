@@ -12,9 +12,8 @@ not waited for because nothing needed its room: the copy that was ordered runs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -45,17 +44,7 @@ from dlbench.specs.out_of_core import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]
 """room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
-
-
-@dataclass
-class PassCounts:
-    """Since `begin_measuring`."""
-
-    passes: int = 0
-    peak: int = 0
-    over: float = 0
-    out: int = 0
-    back: int = 0
+_COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out_bytes", "swapped_in_bytes")
 
 
 class OutOfCore:
@@ -115,7 +104,7 @@ class OutOfCore:
         self._pass: RunningPass | None = None
         self._installed = False
         self._lane = ComputeLane(clock or Clock(), tier)
-        self._counts = PassCounts()
+        self._counts = dict.fromkeys(_COUNTED, 0)  # Since `begin_measuring`.
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -144,20 +133,12 @@ class OutOfCore:
 
     def begin_measuring(self) -> None:
         self._others.look()
-        self._counts = PassCounts()
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._lane.reset()
 
     def summary(self) -> dict[str, int | float]:
         """Returns what was counted since `begin_measuring`; waits for the device."""
-        counts, seconds = self._counts, self._lane.seconds()
-        return {
-            "passes": counts.passes,
-            "activation_peak_bytes": counts.peak,
-            "over_budget_bytes": int(counts.over),
-            "swapped_out_bytes": counts.out,
-            "swapped_in_bytes": counts.back,
-            **seconds,
-        }
+        return {**self._counts, **self._lane.seconds()}
 
     def watch(self, watching: bool) -> None:
         """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
@@ -246,9 +227,11 @@ class OutOfCore:
 
     def _note_peak(self, running: RunningPass) -> None:
         counts = self._counts
-        if running.resident > counts.peak:
-            counts.peak = running.resident
-            counts.over = max(counts.over, running.resident - self._room.budget)
+        if running.resident > counts["activation_peak_bytes"]:
+            counts["activation_peak_bytes"] = running.resident
+            if running.resident > self._room.budget:
+                over = running.resident - int(self._room.budget)
+                counts["over_budget_bytes"] = max(counts["over_budget_bytes"], over)
 
     def _hooks(self, running: RunningPass, number: int) -> AbstractContextManager[object]:
         """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
@@ -266,7 +249,7 @@ class OutOfCore:
     def _checkpoint_contexts(
         self, running: RunningPass, block: ModuleBlock
     ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        counting = _CountingSaved(partial(self._count, running)) if self._counts_now else nullcontext()
+        counting = _counting_saved(partial(self._count, running)) if self._counts_now else nullcontext()
         return counting, _Recomputing(block, self._lane)
 
     def _count(self, running: RunningPass, tensor: torch.Tensor) -> None:
@@ -377,7 +360,7 @@ class OutOfCore:
         handle.ticket = self._tier.swap_out(handle.storage, handle.block)
         handle.discard = self._tier.discard
         handle.storage = None
-        self._counts.out += handle.num_bytes
+        self._counts["swapped_out_bytes"] += handle.num_bytes
         if self._prefetch != "blocking":
             running.leaving.append(handle)
 
@@ -465,7 +448,7 @@ class OutOfCore:
             return False
         handle.ticket, handle.kept, handle.check = None, handle.ticket, None
         if self._tier.takes_back:
-            self._counts.out -= handle.num_bytes
+            self._counts["swapped_out_bytes"] -= handle.num_bytes
         if handle in running.leaving:
             running.leaving.remove(handle)
         return True
@@ -475,7 +458,7 @@ class OutOfCore:
         handle.coming = True
         self._tier.swap_in(handle.ticket, block)
         running.charge(handle, handle.num_bytes)
-        self._counts.back += handle.num_bytes
+        self._counts["swapped_in_bytes"] += handle.num_bytes
 
     def _unpack(self, running: RunningPass, packed: Any) -> torch.Tensor:
         if not isinstance(packed, PackedTensor):
@@ -518,30 +501,27 @@ class OutOfCore:
         running.current = -1
         self._lane.switch(None, 0)
         self._lane.end_pass()
-        self._counts.passes += 1
+        self._counts["passes"] += 1
         if self._pass is running:
             self._pass = None
 
 
-class _CountingSaved:
-    """Within `torch.utils.checkpoint`: also shows `count` what is saved there."""
+@contextmanager
+def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Within it, and within `torch.utils.checkpoint`, also shows `count` what is saved there."""
+    # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    assert top is not None
+    pack, unpack = top
 
-    def __init__(self, count: Callable[[torch.Tensor], None]) -> None:
-        self._count = count
+    def counted(tensor: torch.Tensor) -> Any:
+        count(tensor)
+        return pack(tensor)
 
-    def __enter__(self) -> None:
-        # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
-        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        assert top is not None
-        pack, unpack = top
-
-        def counted(tensor: torch.Tensor) -> Any:
-            self._count(tensor)
-            return pack(tensor)
-
-        torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
-
-    def __exit__(self, *raised: object) -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
+    try:
+        yield
+    finally:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 

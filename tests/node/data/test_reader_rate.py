@@ -221,7 +221,7 @@ def test_training_on_a_gpu_keeps_cores_for_its_threads(
     numbers: list[int],
     kept: int | None,
 ) -> None:
-    monkeypatch.setattr(trials.TrialRounds, "_rate", lambda _self, readers, _stand_in: 100.0 + 50 * readers.loader_workers)
+    monkeypatch.setattr(trials.Trials, "_rate", lambda _self, readers, _stand_in: 100.0 + 50 * readers.loader_workers)
     found, reading = tried(cores, ranks, device, "auto", tmp_path)
     assert found == numbers
     result = reading.result([[]], [])
