@@ -356,7 +356,7 @@ class DensityVolumes(DataKind):
     wanted = "density volumes: files of x and y (.h5, .hdf5, .tfrecord, .tfrecord.gz, or _data.npy with _label.npy)"
 
     def is_sample(self, name: str) -> bool:
-        return volumes.is_volume_name(name)
+        return volumes.container_of(name) is not None
 
     def names(self, folder: Path) -> tuple[list[str], bool]:
         names, is_whole = names_in(folder)

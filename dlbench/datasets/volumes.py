@@ -315,11 +315,6 @@ def container_of(name: str) -> str | None:
     return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
 
 
-def is_volume_name(name: str) -> bool:
-    """Returns whether a file's name is one of volumes."""
-    return container_of(name) is not None
-
-
 def target_fault(y: NDArray[np.float32]) -> str | None:
     """Says what is wrong with the parameters of a sample; None if nothing is."""
     if not np.isfinite(y).all():

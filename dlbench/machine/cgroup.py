@@ -27,6 +27,16 @@ from dlbench.machine.sources import (
 from dlbench.machine.storage import mounts
 
 _UNLIMITED = 2**62  # Version 1 says `none` by a number near 2^63.
+MEMORY_FILES = {
+    1: {
+        "limit": "memory.limit_in_bytes",
+        "used": "memory.usage_in_bytes",
+        "kills": "memory.oom_control",
+        "met": "memory.failcnt",
+    },
+    2: {"limit": "memory.max", "used": "memory.current", "kills": "memory.events", "met": "memory.events"},
+}
+"""Files of a group by its version: the limit of memory, what is used, processes killed, how often the limit was met."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +144,11 @@ def _cpu_limit(group: ControlGroup, folder: Path) -> float | None:
 
 def memory_limit(group: ControlGroup, folder: Path) -> float | None:
     """Bytes that a group may use; None where it has no limit. `ReadingFailedError` where that cannot be read."""
-    name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-    text = read_line(folder / name)
+    path = folder / MEMORY_FILES[group.version]["limit"]
+    text = read_line(path)
     if text == "max":
         return None
-    limit = number_in(text, folder / name)
+    limit = number_in(text, path)
     return None if limit >= _UNLIMITED else float(limit)
 
 
@@ -156,5 +166,5 @@ def _throttled(group: ControlGroup, folder: Path) -> Callable[[], Values]:
 
 
 def _memory(group: ControlGroup, folder: Path) -> Callable[[], Values]:
-    name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
-    return lambda: [float(read_number(folder / name))]
+    path = folder / MEMORY_FILES[group.version]["used"]
+    return lambda: [float(read_number(path))]

@@ -13,6 +13,7 @@ import dlbench
 from dlbench.perfmodels.out_of_core.blocks import Operation
 from dlbench.perfmodels.out_of_core.planner import (
     METHODS,
+    PREFETCH,
     Method,
     Point,
     against_batch,
@@ -24,6 +25,7 @@ from dlbench.perfmodels.out_of_core.planner import (
     saves_nothing,
 )
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
+from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.charts.chart import ReportSubject
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
@@ -31,7 +33,7 @@ from dlbench.report.wording import DASH, percent
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
 from dlbench.views.out_of_core.numbers import IN_CORE, TITLES
-from dlbench.views.out_of_core.planned_pass import PlannedPart, blocks_of, blocks_sheet, lanes_chart, schedule_of
+from dlbench.views.out_of_core.planned_pass import PlannedPart, blocks_of, blocks_sheet, lanes_chart
 
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
 METHODS_CAPTION = (
@@ -112,7 +114,7 @@ def memory_plan(
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
-    schedule = schedule_of(chain, plan, rates, "planned")
+    schedule = simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH["planned"])
     limit = largest_batch(chain, None, ("none", "none"), capacity_bytes)
     batches = sorted({max(1, round((limit or chain.batch) * factor)) for factor in BATCH_FACTORS} | {chain.batch})
     methods = [method for method in METHODS if swap or method[1] == "none"]

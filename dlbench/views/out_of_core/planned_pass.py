@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dlbench.perfmodels.out_of_core.blocks import BlockCosts, Operation, Schedule
-from dlbench.perfmodels.out_of_core.planner import PREFETCH
-from dlbench.perfmodels.out_of_core.simulator import simulate
+from dlbench.perfmodels.out_of_core.blocks import BlockCosts, Operation
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
 from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
 from dlbench.report.table import Sheet, column, columns_of
-from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, Swap, TransferRates
+from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, Swap
 from dlbench.units import format_seconds
 
 KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
@@ -66,11 +64,6 @@ def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, .
             )
         )
     return tuple(found)
-
-
-def schedule_of(chain: Chain, plan: BlockPlan, rates: TransferRates | None, swap: Swap) -> Schedule:
-    """A pass by the simulator, as the method brings tensors back."""
-    return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH[swap])
 
 
 def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
