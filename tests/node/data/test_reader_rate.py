@@ -230,6 +230,7 @@ def test_training_on_a_gpu_keeps_cores_for_its_threads(
     (setting,) = [one for one in reading.settings() if one.key == "data.loader_workers"]
     words = f"; at most {numbers[-1]}: training keeps {kept} of the rank's {cores} cores"
     assert setting.evidence.endswith(words if device == "cuda" else "than the best")
+    assert setting.effective == numbers[-1]
     is_short = kept is not None and kept < (4 if ranks > 1 else 2)
     assert [("leaves training" in text, "or lower" in text) for text in reading.warnings()] == [
         (True, False)
