@@ -152,7 +152,7 @@ _SCHEMAS = {
     "collectives": "comm.report.CollectivesReport",
     "io": "views.storage.Io",
     "io-tiers": "views.stalls.IoTiers",
-    "memory-plan": "views.out_of_core.plan.MemoryPlan",
+    "memory-plan": "views.out_of_core.plan.CapacityPlan",
     "plan": "specs.plan.RunPlan",
     "record": "records.record.Record",
     "comm-plan": "specs.comm.CommPlan",

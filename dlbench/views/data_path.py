@@ -27,6 +27,19 @@ from dlbench.views.view import GroupSource, GroupView, place_columns
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
+STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
+MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
+MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
+_FORMATS = {
+    "images": "JPEG images",
+    "jpeg-tree": "JPEG images",
+    "text": "text",
+    "density": "density volumes",
+    "hdf5-density": "density volumes",
+}
+INPUT_CAPTION = "Waits and copies: means over all runs. Longest wait: of the run whose throughput is in the middle."
+STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
+UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
 
 def with_real_data(groups: Sequence[scaling.Group]) -> list[scaling.Group]:
@@ -58,19 +71,6 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
             key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
             found[key] = samples / float(rates[run_id])
     return found
-
-
-STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
-MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
-MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
-
-_FORMATS = {
-    "images": "JPEG images",
-    "jpeg-tree": "JPEG images",
-    "text": "text",
-    "density": "density volumes",
-    "hdf5-density": "density volumes",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +170,6 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
         return f"synthetic data, no storage involved; {text}"
     stalled = max((point.stalled for point in points if point.stalled is not None), default=0.0)
     return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
-
-
-INPUT_CAPTION = "Waits and copies: means over all runs. Longest wait: of the run whose throughput is in the middle."
-STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
-UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
 
 def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:

@@ -27,6 +27,13 @@ from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
+STRATEGY_TITLES = {
+    "replicate": "the whole data set on each node (replicate)",
+    "shard": "each rank's samples on its node (shard)",
+    "lazy": "kept on the node when first read (lazy)",
+}
+CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagingPoint:
@@ -186,14 +193,6 @@ def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, 
     if gain.low is not None and gain.low > 0:
         high = (staging.high if staging.high is not None else staging.value) / gain.low
     return low, value, high
-
-
-STRATEGY_TITLES = {
-    "replicate": "the whole data set on each node (replicate)",
-    "shard": "each rank's samples on its node (shard)",
-    "lazy": "kept on the node when first read (lazy)",
-}
-CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
 
 
 class StagingView(GroupView):
