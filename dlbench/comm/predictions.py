@@ -32,7 +32,7 @@ CABLES = "cables"  # What stands for the transport where a topology is priced.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class PredictionRequest:
     """What is asked of a network."""
 
     collective: Collective = "allreduce"
@@ -44,6 +44,15 @@ class Wanted:
     shards: int | None = None
     workload_bytes: int | None = None  # Bytes of all gradients of a step, to be exchanged as a whole.
     topology: Cables | None = None  # Cables to price instead of a network's fitted costs.
+
+
+class Price(NamedTuple):
+    """A predicted time, the ends of its interval, and its phi; see `PredictedSeries`."""
+
+    seconds: float
+    low: float | None = None
+    high: float | None = None
+    phi: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +74,20 @@ class PredictedSeries:
     poor_error: float | None = None
     """Worst error of the fit where it misses this algorithm too far for advice (fraction); None where it does not."""
 
+    def price(self, index: int) -> Price:
+        """Returns the predicted time of one of the sizes."""
+        low, high = (None if ends is None else ends[index] for ends in (self.low, self.high))
+        return Price(self.seconds[index], low, high, self.phi[index] if self.phi else None)
+
+    @property
+    def workload_price(self) -> Price:
+        """Returns the predicted time of all gradients as one message."""
+        phi = self.phi[-1] if self.phi else None
+        return Price(self.workload_s or 0.0, self.workload_low_s, self.workload_high_s, phi)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction:
+class LayoutPrediction:
     """One layout."""
 
     ranks: int
@@ -103,17 +123,8 @@ class Predictions:
     dtype: Precision
     sizes: tuple[int, ...]
     workload_bytes: int | None
-    predictions: tuple[Prediction, ...]
+    predictions: tuple[LayoutPrediction, ...]
     network: NetworkModel = field(metadata={"json": False})
-
-
-class Price(NamedTuple):
-    """A predicted time, the ends of its interval, and its phi; see `PredictedSeries`."""
-
-    seconds: float
-    low: float | None = None
-    high: float | None = None
-    phi: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +132,7 @@ class _Case:
     """What is asked of a network at one layout."""
 
     network: NetworkModel
-    wanted: Wanted
+    wanted: PredictionRequest
     layout: Layout
 
     @property
@@ -149,7 +160,7 @@ class _Case:
         return Price(value, min(value, low), max(value, high), phi)
 
 
-def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> Predictions:
+def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: PredictionRequest) -> Predictions:
     """Predictions for each rank count."""
     known = ALGORITHMS[wanted.collective]
     for name in wanted.algorithms:
@@ -167,7 +178,7 @@ def predict_all(network: NetworkModel, ranks: Sequence[int], wanted: Wanted) -> 
     )
 
 
-def _predict(case: _Case) -> Prediction:
+def _predict(case: _Case) -> LayoutPrediction:
     network, wanted, layout = case.network, case.wanted, case.layout
     has_levels = bool(network.levels) or wanted.topology is not None
     algorithms = permitted(wanted, layout) if has_levels or wanted.algorithms else ()
@@ -184,9 +195,9 @@ def _predict(case: _Case) -> Prediction:
             f"--ranks {layout.ranks}: the network of {network.system} holds lines alone, for "
             f"{', '.join(map(str, measured))} ranks; fit runs of dlbench's own algorithms to predict others"
         )
-    usable = [one for one in series if one.poor_error is None] or series
+    usable = usable_series(series)
     places = range(len(wanted.sizes) if usable else 0)
-    return Prediction(
+    return LayoutPrediction(
         ranks=layout.ranks,
         group_size=layout.group_size,
         leaf_size=layout.leaf_size,
@@ -198,6 +209,11 @@ def _predict(case: _Case) -> Prediction:
         ranges=ranges_of([_standing(usable, place, wanted.sizes[place]) for place in places]),
         **_fusion(case, usable),
     )
+
+
+def usable_series(series: Sequence[PredictedSeries]) -> Sequence[PredictedSeries]:
+    """Returns the series that advice is given on: those that the fit does not miss, or all where it misses all."""
+    return [one for one in series if one.poor_error is None] or series
 
 
 def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Standing:
@@ -243,7 +259,7 @@ def _sizes_beyond(sizes: Sequence[int], fitted: tuple[int, int]) -> tuple[str, .
     return (f"{where}, fitted from {format_bytes(fitted[0])} to {format_bytes(fitted[1])}",)
 
 
-def layout_asked(ranks: int, wanted: Wanted) -> Layout:
+def layout_asked(ranks: int, wanted: PredictionRequest) -> Layout:
     """A rank count in the groups that are asked for. Raises `UserError`: they do not divide it."""
     group = wanted.group_size or ranks
     if ranks < 2:
@@ -256,7 +272,7 @@ def layout_asked(ranks: int, wanted: Wanted) -> Layout:
     return Layout(ranks=ranks, group_size=group, leaf_size=leaf)
 
 
-def permitted(wanted: Wanted, layout: Layout) -> tuple[str, ...]:
+def permitted(wanted: PredictionRequest, layout: Layout) -> tuple[str, ...]:
     """The algorithms that are asked for, or all that a layout permits."""
     is_grouped = 1 < layout.group_size < layout.ranks
     if wanted.algorithms:
@@ -291,7 +307,7 @@ def _modelled(case: _Case, name: str) -> PredictedSeries:
     )
 
 
-def _line_series(line: LineCost, wanted: Wanted) -> PredictedSeries:
+def _line_series(line: LineCost, wanted: PredictionRequest) -> PredictedSeries:
     seconds = [line.time(size) for size in wanted.sizes]
     wide = line.half_width
     whole = None if wanted.workload_bytes is None else line.time(wanted.workload_bytes)

@@ -45,7 +45,7 @@ CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collec
 
 
 @dataclass(kw_only=True, eq=False)
-class Series:
+class OutputSeries:
     """The times of one type, operation, root and side in a table."""
 
     path: Path
@@ -84,29 +84,29 @@ class Series:
 class Output:
     """The content of a file."""
 
-    series: list[Series] = field(default_factory=list)
+    series: list[OutputSeries] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # Programs without costs, each with its line.
 
 
-class Table:
+class OutputTable:
     """A table while its rows are read."""
 
-    def __init__(self, head: Series, columns: Sequence[str] = ()) -> None:
+    def __init__(self, head: OutputSeries, columns: Sequence[str] = ()) -> None:
         self.head = head
         self.columns = columns
-        self.series: dict[tuple[str, ...], Series] = {}
+        self.series: dict[tuple[str, ...], OutputSeries] = {}
 
     @property
     def has_figures(self) -> bool:
         return any(series.seconds for series in self.series.values())
 
-    def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> Series:
+    def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> OutputSeries:
         """Returns the series of these, a new one if the table has none yet."""
         new = replace(self.head, dtype=dtype, op=op, root=root, side=side, seconds={})
         return self.series.setdefault((dtype, op, root, side), new)
 
 
-class NcclTable(Table):
+class NcclTable(OutputTable):
     """A table of nccl-tests. A row that other text tears is put together again where the number of its cells fits."""
 
     cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
@@ -155,7 +155,7 @@ class NcclTable(Table):
                 series.bus = busbw / algbw
 
 
-class OsuTable(Table):
+class OsuTable(OutputTable):
     """A table of OSU's micro-benchmarks. No line ends it: lines that are no rows are passed over."""
 
     dtype = ""
@@ -192,7 +192,7 @@ class OsuTable(Table):
             raise ValueError(f"{text!r}: the second column must be in {unit}")
 
 
-class Reader:
+class OutputReader:
     """Reads the lines of an output, one after the other."""
 
     def __init__(self, path: Path) -> None:
@@ -250,7 +250,9 @@ class Reader:
             return
         carrier = "mpi" if library == "MPI" else "nccl"
         title = f"OSU {name} {version or ''}".strip()
-        self._table = OsuTable(Series(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind))
+        self._table = OsuTable(
+            OutputSeries(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind)
+        )
 
     def _open_nccl(self, columns: Sequence[str]) -> None:
         self.end()
@@ -290,14 +292,14 @@ def kind_of(name: str) -> str | None:
     return KINDS.get(letters) if letters else ""
 
 
-def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> Series:
+def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> OutputSeries:
     """Returns what a table of nccl-tests says in front of its rows. Raises `ValueError`: the ranks are split."""
     if len(groups) > 1:
         raise ValueError(
             f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): no costs "
             "are made of them"
         )
-    head = Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
+    head = OutputSeries(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
     return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
@@ -308,7 +310,7 @@ def read_output(path: Path) -> Output:
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
     lines = text.splitlines()
-    reader = Reader(path)
+    reader = OutputReader(path)
     if text.lstrip().startswith("{"):
         try:
             return Output(series=_series_of_json(path, parse_json(text)))
@@ -329,7 +331,7 @@ def read_output(path: Path) -> Output:
     return reader.output
 
 
-def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[Series]:
+def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
     """Raises `LookupError`, `TypeError`, `AttributeError`: it is of another form; `ValueError`: it has no figures."""
     program = PROGRAM.search(report["args"][0])
     kind = kind_of(program[1] if program else "")

@@ -13,8 +13,8 @@ from dlbench.machine import environment
 from dlbench.node import rendezvous
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
-from dlbench.node.comm.measure import Measurement
-from dlbench.node.comm.pairs import PairMeasurement
+from dlbench.node.comm.measure import CollectiveTimer
+from dlbench.node.comm.pairs import PairTimer
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
 from dlbench.node.ranks import RankPlace
@@ -57,7 +57,7 @@ def measure(
     deadline.start()
     lineup = Lineup(plan, place, device, control)
     about = comm, place, device, control, deadline, beat
-    measurement = (PairMeasurement if comm.pairs else Measurement)(*about, clock=lineup.stream_clock())
+    measurement = (PairTimer if comm.pairs else CollectiveTimer)(*about, clock=lineup.stream_clock())
     contestants = lineup.in_turns(deadline)
     load = CoreLoad(sees_node=place.local_rank == 0)
     load.measuring(True)

@@ -53,7 +53,7 @@ Operation = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Part:
+class MessagePart:
     """A message, or a segment of one: a run of elements in memory, and the rank at the other end."""
 
     begin: Operation  # Of a part that is under way it is not called again before `finish`.
@@ -79,10 +79,10 @@ class Transport:
         self.segment_bytes = segment_bytes
         self.counters = Counters()
 
-    def part(self, run: torch.Tensor, peer: int, tag: int, *, sends: bool) -> Part:
+    def part(self, run: torch.Tensor, peer: int, tag: int, *, sends: bool) -> MessagePart:
         """A contiguous run of elements, sent to or received from a rank; made once and used in every iteration."""
         begin, finish, release = self._operations(run, peer, tag, sends)
-        return Part(begin, finish, release, peer, sends, run.nbytes)
+        return MessagePart(begin, finish, release, peer, sends, run.nbytes)
 
     def _operations(self, run: torch.Tensor, peer: int, tag: int, sends: bool) -> tuple[Operation, ...]:
         raise NotImplementedError
@@ -90,7 +90,7 @@ class Transport:
     def line_up(self) -> None:
         """Waits for all ranks by what carries the messages, where that has a barrier of the host."""
 
-    def together(self, parts: Sequence[Part]) -> list[Operation]:
+    def together(self, parts: Sequence[MessagePart]) -> list[Operation]:
         """What begins these parts; receives come first."""
         return [part.begin for part in parts]
 
@@ -140,7 +140,7 @@ class GlooTransport(Transport):
         return lambda: work.append(call(runs, peer, tag)), lambda: work.pop().wait(), work.clear
 
 
-class NcclTransport(Transport):
+class TorchNcclTransport(Transport):
     """Point-to-point messages of NCCL, all of a step in one group call: NCCL knows neither tags nor order. Waiting
     orders the stream, not the host; who measures must synchronise.
     """
@@ -158,7 +158,7 @@ class NcclTransport(Transport):
         operation = dist.P2POp(dist.isend if sends else dist.irecv, run, peer, self._group)
         return lambda: self._open.append(operation), lambda: self._work.wait(), list
 
-    def together(self, parts: Sequence[Part]) -> list[Operation]:
+    def together(self, parts: Sequence[MessagePart]) -> list[Operation]:
         def call() -> None:
             self._work = dist.batch_isend_irecv(self._open)[-1]  # One work stands for the whole group call.
             self._open.clear()
@@ -253,7 +253,7 @@ LEAST_SLOTS = 4
 
 @dataclass(slots=True)
 class _Arrival:
-    part: Part
+    part: MessagePart
     step: int
     early: int  # Before its step it may be posted: 0 never, 1 after the sends of the step before it, 2 at any time.
     place: torch.Tensor  # Where its elements belong in the buffer.
@@ -267,7 +267,7 @@ class _Arrival:
 class _Work:
     """What a step that has something to do does."""
 
-    sends: list[Part]
+    sends: list[MessagePart]
     first: int  # Its first arrival among all of the schedule.
     end: int
 
@@ -287,7 +287,7 @@ class Execution:
         self._steps: list[_Work] = []
         self._arrivals: list[_Arrival] = []
         self._program: list[Operation] = []
-        self._awaited: dict[int, Part] = {}  # By the place of its `finish` in the program.
+        self._awaited: dict[int, MessagePart] = {}  # By the place of its `finish` in the program.
         if source is not None:
             first, into, count = all_to_all_block(len(buffer), transport.size, transport.rank, transport.rank)
             self._program.append(_taking(buffer[into : into + count], source[first : first + count], False))
@@ -323,13 +323,13 @@ class Execution:
         arrivals = self._arrivals
         posted = added = 0  # Arrivals that were posted, and that are out of their slots.
 
-        def post(current: int, last_step: int, sends: Sequence[Part] = (), least: int = 2) -> None:
+        def post(current: int, last_step: int, sends: Sequence[MessagePart] = (), least: int = 2) -> None:
             nonlocal posted
             reach = self._reach(posted, current, last_step, added, least)
             self._program += self._transport.together([*(a.part for a in arrivals[posted:reach]), *sends])
             posted = reach
 
-        def wait(part: Part) -> None:
+        def wait(part: MessagePart) -> None:
             self._awaited[len(self._program)] = part
             self._program.append(part.finish)
 
@@ -438,7 +438,7 @@ class Execution:
     def _is_staged(self, step: Step, receive: Transfer) -> bool:
         return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
 
-    def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> Part:
+    def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
         """Tags number the parts of a pair of ranks; those of one tag arrive in the order of sending."""
         tag = tags[transfer.peer]
         tags[transfer.peer] += 1
