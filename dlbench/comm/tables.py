@@ -80,14 +80,6 @@ class OutputSeries:
             self.seconds.setdefault(size, []).append(seconds)
 
 
-@dataclass(kw_only=True)
-class Output:
-    """The content of a file."""
-
-    series: list[OutputSeries] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # Programs without costs, each with its line.
-
-
 class OutputTable:
     """A table while its rows are read."""
 
@@ -196,7 +188,8 @@ class OutputReader:
     """Reads the lines of an output, one after the other."""
 
     def __init__(self, path: Path) -> None:
-        self.output = Output()
+        self.series: list[OutputSeries] = []
+        self.left_out: list[str] = []  # Programs without costs, each with its line.
         self.line = 0
         self._path = path
         self._prefix: re.Pattern[str] | None = None  # Of each line, by a launcher: ``[1,0]<stdout>:`` or ``0: ``.
@@ -268,7 +261,7 @@ class OutputReader:
         self._table = NcclTable(replace(head, line=self.line), columns)
 
     def _leave_out(self, program: str) -> None:
-        self.output.left_out.append(f"line {self.line}: no costs are made of {program}")
+        self.left_out.append(f"line {self.line}: no costs are made of {program}")
 
     def _close(self) -> None:
         if isinstance(self._table, NcclTable):
@@ -276,7 +269,7 @@ class OutputReader:
         if self._table and not self._table.has_figures:
             raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
         if self._table:
-            self.output.series += self._table.series.values()
+            self.series += self._table.series.values()
         self._table = None
 
     def end(self) -> None:
@@ -303,7 +296,7 @@ def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[An
     return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
-def read_output(path: Path) -> Output:
+def read_output(path: Path) -> OutputReader:
     """Returns all series of a file. Raises `UserError`: it is unreadable or damaged, or nothing in it gives costs."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8", "replace")
@@ -313,22 +306,23 @@ def read_output(path: Path) -> Output:
     reader = OutputReader(path)
     if text.lstrip().startswith("{"):
         try:
-            return Output(series=_series_of_json(path, parse_json(text)))
+            reader.series = _series_of_json(path, parse_json(text))
         except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
         except ValueError as error:
             raise UserError(f"{path}: {why_unreadable(error)}") from None
+        return reader
     try:
         for number, line in enumerate(lines, 1):
             reader.take(line, is_cut=number == len(lines) and not text.endswith("\n"))
         reader.end()
     except ValueError as error:
         raise UserError(f"{path}: line {reader.line}: {error}") from None
-    if not reader.output.series and reader.output.left_out:
-        raise UserError(f"{path}: {reader.output.left_out[0]}, but of {KIND_NAMES}")
-    if not reader.output.series:
+    if not reader.series and reader.left_out:
+        raise UserError(f"{path}: {reader.left_out[0]}, but of {KIND_NAMES}")
+    if not reader.series:
         raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give all that one printed")
-    return reader.output
+    return reader
 
 
 def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
