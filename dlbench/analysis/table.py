@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic
 
 from dlbench import pool
 from dlbench.analysis.causes import Causes, causes_of
@@ -18,19 +18,27 @@ from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.shared import file_of
-from dlbench.records.scan import Run, Scan
+from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
 FigureRow = dict[str, Any]  # By name of column.
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutFigures:
+class WithoutFigures(Generic[R]):
     """A run that yields no figure, and why."""
 
-    run: Run
-    state: str  # invalid, failed, incomplete, or damaged (a valid record whose step files are not whole).
+    run: R
+    state: str
+    """invalid, failed, incomplete, damaged (a copy, or a valid record whose step files are not whole), or empty (a
+    valid run of the collective benchmark in which no point has a figure)."""
     why: str
+
+
+def copy_problem(run: LaunchedRun, first: LaunchedRun) -> str:
+    """Returns why a run yields no figure whose id an earlier run has."""
+    where = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}"
+    return f"{where}; a copy is no repeat and is left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +50,7 @@ class RunTable:
     """Of the same runs: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
     runs: dict[str, Run]  # Runs with figures, by run id.
-    without: tuple[WithoutFigures, ...]
+    without: tuple[WithoutFigures[Run], ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
     causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
@@ -93,7 +101,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
     found: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
-    without: list[WithoutFigures] = []
+    without: list[WithoutFigures[Run]] = []
     damaged = list(scan.problems)
     for run in scan.runs:
         if run.state != "valid":
@@ -102,10 +110,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         one = next(loaded)
         first = runs.get(run.plan.run_id)
         if first is not None or isinstance(one, IncompleteDataError):
-            why = str(one)
-            if first is not None:
-                why = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}; "
-                why += "a copy is no repeat and is left out"
+            why = str(one) if first is None else copy_problem(run, first)
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
