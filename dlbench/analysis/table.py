@@ -14,6 +14,7 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.digest import StepDigest, digest_of
 from dlbench.analysis.measures import RunMeasures, load_steps, measure
 from dlbench.analysis.sessions import allocations_of
+from dlbench.analysis.telemetry.readings import MachineReadings, Samples, read_machines
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
@@ -48,6 +49,12 @@ class RunTable:
     causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
+    samples: Samples = "some"  # How many samples of its runs may be read.
+
+    @cached_property
+    def readings(self) -> MachineReadings:
+        """Reads what samplers saw of the runs with figures, each file once, when a view first asks for it."""
+        return read_machines(self.figures, self.runs, self.samples)
 
     @cached_property
     def sessions(self) -> dict[str, str]:
@@ -77,7 +84,9 @@ def without_resumed(table: RunTable) -> RunTable:
     return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
 
 
-def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
+def tabulate(
+    scan: Scan, *, with_causes: bool = False, with_digests: bool = False, samples: Samples = "some"
+) -> RunTable:
     """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
@@ -120,6 +129,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         damaged=tuple(damaged),
         causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
         digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+        samples=samples,
     )
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import click
@@ -138,7 +137,7 @@ _VALUE = 16  # Columns of a value; a longer one has a line of its own.
 
 
 _SCHEMAS = {
-    "report": "views.scaling_report.SCALING",
+    "report": "views.scaling_report.scaling_views",
     "diagnosis": "views.diagnosis.views_of",
     "estimate": "views.estimate.views_of",
     "comparison": "gate.report.ComparisonReport",
@@ -169,7 +168,7 @@ def schemas() -> dict[str, Any]:
     """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
     places = {name: place.rpartition(".") for name, place in _SCHEMAS.items()}
     found = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
-    return {name: one() if isinstance(one, FunctionType) else one for name, one in found.items()}
+    return {name: one if isinstance(one, type) else one() for name, one in found.items()}
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -181,7 +180,9 @@ def schema(name: str) -> dict[str, Any]:
         raise UserError(f"--schema {name}: {nearest(name, known)}")
     found = known[name]
     if not isinstance(found, type):
-        views: dict[str, Any] = found.schema()
+        from dlbench.views.model import Group, Report
+
+        views: dict[str, Any] = found.schema(Report, Group)
         return views
     return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
 

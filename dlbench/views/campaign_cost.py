@@ -317,6 +317,7 @@ class CampaignCostView(ReportView):
     id = "campaign-cost"
     title = "What this campaign cost"
     key = "campaign_cost"
+    after = "groups"
 
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)

@@ -11,7 +11,6 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
@@ -106,7 +105,7 @@ class DataPath:
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     """Where samples come from and how long ranks wait for them, by rank count."""
-    readings = machine_readings(table)
+    readings = table.readings
     looked_at = set(list(readings.middle)[:MAX_POINTS])
     middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
     points = tuple(
@@ -210,6 +209,7 @@ class DataPathView(GroupView):
     id = "data-path"
     title = "Data path"
     key = "data_path"
+    after = "exchange"
 
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)

@@ -12,7 +12,6 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
-from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -84,7 +83,7 @@ class DetailedEnergy(Energy):
 
 def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
     """Energy over all runs; rank counts without a figure are there, too, with the reason."""
-    points, energies, damaged = _energy(group, table, machine_readings(table, None))
+    points, energies, damaged = _energy(group, table)
     return DetailedEnergy(
         points=points,
         notes=_notes(energies, damaged),
@@ -93,11 +92,9 @@ def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
     )
 
 
-def _energy(
-    group: scaling.Group, table: RunTable, readings: MachineReadings
-) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
-    """Points, the runs behind them, and what is damaged."""
-    keys = table.keys
+def _energy(group: scaling.Group, table: RunTable) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
+    """Returns points, the runs behind them, and what is damaged."""
+    keys, readings = table.keys, table.readings
     runs = {run.plan.run_id: run for run in group.runs}
     points: list[EnergyPoint] = []
     every: list[RunEnergy] = []
@@ -304,9 +301,10 @@ class EnergyView(GroupView):
     id = "energy"
     title = "Energy"
     key = "energy"
+    after = "telemetry"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        points, energies, damaged = _energy(source.group, source.table, machine_readings(source.table))
+        points, energies, damaged = _energy(source.group, source.table)
         has_figures = any(point.kinds for point in points)
         return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
 

@@ -7,33 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 from dlbench.analysis.comparability import Condition
 from dlbench.analysis.doubts import Doubt
 from dlbench.analysis.environments import Difference
 from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Run
-from dlbench.report.document import BaseReport, ListedRun, Missing
-from dlbench.report.formats.json import INLINE
+from dlbench.report.document import BaseReport, ListedRun, Missing, without_figure
+from dlbench.report.formats.json import HIDDEN, INLINE
+from dlbench.report.views import HasViews
 from dlbench.report.wording import clean
-
-N = TypeVar("N")
-
-
-class HasViews:
-    """What each view found out, by its key; None where it has nothing to say."""
-
-    views: Mapping[str, object]
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
-        tuples = (found for found in self.views.values() if isinstance(found, tuple))
-        return next((found for found in tuples if found and isinstance(found[0], kind)), ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +33,9 @@ class Group(HasViews):
     sample_unit: str
     conditions: tuple[Condition, ...]
     settings: tuple[tuple[str, str], ...]  # What `--set` and `--sweep` chose, key and value.
-    caption: str  # The conditions in one line: it stands under every chart and table.
-    parts_caption: str  # The same for charts and tables of parts, which are means.
+    conditions_line: str = field(metadata={HIDDEN: False})  # Of all its figures; stated once, in its section.
+    caption: str  # The conditions in one line with the notice: for tables that leave the page.
+    parts_caption: str  # The same for tables of parts, which are means.
     verdict: str
     baseline_note: str  # What must be known of the baseline, in a sentence; empty where nothing holds it back.
     is_sufficient: bool  # Whether every point has enough runs for a comparison.
@@ -139,8 +124,7 @@ class Report(BaseReport, HasViews):
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:
-        """Runs that yield no figure."""
-        return tuple(run for run in self.runs if run.throughput is None)
+        return without_figure(self.runs)
 
 
 # Control runs: made to be compared with others of their series, and no results of their own. They stay in the data, and

@@ -12,7 +12,7 @@ from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.side_by_side import trains_apart
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings
 from dlbench.records.record import HeldMemory, RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -126,7 +126,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     record = group.sample.record
     if record is None:
         return None
-    readings = machine_readings(table)
+    readings = table.readings
     runs = {run.plan.run_id: run for run in group.runs}
     on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
     kinds = tuple(found for point in group.points if (found := _held_point(point, runs)) is not None)
@@ -332,6 +332,7 @@ class MemoryView(GroupView):
     id = "memory"
     title = "Memory"
     key = "memory"
+    after = "shuffle-audit"
 
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)

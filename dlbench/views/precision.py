@@ -22,7 +22,7 @@ from dlbench.analysis.side_by_side import (
 )
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import Kind
-from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReadings
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
@@ -110,7 +110,7 @@ JUDGED: Mapping[Placed, str] = {
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """All sets of groups with two or more precisions, in the order of the groups."""
-    readings = machine_readings(table)
+    readings = table.readings
     # Two groups of one precision differ in its settings; they are no pair of precisions.
     alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
     found = compare(
@@ -278,6 +278,7 @@ class PrecisionView(ReportView):
     id = "precision"
     title = "Precision compared"
     key = "precisions"
+    after = "shuffling"
 
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)

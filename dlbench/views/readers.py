@@ -238,6 +238,7 @@ class ReadingView(GroupView):
     id = "reading"
     title = "Reading"
     key = "reading"
+    after = "staging"
 
     def numbers(self, source: GroupSource) -> Reading | None:
         return reading(source.group, source.table)

@@ -234,12 +234,16 @@ class ScalingView(GroupView):
     id = "scaling"
     title = "Scaling"
     level = "answer"
+    after = "quality"
+
+    def always(self) -> tuple[Sheet[Any], ...]:
+        return (points_sheet(()),)
 
     def section(self, group: Group) -> Section:
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}. {BRACKETS}",
+            caption=BRACKETS,
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: _charts(group),
             charts_per_row=3,

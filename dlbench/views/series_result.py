@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
     """The result of a series as plain data, and ready to be printed."""
-    report = assemble(scan, views=VIEWS, with_digests=False)
+    report = assemble(scan, views=VIEWS, with_digests=False, samples="none")
     first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
     # In the order in which they ran first.
     groups = sorted(report.groups, key=lambda group: min(first[name] for name in group.baseline.run_ids))

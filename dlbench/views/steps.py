@@ -509,6 +509,7 @@ class StepsView(GroupView):
     id = "steps"
     title = "Step times"
     key = "step_times"
+    after = "stragglers"
 
     def numbers(self, source: GroupSource) -> StepTimes | None:
         return step_times(source.group, source.table)
@@ -540,6 +541,7 @@ class RanksView(GroupView):
 
     id = "ranks"
     title = "Ranks and steps"
+    after = "steps"
 
     def section(self, group: Group) -> Section | None:
         found = group.of(StepTimes)

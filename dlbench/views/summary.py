@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,11 +15,11 @@ from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
-from dlbench.specs.engine import engine_title
 from dlbench.stats.estimates import placed
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
+from dlbench.views.group_section import condition_text, short_names
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
@@ -170,10 +169,6 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     ]
 
 
-_TELLING = ("preset", "engine", "scaling", "precision")
-"""Conditions that a short name of a group has where groups of its workload differ in them."""
-_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
-
 _NO_GPU = "none"
 
 
@@ -183,6 +178,7 @@ class SummaryView(ReportView):
     id = "summary"
     title = "Summary"
     level = "answer"
+    after = "start"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         if not report.groups:
@@ -195,7 +191,9 @@ class SummaryView(ReportView):
             name: {one.condition(name) for one in report.groups}
             for name in ("preset", "engine", "precision", "scaling", "goal")
         }
-        shared = [_value(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)]
+        shared = [
+            condition_text(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)
+        ]
         about = f"{'All groups: ' * (len(report.groups) > 1)}{', '.join(shared)}."
         return (
             Section(
@@ -208,40 +206,6 @@ class SummaryView(ReportView):
                 brief=(),
             ),
         )
-
-
-def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group and what distinguishes it from others of that workload; labels where that fails."""
-    workloads = [group.condition("workload") for group in groups]
-    names = [
-        _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
-        for group, workload in zip(groups, workloads, strict=True)
-    ]
-    return names if len(set(names)) == len(names) else [group.label for group in groups]
-
-
-def _name(group: Group, alike: Sequence[Group]) -> str:
-    """Of a group among those of the same workload, itself included."""
-    settings = Counter(setting for one in alike for setting in one.settings)
-    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
-    left = [one for one in alike if one.settings == group.settings]
-    telling = []
-    for name in (*_TELLING, *_TELLING_REST):
-        value = group.condition(name)
-        same = [one for one in left if one.condition(name) == value]
-        if value and (
-            len(same) < len(left) or (name in _TELLING and {one.condition(name) for one in alike} != {value})
-        ):
-            telling.append(_value(name, value))
-        left = same
-    return ", ".join((group.condition("workload"), *telling, *chosen))
-
-
-def _value(name: str, value: str) -> str:
-    if name == "engine":
-        return engine_title(value)
-    words = {"preset": "{} preset", "scaling": "{} scaling", "batch_per_rank": "batch {}"}
-    return {**words, "global_batch": "batch {} in all"}.get(name, "{}").format(value)
 
 
 def _card(group: Group, name: str, report: Report) -> Card:

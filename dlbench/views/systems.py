@@ -292,6 +292,7 @@ class SystemsView(ReportView):
     title = "Systems"
     level = "appendix"
     key = "systems"
+    after = "differences"
 
     def numbers(self, source: ReportSource) -> tuple[SystemDescription, ...]:
         return systems(source.table)

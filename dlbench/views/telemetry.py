@@ -12,7 +12,7 @@ from typing import Any
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
-from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
@@ -116,7 +116,7 @@ class DetailedTelemetry(Telemetry):
 
 def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
     """What the samplers saw; None where no run of the group has samples."""
-    found = _telemetry(group, machine_readings(table))
+    found = _telemetry(group, table.readings)
     return found if found.nodes else None
 
 
@@ -309,6 +309,7 @@ class TelemetryView(GroupView):
     id = "telemetry"
     title = "Telemetry"
     key = "telemetry"
+    after = "memory"
 
     def numbers(self, source: GroupSource) -> Telemetry | None:
         return telemetry(source.group, source.table)
@@ -338,7 +339,7 @@ class DetailedTelemetryView(TelemetryView):
     """The same over the samples of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        readings = machine_readings(source.table, None)
+        readings = source.table.readings
         found = _telemetry(source.group, readings)
         runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(source.group)]
         return DetailedTelemetry(

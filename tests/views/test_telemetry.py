@@ -222,7 +222,7 @@ def test_every_file_of_samples_is_read_once(tmp_path: Path, monkeypatch: pytest.
     assert len(read) == len(set(read)) == 6
 
 
-def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
+def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = nodes_plans((1, 4), repeats=3)
     for plan in made:
         slower = [part * (1 + plan.series.repeat / 100) for part in STEP_MS]
@@ -232,7 +232,8 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
     table = tabulate(scan(tmp_path))
 
     def read(most: int) -> list[tuple[int, int]]:
-        found = machine_readings.machine_readings(table, most)
+        monkeypatch.setattr(machine_readings, "MAX_NODES", most)
+        found = machine_readings.read_machines(table.figures, table.runs, "some")
         runs = [table.runs[run_id] for run_id in found.by_run]
         return [(run.plan.layout.nodes, run.plan.series.repeat) for run in runs]
 
@@ -251,7 +252,6 @@ def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatc
         write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
     monkeypatch.setattr(machine_readings, "MAX_NODES", 4)
     monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
-    monkeypatch.setattr(machine_readings.machine_readings, "__defaults__", (4,))
     group = group_of(tmp_path)
     assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 2, 4]
     assert group.of(Energy) is None

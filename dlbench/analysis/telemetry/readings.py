@@ -10,11 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import RunEnergy, run_energy
 from dlbench.analysis.telemetry.node_means import NodeTelemetry, node_telemetry
 from dlbench.analysis.telemetry.node_samples import NodeSamples, every_field, nodes_of, read_node
@@ -32,6 +31,10 @@ FIELDS = re.compile(  # Fields that are summed up; `host.cpu.busy` is too.
 )
 
 PointKey = tuple[str, int, int]  # Group, ranks, nodes.
+FigureRow = Mapping[str, Any]  # A run's row of `RunTable.figures`.
+
+Samples = Literal["none", "some", "all"]
+"""How many samples are read: none, those of at most `MAX_NODES` nodes, or those of all nodes with all their fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class MachineReading:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineReadings:
-    """Of the runs of a table."""
+    """What samplers saw of the runs of a table."""
 
     by_run: Mapping[str, MachineReading]  # By run id; runs that were not read are not in it.
     middle: Mapping[PointKey, Run]  # The run of each point whose throughput is in the middle.
@@ -61,6 +64,11 @@ class MachineReadings:
         if reading.energy is None:
             raise IncompleteDataError(reading.problem)
         return reading.energy
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """Returns what is damaged of the samples and spans that were read, one line each."""
+        return tuple(dict.fromkeys(reading.problem for reading in self.by_run.values() if reading.problem))
 
     def has_energy(self, run: Run) -> bool:
         reading = self.by_run.get(run.plan.run_id)
@@ -106,51 +114,30 @@ def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: 
     )
 
 
-_LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
-"""The last table that was read: several views ask for the same one."""
-
-
-def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
-    """The samples of the runs with figures, read once for one table. `max_nodes`: how many nodes may be read; None: all
-    of them, and all their fields.
-    """
-    if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
-        return _LAST[0][2]
-    readings = _read(table, max_nodes)
-    _LAST[:] = [(weakref.ref(table), max_nodes, readings)]
-    return readings
-
-
-def damage_met(table: RunTable) -> tuple[str, ...]:
-    """What `machine_readings` last found damaged in the samples and spans of a table's runs, one line each."""
-    if not _LAST or _LAST[0][0]() is not table:
-        return ()
-    return tuple(dict.fromkeys(reading.problem for reading in _LAST[0][2].by_run.values() if reading.problem))
-
-
-def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
-    points = _points(table)
+def read_machines(figures: Mapping[str, FigureRow], runs: Mapping[str, Run], samples: Samples) -> MachineReadings:
+    """Reads the samples of runs with figures (see `dlbench.analysis.table.RunTable`)."""
+    points = _points(figures)
     by_run: dict[str, MachineReading] = {}
-    left = math.inf if max_nodes is None else max_nodes
+    left = {"none": -1, "some": MAX_NODES, "all": math.inf}[samples]
     # One run of every point, then a second of every point, and so on.
     for number, run_ids_of_turn in enumerate(itertools.zip_longest(*points.values())):
         for run_id in filter(None, run_ids_of_turn):
-            run = table.runs[run_id]
+            run = runs[run_id]
             nodes = nodes_of(run)
             if len(nodes) <= left:
-                by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
+                by_run[run_id] = read_machine(run, all_fields=samples == "all")
                 left -= len(nodes)
             elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
                 few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
                 by_run[run_id] = read_machine(run, tuple(few))
                 left -= len(few)
-    return MachineReadings(by_run=by_run, middle={key: table.runs[run_ids[0]] for key, run_ids in points.items()})
+    return MachineReadings(by_run=by_run, middle={key: runs[run_ids[0]] for key, run_ids in points.items()})
 
 
-def _points(table: RunTable) -> dict[PointKey, list[str]]:
+def _points(figures: Mapping[str, FigureRow]) -> dict[PointKey, list[str]]:
     """Runs of every point, the one in the middle first, then those next to it; points with most ranks first."""
     rates: dict[PointKey, list[tuple[float, str]]] = {}
-    for run_id, row in table.figures.items():
+    for run_id, row in figures.items():
         rates.setdefault((row["group"], row["ranks"], row["nodes"]), []).append((row["throughput"], run_id))
     found: dict[PointKey, list[str]] = {}
     for key, of_point in rates.items():
