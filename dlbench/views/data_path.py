@@ -105,12 +105,11 @@ class DataPath:
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     """Where samples come from and how long ranks wait for them, by rank count."""
-    readings = table.readings
-    looked_at = set(list(readings.middle)[:MAX_POINTS])
-    middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    read_points = set(list(table.points)[:MAX_POINTS])
+    keys = [(group.id, point.ranks, point.nodes) for point in group.points]
     points = tuple(
-        _point(point, table, run, is_looked_at=key in looked_at)
-        for point, (key, run) in zip(group.points, middle.items(), strict=True)
+        _point(point, table, table.points[key][0], is_looked_at=key in read_points)
+        for point, key in zip(group.points, keys, strict=True)
     )
     data = group.sample.plan.workload.data
     return DataPath(

@@ -58,6 +58,7 @@ def assemble(
     control_runs = controls(scan.runs, [(group.id, group.runs) for group in results])
     groups = group_numbers(all_groups, results, table, views, control_runs, network)
     source = ReportSource(scan=scan, table=table, groups=all_groups, results=results, history=history)
+    damaged_samples = [reading.problem for reading in table.readings.values() if reading.problem]
     report = Report(
         title=TITLE,
         as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
@@ -66,7 +67,7 @@ def assemble(
         controls=control_runs,
         views=views.report_numbers(source),
         runs=run_rows(scan, table),
-        damaged=tuple(dict.fromkeys((*table.damaged, *table.readings.damaged))),
+        damaged=tuple(dict.fromkeys((*table.damaged, *damaged_samples))),
         environment=environment_of(measured),
         methods=METHODS,
         missing=not_shown(groups),

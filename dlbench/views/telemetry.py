@@ -12,7 +12,7 @@ from typing import Any
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
-from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings
+from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
@@ -116,7 +116,7 @@ class DetailedTelemetry(Telemetry):
 
 def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
     """What the samplers saw; None where no run of the group has samples."""
-    found = _telemetry(group, table.readings)
+    found = _telemetry(group, table)
     return found if found.nodes else None
 
 
@@ -124,9 +124,9 @@ def _by_rank_count(group: RunGroup) -> list[Run]:
     return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
 
 
-def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
+def _telemetry(group: RunGroup, table: RunTable) -> Telemetry:
     runs = _by_rank_count(group)
-    found = [(run, readings.by_run[run.plan.run_id]) for run in runs if run.plan.run_id in readings.by_run]
+    found = [(run, table.readings[run.plan.run_id]) for run in runs if run.plan.run_id in table.readings]
     notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
     notes += [
         f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
@@ -135,7 +135,7 @@ def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     ]
     return Telemetry(
         nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
-        middle_run_ids=tuple(readings.middle[group.id, point.ranks, point.nodes].plan.run_id for point in group.points),
+        middle_run_ids=tuple(table.points[group.id, point.ranks, point.nodes][0].plan.run_id for point in group.points),
         unavailable=_unavailable([reading for _, reading in found]),
         num_runs=len(group.runs),
         num_read=sum(bool(reading.nodes) for _, reading in found),
@@ -339,9 +339,8 @@ class DetailedTelemetryView(TelemetryView):
     """The same over the samples of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        readings = source.table.readings
-        found = _telemetry(source.group, readings)
-        runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(source.group)]
+        found = _telemetry(source.group, source.table)
+        runs = [source.table.readings[run.plan.run_id] for run in _by_rank_count(source.group)]
         return DetailedTelemetry(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
             runs=tuple(

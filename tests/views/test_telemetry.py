@@ -233,8 +233,8 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path, monkeypat
 
     def read(most: int) -> list[tuple[int, int]]:
         monkeypatch.setattr(machine_readings, "MAX_NODES", most)
-        found = machine_readings.read_machines(table.figures, table.runs, "some")
-        runs = [table.runs[run_id] for run_id in found.by_run]
+        readings = machine_readings.read_machines(table.points.values(), "some")
+        runs = [table.runs[run_id] for run_id in readings]
         return [(run.plan.layout.nodes, run.plan.series.repeat) for run in runs]
 
     assert len(read(100)) == 6
