@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlbench.analysis.comparability import averaged_id, comparable_values, is_shaping
@@ -11,7 +11,7 @@ from dlbench.analysis.environments import compare, order_of
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet
+from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
@@ -44,14 +44,21 @@ _SIZES = frozenset({"ranks", "nodes"})  # Registered keys that a series varies o
 
 _SHARE = "batch_per_rank"  # The registered key that strong scaling varies with the rank count.
 
+Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids of its runs, the most frequent first.
+
+
+def _no_or_yes(keeps_apart: bool) -> str:
+    return "no" if keeps_apart else "yes"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DifferentValue:
     """One value of a key."""
 
     value: str
-    num_runs: int
-    groups: tuple[str, ...]  # Ids of the groups that have it in all or some of their runs.
+    num_runs: int = field(metadata=column("Runs", "runs"))
+    groups: tuple[str, ...] = field(metadata=column(value=" ".join))
+    """Ids of the groups that have it in all or some of their runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +66,10 @@ class RunDifference:
     """A key with more than one value."""
 
     kind: Kind
-    key: str
+    key: str = field(metadata=column("Key", limit=200))
     expected: bool  # Whether it differs by nature: host, job, rank count.
-    keeps_apart: bool  # Whether runs that differ here are not compared.
+    keeps_apart: bool = field(metadata=column("Compared across it", text=_no_or_yes))
+    """Whether runs that differ here are not compared."""
     values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
     num_values: int
 
@@ -69,9 +77,6 @@ class RunDifference:
     def is_within_a_group(self) -> bool:
         """Whether runs that are compared with each other have different values."""
         return _overlap([value.groups for value in self.values])
-
-
-Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids of its runs, the most frequent first.
 
 
 def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
@@ -221,45 +226,37 @@ class DifferenceRow:
     value: DifferentValue | None = None  # None for the line that counts further values, which is for people only.
 
 
-def _differences_sheet(found: Sequence[RunDifference]) -> Sheet[DifferenceRow]:
+def _differences_sheet(differences: Sequence[RunDifference]) -> Sheet[DifferenceRow]:
     rows: list[DifferenceRow] = []
-    for item in found:
+    for item in differences:
         rows += [DifferenceRow(item, value) for value in item.values]
         if item.num_values > len(item.values):
             rows.append(DifferenceRow(item))
-    shown = found[:MAX_SHOWN]
-    hidden = len(found) - len(shown)
+    shown = differences[:MAX_SHOWN]
+    num_hidden = len(differences) - len(shown)
 
     def kind(row: DifferenceRow) -> str:
         title = "setting" if row.item.kind == "registered" else row.item.kind
-        return title + ", differs by nature" * row.item.expected
+        return f"{title}, differs by nature" if row.item.expected else title
 
     def value(row: DifferenceRow) -> str:
         if row.value is None:
             return f"and {row.item.num_values - len(row.item.values)} more values"
         return row.value.value or "empty"
 
-    columns: tuple[Column[DifferenceRow], ...] = (
-        Column("key", "Key", lambda row: row.item.key, limit=200),
-        Column("kind", "Kind", lambda row: row.item.kind, kind),
-        Column("value", "Value", lambda row: row.value.value if row.value else None, value, limit=300),
-        Column("runs", "Runs", lambda row: row.value.num_runs if row.value else None),
-        Column("groups", "", lambda row: " ".join(row.value.groups) if row.value else None),
-        Column("expected", "", lambda row: row.item.expected),
-        Column(
-            "keeps_apart",
-            "Compared across it",
-            lambda row: row.item.keeps_apart,
-            lambda row: "no" if row.item.keeps_apart else "yes",
-        ),
-    )
     return Sheet(
         name="differences",
         title="What differs",
-        columns=columns,
+        columns=(
+            *columns_of(RunDifference, "key", of=lambda row: row.item),
+            Column("kind", "Kind", lambda row: row.item.kind, kind),
+            Column("value", "Value", lambda row: row.value.value if row.value else None, value, limit=300),
+            *columns_of(DifferentValue, of=lambda row: row.value),
+            *columns_of(RunDifference, "expected", "keeps_apart", of=lambda row: row.item),
+        ),
         rows=rows,
         is_data=lambda row: row.value is not None,
         is_shown=lambda row: row.item in shown,
-        caption=f"{hidden} more keys stand in the CSV alone." if hidden else "",
+        caption=f"{num_hidden} more keys stand in the CSV alone." if num_hidden else "",
         is_folded=True,
     )

@@ -25,6 +25,7 @@ from dlbench.report.wording import clean, counts_text, ranks_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.views import doubts, model
 from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.controls import Controls
 from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import quality_verdict
@@ -37,7 +38,7 @@ def group_numbers(
     results: Sequence[scaling.Group],
     table: RunTable,
     views: Views,
-    control_runs: Sequence[model.Controls],
+    control_runs: Sequence[Controls],
     network: NetworkModel | None,
 ) -> tuple[model.Group, ...]:
     """Returns what a report holds of the groups that are results; `groups` are all, those of control runs too."""

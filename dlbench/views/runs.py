@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dlbench.analysis.table import RunTable
@@ -12,7 +13,7 @@ from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns
 from dlbench.report.wording import clean, runs_text
 from dlbench.views import doubts
 from dlbench.views.data_path import epoch_samples
-from dlbench.views.model import Report, RunRow
+from dlbench.views.model import Report, TrainingRun
 from dlbench.views.view import ReportView
 
 
@@ -35,19 +36,14 @@ class RunsView(ReportView):
         return (Section(id=self.id, title=self.title, headline=headline, sheets=(runs_sheet(report.runs),)),)
 
 
-def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
+def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
     """All runs, one line each."""
-    throughput = Column[RunRow]("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio")
-    median = Column[RunRow]("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s")
-    p95 = Column[RunRow]("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s")
-    epoch = Column[RunRow]("epoch_s", "Epoch", lambda run: run.epoch_s, unit="s")
-    cv = Column[RunRow]("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction")
     columns = columns_of(
-        RunRow,
+        TrainingRun,
         *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
-        *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", throughput, median, p95, cv),
-        *(epoch, "finished", "failure_reason", "warnings"),
-        Column[RunRow]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
+        *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", "throughput"),
+        *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
+        Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
         *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
         titles={
             "state": "State" if any(run.state != "valid" for run in runs) else "",
@@ -58,28 +54,28 @@ def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
     return runs_sheet_of(drop_empty_columns(columns, runs), runs, caption)
 
 
-def run_rows(scan: Scan, table: RunTable) -> tuple[RunRow, ...]:
-    """Every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
+def run_rows(scan: Scan, table: RunTable) -> tuple[TrainingRun, ...]:
+    """Returns every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
     without = {id(item.run): item for item in table.without}
-    return tuple(
-        _row(run, item.state, item.why, None)
-        if (item := without.get(id(run)))
-        else _row(run, "valid", "", table.figures[run.plan.run_id])
-        for run in scan.runs
-    )
+    rows = []
+    for run in scan.runs:
+        item = without.get(id(run))
+        if item is None:
+            rows.append(_training_run(run, "valid", "", table.figures[run.plan.run_id]))
+        else:
+            rows.append(_training_run(run, item.state, item.why, {}))
+    return tuple(rows)
 
 
-def _row(run: Run, state: str, failure_reason: str, figures: dict[str, Any] | None) -> RunRow:
+def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[str, Any]) -> TrainingRun:
+    """`figures`: the run's row of the table; empty where it yields none."""
     plan = run.plan
     result = run.record.quality if run.record else None
+    rate = figures.get("throughput")
     samples = None if plan.workload.data.is_synthetic else epoch_samples(run)
-
-    def number(name: str) -> float | None:
-        return None if figures is None else float(figures[name])
-
-    return RunRow(
+    return TrainingRun(
         run_id=plan.run_id,
-        group="" if figures is None else str(figures["group"]),
+        group=figures.get("group", ""),
         state=state,
         failure_reason=clean(failure_reason),
         workload=plan.workload.name,
@@ -96,12 +92,12 @@ def _row(run: Run, state: str, failure_reason: str, figures: dict[str, Any] | No
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),
-        steps=None if figures is None else int(figures["steps"]),
-        throughput=number("throughput"),
-        step_median_s=number("step_median_s"),
-        step_p95_s=number("step_p95_s"),
-        step_cv=number("step_cv"),
-        epoch_s=samples / rate if samples and (rate := number("throughput")) else None,
+        steps=figures.get("steps"),
+        throughput=rate,
+        step_median_s=figures.get("step_median_s"),
+        step_p95_s=figures.get("step_p95_s"),
+        step_cv=figures.get("step_cv"),
+        epoch_s=samples / rate if samples and rate else None,
         finished="" if run.record is None else clean(run.record.finished),
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),

@@ -21,6 +21,18 @@ from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPerce
 from dlbench.views.model import Group
 from dlbench.views.view import GroupView, place_of
 
+_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
+_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
+
+ABOUT = {
+    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
+    "step shortens in proportion.",
+    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
+    "takes no longer than at the baseline.",
+}
+BRACKETS = "[low, high] is a 95 % interval; (low to high) is the smallest and largest of a few runs."
+ONE_POINT = "One rank count only: there is nothing to scale against."
+
 
 def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
     """What a reader must know of the baseline, in a sentence; empty where nothing holds it back.
@@ -120,10 +132,6 @@ def loss_text(group: Group) -> str:
     return _explanation(group.largest, None if found is None else found.at(group.largest))
 
 
-_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
-_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
-
-
 class _Quantity(NamedTuple):
     """What a chart shows over ranks."""
 
@@ -216,16 +224,6 @@ def _axis(alt: Any, quantity: _Quantity, rows: Rows, *, is_long: bool) -> Any:
     form = ".0%" if quantity.name == "efficiency" else ",.4~r"
     axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
     return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)
-
-
-ABOUT = {
-    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
-    "step shortens in proportion.",
-    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
-    "takes no longer than at the baseline.",
-}
-BRACKETS = "[low, high] is a 95 % interval; (low to high) is the smallest and largest of a few runs."
-ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
 class ScalingView(GroupView):

@@ -18,11 +18,12 @@ from dlbench.report.views import Views, collect
 from dlbench.report.wording import clean
 from dlbench.specs.comm import NetworkModel
 from dlbench.units import whole_seconds
+from dlbench.views.controls import controls, is_control
 from dlbench.views.environment import environment_of
 from dlbench.views.group_section import GROUP_COLUMNS, group_section, short_names
 from dlbench.views.groups import group_numbers
 from dlbench.views.methods import METHODS, not_shown
-from dlbench.views.model import Report, controls, is_control
+from dlbench.views.model import Report
 from dlbench.views.runs import run_rows
 from dlbench.views.view import ReportSource
 

@@ -27,6 +27,16 @@ from dlbench.views.view import ReportView, place_of
 
 STEP = "step_median_s"  # The metric of the history that says most of a group's speed.
 
+_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
+_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
+_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
+_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
+_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
+_LEAST_ROW = 9
+_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
+_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
+_NO_GPU = "none"
+
 
 def rating(group: Group, report: Report) -> Rating | None:
     """How good the efficiency at the largest point is, against the first reference that there is.
@@ -82,16 +92,6 @@ def _usual(trend: Trend) -> Rating:
     known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
     since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
-
-
-_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
-_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
-_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
-_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
-_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
-_LEAST_ROW = 9
-_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
-_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
 
 
 def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
@@ -167,9 +167,6 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
             x=alt.X("ideal:Q"), y=alt.value(0)
         ),
     ]
-
-
-_NO_GPU = "none"
 
 
 class SummaryView(ReportView):

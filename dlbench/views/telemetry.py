@@ -16,6 +16,7 @@ from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
+from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes, format_number
@@ -28,6 +29,14 @@ MAX_HOST = 64  # Characters of a host name.
 MIN_SAMPLES = 3  # Samples in the measured window below which nothing is said of a node's use.
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
+
+MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
+MAX_ROWS = 512  # Nodes in the table for programs.
+_ABOUT = (
+    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
+    "node's, other programs included."
+)
+_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
 def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
@@ -75,6 +84,15 @@ class NodeMeans:
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
     missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
+    is_shown: bool = field(default=False, metadata={HIDDEN: False})
+    """Whether it is a row for people; programs get other nodes, in another order."""
+
+    @property
+    def power(self) -> Cell | None:
+        """Says the power of its GPUs, or of how many it is known."""
+        if self.gpu_power_w is not None:
+            return Cell(f"{format_number(self.gpu_power_w)} W", number=self.gpu_power_w)
+        return Cell(f"of {self.num_power} of {self.num_gpus} GPUs only") if self.num_power else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,24 +250,7 @@ def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
     )
 
 
-MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
-MAX_ROWS = 512  # Nodes in the table for programs.
-_ABOUT = (
-    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
-    "node's, other programs included."
-)
-_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A node, for people or for programs: they get others, in another order."""
-
-    node: NodeMeans
-    is_shown: bool
-
-
-def means_sheet(found: Telemetry) -> Sheet[_Row]:
+def means_sheet(found: Telemetry) -> Sheet[NodeMeans]:
     """Means by node; for people without columns of which no node knows anything."""
     shown, left_out = _shown(found)
 
@@ -259,20 +260,12 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         counts_zero = one.unit != "" and one.name != "missing_share"
         return not any(values) and not (counts_zero and any(value is not None for value in values))
 
-    def about_power(row: _Row) -> Cell | None:
-        watts, known, gpus = row.node.gpu_power_w, row.node.num_power, row.node.num_gpus
-        if watts is not None:
-            return Cell(f"{format_number(watts)} W", number=watts)
-        return Cell(f"of {known} of {gpus} GPUs only") if known else None
-
     has_power = any(node.num_power for node in shown)
     empty = {one.name: "" for one in columns_of(NodeMeans) if is_empty(one)}
-    columns: tuple[Column[_Row], ...] = (
-        Column(
-            "", "At", lambda row: f"{place_of(row.node)}, {row.node.host[:MAX_HOST] or f'node {row.node.node_rank}'}"
-        ),
-        Column("", "Power of its GPUs" if has_power else "", lambda row: row.node.gpu_power_w, about_power),
-        *columns_of(NodeMeans, of=lambda row: row.node, titles=empty),
+    columns: tuple[Column[NodeMeans], ...] = (
+        Column("", "At", lambda node: f"{place_of(node)}, {node.host[:MAX_HOST] or f'node {node.node_rank}'}"),
+        Column("", "Power of its GPUs" if has_power else "", lambda node: node.gpu_power_w, lambda node: node.power),
+        *columns_of(NodeMeans, titles=empty),
     )
     partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
     about = [_ABOUT, *(partial if found.num_read != found.num_runs else []), *left_out]
@@ -280,10 +273,10 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         name="telemetry",
         title="Means of the measured window",
         columns=columns,
-        rows=[*(_Row(node, False) for node in found.nodes[:MAX_ROWS]), *(_Row(node, True) for node in shown)],
+        rows=[*found.nodes[:MAX_ROWS], *shown],
         caption=" ".join([*about, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
         is_data=lambda row: not row.is_shown,
-        is_shown=lambda row: row.is_shown and bool(row.node.num_samples),
+        is_shown=lambda row: row.is_shown and bool(row.num_samples),
     )
 
 
@@ -297,7 +290,8 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     for place, runs in points.items():
         run_id = next((run_id for run_id in found.middle_run_ids if run_id in runs), next(iter(runs)))
         nodes = runs[run_id]
-        shown += sorted(nodes, key=lambda node: (-(node.throttled or 0.0), node.node_rank))[:MAX_SHOWN]
+        nodes.sort(key=lambda node: (-(node.throttled or 0.0), node.node_rank))
+        shown += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]
         if len(nodes) > MAX_SHOWN:
             left_out.append(f"At {place_text(*place)}: {MAX_SHOWN} of {len(nodes)} nodes, the most throttled first.")
     return shown, left_out
