@@ -19,32 +19,35 @@ from dlbench.analysis.comparability import (
 from dlbench.analysis.side_by_side import last_loss
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import KEYS, data_title, precision
-from dlbench.records.scan import Run
+from dlbench.records.scan import Run, Scan
+from dlbench.report.document import BaseReport
 from dlbench.report.views import Views
 from dlbench.report.wording import clean, counts_text, ranks_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.views import doubts, model
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.controls import Controls
+from dlbench.views.controls import Controls, is_control
 from dlbench.views.next_step import most_ranks, next_step
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.quality.view import quality_verdict
 from dlbench.views.scaling import baseline_note, verdict
-from dlbench.views.view import GroupSource
+from dlbench.views.view import GroupSource, ReportSource
+
+
+def report_source(scan: Scan, table: RunTable, history: BaseReport | None) -> ReportSource:
+    """Returns what views compute their numbers from. Control runs are no results, unless there are no others."""
+    groups = scaling.groups(table)
+    results = [group for group in groups if not is_control(group.sample)] or groups
+    return ReportSource(scan=scan, table=table, groups=groups, results=results, history=history)
 
 
 def group_numbers(
-    groups: Sequence[scaling.Group],
-    results: Sequence[scaling.Group],
-    table: RunTable,
-    views: Views,
-    control_runs: Sequence[Controls],
-    network: NetworkModel | None,
+    source: ReportSource, views: Views, control_runs: Sequence[Controls], network: NetworkModel | None
 ) -> tuple[model.Group, ...]:
-    """Returns what a report holds of the groups that are results; `groups` are all, those of control runs too."""
-    apart = differing_settings([(group_id(group.sample), group.sample.plan) for group in results])
+    """Returns what a report holds of the groups that are results."""
+    apart = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
     numbers = [
-        _numbers(group, groups, table, views, settings, network) for group, settings in zip(results, apart, strict=True)
+        _numbers(group, source, views, settings, network) for group, settings in zip(source.results, apart, strict=True)
     ]
     return tuple(
         dataclasses.replace(
@@ -60,13 +63,13 @@ def group_numbers(
 
 def _numbers(
     group: scaling.Group,
-    groups: Sequence[scaling.Group],
-    table: RunTable,
+    of_report: ReportSource,
     views: Views,
     apart: tuple[Condition, ...],
     network: NetworkModel | None,
 ) -> model.Group:
     plan = group.sample.plan
+    table = of_report.table
     unit = clean(plan.workload.sample_unit, 40)
     group_doubts = tuple(doubts.group_doubts(group, table))
     source = views.with_group_numbers(
@@ -92,7 +95,7 @@ def _numbers(
         caption=_with_notice(conditions_line, group),
         parts_caption=_with_notice(_conditions_line(group, "means"), group),
         verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *reached_apart]),
-        baseline_note=baseline_note(group, groups, table),
+        baseline_note=baseline_note(group, of_report.groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
         most_ranks=most_ranks(plan),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dlbench.analysis.table import RunTable
@@ -11,6 +11,7 @@ from dlbench.records.scan import Run, Scan
 from dlbench.report.document import Section, runs_sheet_of, without_figures
 from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns
 from dlbench.report.wording import clean, runs_text
+from dlbench.units import whole_seconds
 from dlbench.views import doubts
 from dlbench.views.data_path import epoch_samples
 from dlbench.views.model import Report, TrainingRun
@@ -52,6 +53,16 @@ def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
     )
     caption = "Scatter: standard deviation of step times over their mean."
     return runs_sheet_of(drop_empty_columns(columns, runs), runs, caption)
+
+
+def newest_end(runs: Iterable[Run]) -> str:
+    """Returns when the newest run finished, UTC; empty where none did."""
+    return whole_seconds(max((run.record.finished for run in runs if run.record), default=""))
+
+
+def notices_of(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Returns what figures of some runs must not be mistaken for, each notice once."""
+    return tuple(sorted({clean(run.plan.workload.notice) for run in runs} - {""}))
 
 
 def run_rows(scan: Scan, table: RunTable) -> tuple[TrainingRun, ...]:

@@ -9,23 +9,19 @@ import dataclasses
 import functools
 
 import dlbench.views
-from dlbench.analysis import scaling
 from dlbench.analysis.table import tabulate
 from dlbench.analysis.telemetry.readings import Samples
 from dlbench.records.scan import Scan
 from dlbench.report.document import BaseReport, Document, Section, methods_section
 from dlbench.report.views import Views, collect
-from dlbench.report.wording import clean
 from dlbench.specs.comm import NetworkModel
-from dlbench.units import whole_seconds
-from dlbench.views.controls import controls, is_control
+from dlbench.views.controls import controls
 from dlbench.views.environment import environment_of
 from dlbench.views.group_section import GROUP_COLUMNS, group_section, short_names
-from dlbench.views.groups import group_numbers
+from dlbench.views.groups import group_numbers, report_source
 from dlbench.views.methods import METHODS, not_shown
 from dlbench.views.model import Report
-from dlbench.views.runs import run_rows
-from dlbench.views.view import ReportSource
+from dlbench.views.runs import newest_end, notices_of, run_rows
 
 TITLE = "dlbench scaling report"
 
@@ -52,24 +48,20 @@ def assemble(
     """
     views = scaling_views() if views is None else views
     table = tabulate(scan, with_causes=True, with_digests=with_digests, samples=samples)
-    measured = list(table.runs.values())
-    all_groups = scaling.groups(table)
-    # Control runs are no results, unless there are no others.
-    results = [group for group in all_groups if not is_control(group.sample)] or all_groups
-    control_runs = controls(scan.runs, [(group.id, group.runs) for group in results])
-    groups = group_numbers(all_groups, results, table, views, control_runs, network)
-    source = ReportSource(scan=scan, table=table, groups=all_groups, results=results, history=history)
+    source = report_source(scan, table, history)
+    control_runs = controls(scan.runs, [(group.id, group.runs) for group in source.results])
+    groups = group_numbers(source, views, control_runs, network)
     damaged_samples = [reading.problem for reading in table.readings.values() if reading.problem]
     report = Report(
         title=TITLE,
-        as_of=whole_seconds(max((run.record.finished for run in measured if run.record), default="")),
-        notices=tuple(sorted({clean(run.plan.workload.notice) for run in scan.runs} - {""})),
+        as_of=newest_end(table.runs.values()),
+        notices=notices_of(scan.runs),
         groups=groups,
         controls=control_runs,
         views=views.report_numbers(source),
         runs=run_rows(scan, table),
         damaged=tuple(dict.fromkeys((*table.damaged, *damaged_samples))),
-        environment=environment_of(measured),
+        environment=environment_of(list(table.runs.values())),
         methods=METHODS,
         missing=not_shown(groups),
     )
