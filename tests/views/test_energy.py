@@ -189,6 +189,15 @@ def test_parts_of_an_interval_sum_to_it(curve: Curve, edges: list[int]) -> None:
     assert 0 <= whole.coverage <= 1
 
 
+@given(curves(), st.lists(st.integers(-5 * S, 200 * S), min_size=2, max_size=12))
+def test_amounts_between_edges_are_those_of_each_interval(curve: Curve, edges: list[int]) -> None:
+    edges = sorted(edges)
+    for amount, (begin, end) in zip(curve.between(edges), pairwise(edges), strict=True):
+        wanted = curve.over(begin, end)
+        assert (amount.known_ns, amount.length_ns) == (wanted.known_ns, wanted.length_ns)
+        assert amount.value == pytest.approx(wanted.value, rel=1e-9, abs=1e-6)
+
+
 @given(curves(), st.integers(0, 100 * S), st.integers(0, 100 * S))
 def test_an_integral_is_that_of_many_small_steps(curve: Curve, one: int, other: int) -> None:
     begin, end = sorted((one, other))

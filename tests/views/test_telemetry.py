@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,15 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dlbench.analysis import scaling
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.analysis.telemetry import readings as machine_readings
-from dlbench.analysis.telemetry.integral import counter_curve, rate_curve
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
@@ -110,30 +105,6 @@ def section(group: Group, name: str) -> Section:
 def sheet(group: Group, name: str) -> Sheet[Any]:
     sections = filter(None, (one.section(group) for one in VIEWS.group))
     return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
-
-
-# Fewer points, and gaps
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=60),
-    st.integers(0, 2**31),
-    st.lists(st.integers(-5, 300), min_size=2, max_size=12),
-    st.booleans(),
-)
-def test_amounts_between_edges_are_those_of_each_interval(
-    steps: list[int], seed: int, borders: list[int], is_counter: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    times = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64) * S
-    found = rng.uniform(0, 100, len(times))
-    found[rng.random(len(times)) < 0.1] = np.nan
-    curve = counter_curve(times, np.cumsum(found), 1.0) if is_counter else rate_curve(times, found, 1.0)
-    edges = [border * S // 2 for border in sorted(borders)]
-    for told, (begin, end) in zip(curve.between(edges), itertools.pairwise(edges), strict=True):
-        wanted = curve.over(begin, end)
-        assert (told.known_ns, told.length_ns) == (wanted.known_ns, wanted.length_ns)
-        assert told.value == pytest.approx(wanted.value, rel=1e-9, abs=1e-6)
 
 
 # Telemetry
