@@ -126,6 +126,7 @@ def test_csv_holds_every_number(made: model.Report) -> None:
     rows = csv_rows(document_of(made), "points")
     assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
     assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
+    assert rows[0]["caption"].endswith(f"; {made.groups[0].notice}")
     assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
     parts = csv_rows(document_of(made), "parts")
     accounts = [account for group in made.groups for account in accounts_of(group)]

@@ -17,6 +17,7 @@ from dlbench.analysis.telemetry import readings as machine_readings
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
+from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
@@ -31,7 +32,7 @@ from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
 from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
-from tests.support.watch_factory import write_samples
+from tests.support.watch_factory import write_samples, write_spans
 
 VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
 
@@ -217,16 +218,28 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path, monkeypat
 
 
 def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (plan,) = nodes_plans((6,))
-    folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
-    for number in range(6):
-        write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
-    monkeypatch.setattr(machine_readings, "MAX_NODES", 4)
-    monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
+    # After the first run there is still room for some nodes, but the second run of a point is read whole or not.
+    for plan in nodes_plans((6,), repeats=2):
+        folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
+        for number in range(6):
+            write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
+    monkeypatch.setattr(machine_readings, "MAX_NODES", 5)
+    monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 2)
     group = group_of(tmp_path)
-    assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 2, 4]
+    assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 3]
     assert group.of(Energy) is None
-    assert any("3 of 6 nodes were read" in note for note in group.of(Telemetry).notes)
+    assert any("2 of 6 nodes were read" in note for note in group.of(Telemetry).notes)
+
+
+def test_damage_that_reading_for_energy_meets_is_named(tmp_path: Path) -> None:
+    folder = one_run(tmp_path)
+    write_spans(folder, 0, [{"lane": STAGE, "name": "evaluation", "start_ns": 5 * S, "end_ns": 6 * S}])
+    path = folder.spans(0)
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 0xFF  # in the last block, which only reading meets
+    path.write_bytes(content)
+    (damage,) = assemble(scan(tmp_path), views=VIEWS, with_digests=False).damaged
+    assert str(path) in damage
 
 
 # Data path
