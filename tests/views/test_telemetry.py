@@ -6,13 +6,13 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import pytest
 
 from dlbench.analysis import scaling
-from dlbench.analysis.table import RunTable, tabulate
+from dlbench.analysis.table import tabulate
 from dlbench.analysis.telemetry import readings as machine_readings
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
@@ -35,8 +35,6 @@ from tests.support.run_factory import Story, constant, edit_json, plans, write_r
 from tests.support.watch_factory import write_samples, write_spans
 
 VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
-
-N = TypeVar("N")
 
 S = 1_000_000_000
 THERMAL = 0x20
@@ -87,12 +85,6 @@ def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
 def group_of(out: Path) -> Group:
     (group,) = assemble(scan(out), views=VIEWS, with_digests=False).groups
     return group
-
-
-def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
-    table = tabulate(scan(out))
-    (group,) = scaling.groups(table)
-    return make(group, table)
 
 
 def view(name: str) -> GroupView:
@@ -359,6 +351,7 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
         chosen = {"train.batch_per_rank": 100 + number}
         (failed,) = plans(points=(1,), repeats=1, series=f"f{number}", overrides=chosen)
         write_unfinished(tmp_path, failed, "failed", reason)
-    found = numbers(tmp_path, memory)
+    table = tabulate(scan(tmp_path))
+    found = memory(scaling.groups(table)[0], table)
     told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
