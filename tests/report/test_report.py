@@ -44,10 +44,8 @@ from tests.support.run_factory import (
 GOLDEN = GOLDEN / "report.md"
 
 
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_sample(out: Path) -> None:
     """Weak and strong scaling, too few repeats, a failed, an invalid and an unfinished run."""
-    out = tmp_path_factory.mktemp("sample") / "runs"
     write_scaling(out, points=(1, 2, 4))
     environment = {"host": "n1", "python": "3.11.7", "os": "Debian 12"}
     for plan in plans(
@@ -62,7 +60,13 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(out, others[0], constant([1, 1, 1, 1, 1, 1]), Story(state="invalid", checks=[failed]))
     write_unfinished(out, others[1], "failed", "no memory left", host="gpu0123")
     write_unfinished(out, others[2])
-    return out
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sample") / "runs"
+    write_sample(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")
