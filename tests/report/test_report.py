@@ -371,7 +371,6 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert series[0].run_id in content
     assert f"{series[1].run_id}/rank-0001.steps" in content
-    assert "2 valid" not in found.stderr
     (group,) = json.loads(run_cli(runs, "--format", "json").stdout)["groups"]
     assert [point["throughput"]["n"] for point in group["points"]] == [2, 2]
 

@@ -24,8 +24,8 @@ def _views(**after: str) -> list[ReportView]:
 
 
 def test_a_new_view_stands_directly_behind_the_one_that_it_names() -> None:
-    (ordered,) = in_order(_views(c="b", new="a", b="a", a="start"), "start")
-    assert [view.id for view in ordered] == ["a", "new", "b", "c"]
+    ordered = in_order(_views(c="b", new="a", b="a", a="start"), "start")
+    assert [view.id for view in ordered[0]] == ["a", "new", "b", "c"]
 
 
 @pytest.mark.parametrize("views", [_views(a="start", b="no"), _views(a="b", b="a"), 2 * _views(a="start")])
