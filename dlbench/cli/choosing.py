@@ -15,7 +15,7 @@ from dlbench.errors import IncompleteDataError, UserError
 from dlbench.sharing import WithheldError
 
 if TYPE_CHECKING:
-    from dlbench.history.store import History
+    from dlbench.history.history import History
     from dlbench.records.comm import CommScan
     from dlbench.records.scan import Run, Scan
 
@@ -95,7 +95,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
 def runs_at(*paths: Path) -> Scan:
     """All runs of training in folders of runs, single runs and histories."""
-    from dlbench.history.files import MARKER
+    from dlbench.history.store import MARKER
     from dlbench.records.scan import Scan, scan
 
     roots = expanded(paths)
@@ -104,7 +104,7 @@ def runs_at(*paths: Path) -> Scan:
     found = scan(*folders) if folders else Scan(root=roots[0])
     for store in stores:
         # Adds the runs of a history; the same run in a second folder of it is no repeat.
-        from dlbench.history.files import Store
+        from dlbench.history.store import Store
         from dlbench.records.scan import read_run
 
         runs: dict[str, Run] = {}

@@ -161,7 +161,7 @@ _SCHEMAS = {
     "failure": "records.status.Failure",
     "submission": "jobs.scheduler.Submission",
     "series": "jobs.campaign.series_file.SeriesFile",
-    "acknowledgement": "history.store.Acknowledgement",
+    "acknowledgement": "history.acknowledgements.Acknowledgement",
 }
 
 

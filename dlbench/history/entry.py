@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.errors import UserError, nearest
+from dlbench.report.table import column
 
 PLAIN = (
     *("run_id", "folder", "state", "created", "finished", "series", "repeat", "side", "variant", "group", "label"),
@@ -85,6 +86,14 @@ class HostEntry:
     later_at_least: float | None = None  # The same, as far as it is certain for all that the clocks may be off.
 
 
+def _host_names(hosts: Iterable[HostEntry]) -> str:
+    return " ".join(host.host for host in hosts)
+
+
+def _sorted_json(tags: Mapping[str, str]) -> str:
+    return json.dumps(dict(tags), sort_keys=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
     """One run."""
@@ -109,20 +118,24 @@ class HistoryEntry:
     nodes: int = 0
     slurm_job_id: str = ""  # Empty where it was no Slurm job.
     commit: str = ""  # Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known.
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict, metadata=column(value=_sorted_json))
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """By name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
-    hosts: tuple[HostEntry, ...] = ()  # By name.
+    hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # By name.
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
-    `dlbench.history.files.content_digest`."""
+    `dlbench.history.run_files.content_digest`."""
 
     @property
     def key(self) -> tuple[str, int, int]:
         """Runs with equal keys are repeats or history of one point."""
         return self.group, self.ranks, self.nodes
+
+    def figure(self, metric: str) -> float | None:
+        """Returns the figure of a metric; None where the run has none."""
+        return self.figures.get(metric)
 
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON holds it."""

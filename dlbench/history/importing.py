@@ -12,8 +12,9 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import NotAFolderError, StillRunningError, content_digest, copy_run, files_of
-from dlbench.history.store import BATCH, History
+from dlbench.history.history import BATCH, History
+from dlbench.history.run_files import StillRunningError, content_digest, copy_run, files_of
+from dlbench.history.store import NotAFolderError
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format, text_in

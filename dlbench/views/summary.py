@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.history.change_points import MIN_NIGHTS
-from dlbench.history.report import TrendsReport, percent_change, since_text
+from dlbench.history.report import TrendsReport
 from dlbench.history.series import Trend
+from dlbench.history.words import percent_change
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
@@ -74,14 +75,14 @@ def _usual(trend: Trend) -> Rating:
         return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that show what is usual")
     if trend.standing == "worse":
         change = trend.open_regressions[-1]
-        text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"
+        text = f"slower: step {percent_change(change.ratio.value)} {change.since}, not acknowledged"
         return Rating(tone="low", text=text)
     if trend.standing == "odd" and newest is not None:
         which = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
         text = f"unknown: {which} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
         return Rating(tone="unknown", text=text)
     known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
-    since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
+    since = f"; {percent_change(known.ratio.value)} {known.since}, acknowledged" if known else ""
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 

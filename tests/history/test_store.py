@@ -28,9 +28,9 @@ from dlbench.analysis.table import tabulate
 from dlbench.errors import RunError, UserError
 from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
-from dlbench.history.files import content_digest
 from dlbench.history.from_runs import MAKER, open_history
-from dlbench.history.store import EntryMaker, History
+from dlbench.history.history import EntryMaker, History
+from dlbench.history.run_files import content_digest
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run, scan
