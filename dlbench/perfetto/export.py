@@ -27,7 +27,7 @@ from dlbench.perfetto.events import (
 from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
 from dlbench.perfetto.run import TraceRun
 from dlbench.records.files import large_result
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.
 _LEVEL = 2
@@ -127,4 +127,4 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
 
 
 def _columns(run: TraceRun, node: int) -> Iterator[str]:
-    yield from SampleReader(path=run.folder.samples(node), run_id=run.run_id).columns
+    yield from SamplesReader(path=run.folder.samples(node), run_id=run.run_id).columns

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.clocks import MAX_DRIFT_PPM, ClockLine, ClockPoint
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, INPUT, STAGE, STAGING, SWAP, SpanReader
 from dlbench.records.rows.steps import LAUNCH_FIELDS, PHASES, StepReader
 
@@ -262,7 +262,7 @@ def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iter
     """All samples of one node; none where nothing was sampled. Raises IncompleteDataError: the file is missing or
     damaged; what came before has been given.
     """
-    reader = SampleReader(path=path, run_id=run_id)
+    reader = SamplesReader(path=path, run_id=run_id)
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
         good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
         time = clock.align(np.where(good, rows["time_ns"], 0))

@@ -12,7 +12,7 @@ import dlbench
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, make_axis, step_rows
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import SpanReader
 from dlbench.records.scan import Run
@@ -174,7 +174,7 @@ def _span_beginnings(run: Run, rank: int) -> Iterator[int]:
 
 
 def _first_sample(run: Run, node: int) -> Iterator[int]:
-    for rows in SampleReader(path=run.folder.samples(node), run_id=run.plan.run_id).blocks():
+    for rows in SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id).blocks():
         good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
         if good.any():
             yield int(rows["time_ns"][good].min())

@@ -141,7 +141,7 @@ class RankSpans:
                 writer.close()
             except OSError as error:
                 self.problem = _reason(error)
-            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
+            self._num_spans, self._num_bytes = writer.num_rows, writer.bytes_written
         return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
@@ -157,7 +157,7 @@ class RankSpans:
         if writer is not None:
             with contextlib.suppress(OSError):  # it was reported just now
                 writer.close()
-            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
+            self._num_spans, self._num_bytes = writer.num_rows, writer.bytes_written
 
 
 def _reason(error: OSError) -> str:

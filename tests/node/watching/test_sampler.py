@@ -30,7 +30,7 @@ from dlbench.node.watching.agent import (
 )
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, SamplerOrder, Sampling
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
@@ -84,8 +84,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def rows_of(path: Path) -> tuple[list[Any], SampleReader]:
-    reader = SampleReader(path=path)
+def rows_of(path: Path) -> tuple[list[Any], SamplesReader]:
+    reader = SamplesReader(path=path)
     return [row for block in reader.blocks() for row in block], reader
 
 
