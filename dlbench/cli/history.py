@@ -20,7 +20,7 @@ from dlbench.report.wording import clean, runs_text
 from dlbench.units import format_bytes, utc_now
 
 if TYPE_CHECKING:
-    from dlbench.history.importing import Candidate, Outcome
+    from dlbench.history.importing import Candidate, ImportOutcome
     from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
 
@@ -113,7 +113,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
         sys.exit(int(ExitCode.USAGE))
 
 
-def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Outcome]:
+def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | ImportOutcome]:
     from dlbench.history.archive import read_archive
     from dlbench.history.importing import Candidate
 

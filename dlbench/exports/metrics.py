@@ -35,7 +35,7 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
+class MonitoredPoint:
     """One rank and node count of comparable runs."""
 
     labels: Mapping[str, str]
@@ -44,7 +44,7 @@ class MeasuredPoint:
     figures: Mapping[str, Estimate]  # By name of `FIGURES`; without energy where a run has none.
 
 
-def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
+def measured_points(table: RunTable) -> tuple[MonitoredPoint, ...]:
     """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
     energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
     found = []
@@ -62,11 +62,11 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
                 figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
             ends = [circumstances_of(run).moment for run in runs]
             labels = {name: known[name] for name in LABELS}
-            found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
+            found.append(MonitoredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
     return tuple(found)
 
 
-def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
+def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MonitoredPoint]) -> str:
     """The text, every metric with its help; a metric that no point has is not there. `rows`: of all runs, as in
     report.json, with `system`; `points`: what `measured_points` gave for them.
     """

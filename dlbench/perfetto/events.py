@@ -22,7 +22,7 @@ import numpy as np
 from dlbench.perfetto.rows import (
     COMPUTE_THREAD,
     EXCHANGE_THREAD,
-    SampleRows,
+    SampledRows,
     SpanRows,
     StepRows,
     Times,
@@ -293,7 +293,7 @@ class CounterSeries:
         self.counter = counter
         self._last: tuple[int, float] | None = None
 
-    def points(self, rows: SampleRows) -> tuple[Times, Values]:
+    def points(self, rows: SampledRows) -> tuple[Times, Values]:
         """Times and values of the events, in order; a rate stands at the beginning of its interval."""
         columns = np.stack([rows.values[name] for name in self.counter.columns])
         known = np.isfinite(columns)
@@ -323,7 +323,7 @@ class HeldClock:
     _seen: int = -1
     _samples: int = 0
 
-    def intervals(self, rows: SampleRows) -> Iterator[tuple[int, int, int, int]]:
+    def intervals(self, rows: SampledRows) -> Iterator[tuple[int, int, int, int]]:
         """Beginning, end (nanoseconds on the axis), mask and number of samples of what has ended."""
         for time, value in zip(rows.time.tolist(), rows.values[self.column].tolist(), strict=True):
             if not 0 <= value < _LARGEST_MASK:  # NaN too: not read

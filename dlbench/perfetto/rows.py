@@ -140,7 +140,7 @@ class NodeClock:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class TimeAxis:
     """All clocks, and where zero is."""
 
     clocks: tuple[NodeClock, ...]  # By node.
@@ -148,7 +148,7 @@ class Axis:
     wall_zero_ns: int | None  # Zero on node 0's wall clock, nanoseconds since 1970; None where it is unknown.
 
 
-def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> Axis:
+def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> TimeAxis:
     """The axis on which every time is zero or more.
 
     `earliest`: first time in the files of a node, on its own clock; nodes without any are missing. Raises
@@ -165,7 +165,7 @@ def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest
         begin = firsts.get(node, zero) if clock.basis == "own start" else zero
         done.append(replace(clock, shift_ns=clock.shift_ns - begin))
     wall = lines[0].wall_offset_ns if 0 in lines else 0
-    return Axis(clocks=tuple(done), zero_ns=zero, wall_zero_ns=wall + zero if wall else None)
+    return TimeAxis(clocks=tuple(done), zero_ns=zero, wall_zero_ns=wall + zero if wall else None)
 
 
 def _node_clock(node: int, host: str, lines: Mapping[int, ClockLine], first_ns: int | None) -> NodeClock:
@@ -251,14 +251,14 @@ def step_rows(path: Path, run_id: str, notes: Notes) -> Iterator[StepRows]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleRows:
+class SampledRows:
     """Some samples of one node."""
 
     time: Times  # (n,): on the axis of all nodes, nanoseconds.
     values: Mapping[str, Values]  # (n,) each: as they were sampled, by field.
 
 
-def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iterator[SampleRows]:
+def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iterator[SampledRows]:
     """All samples of one node; none where nothing was sampled. Raises IncompleteDataError: the file is missing or
     damaged; what came before has been given.
     """
@@ -269,7 +269,7 @@ def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iter
         good &= time >= 0
         notes.count("samples have a time that cannot be and are left out", int((~good).sum()))
         values = {name: rows[name][good].astype(np.float64) for name in reader.columns}
-        yield SampleRows(time=time[good], values=values)
+        yield SampledRows(time=time[good], values=values)
     notes.torn(reader.torn_bytes)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, make_axis, step_rows
+from dlbench.perfetto.rows import LARGEST_NS, NodeClock, Notes, TimeAxis, make_axis, step_rows
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import file_of
@@ -205,7 +205,7 @@ def _window(
     return min(begins), max(ends)
 
 
-def _facts(run: Run, selection: Selection, axis: Axis) -> dict[str, Any]:
+def _facts(run: Run, selection: Selection, axis: TimeAxis) -> dict[str, Any]:
     plan, record = run.plan, run.record
     watch = None if record is None else record.watch
     wall = None

@@ -11,23 +11,21 @@ from pydantic import Field
 from dlbench.errors import UserError
 from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import RunAccounting, seen_in_log
 from dlbench.records.record import Environment
 from dlbench.records.scan import (
     COMM_FORMAT,
-    Found,
     LaunchedRun,
     Run,
+    RunsBelow,
+    launched,
     load_of_run,
     load_plan,
     plan_format,
     read_each,
-    read_failure,
     read_given,
     read_run,
     run_folders,
 )
-from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel, RankPair
@@ -146,7 +144,7 @@ class CommRun(LaunchedRun):
         return "; ".join([*named, *more]) or "the record says invalid, and not why"
 
 
-CommScan = Found[CommRun]
+CommScan = RunsBelow[CommRun]
 
 
 def scan_comm(root: Path, *more: Path) -> CommScan:
@@ -167,17 +165,7 @@ def read_comm_run(path: Path) -> CommRun:
 
 def _read(folder: RunFolder) -> CommRun:
     plan = load_plan(folder, CommPlan)
-    record = load_of_run(folder.comm, CommRecord, plan)
-    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
-    return CommRun(
-        folder=folder,
-        plan=plan,
-        record=record,
-        statuses=statuses,
-        failure=failure,
-        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        accounting=load_of_run(folder.accounting, RunAccounting, plan),
-    )
+    return launched(CommRun, folder, plan, load_of_run(folder.comm, CommRecord, plan))
 
 
 def read_launched(path: Path) -> Run | CommRun:

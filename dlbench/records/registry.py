@@ -5,12 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlbench.records.scan import Run
 
+THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
+
+_THINGS = {
+    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
+    "text": "sequences of text",
+    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class RunKey:
     """One property of a run; its value is empty where the property is at its default and not worth words."""
 
     name: str
@@ -25,13 +34,6 @@ def data_source(run: Run) -> str:
     if data.is_synthetic:
         return "synthetic" if data.synthetic_on == "host" else "synthetic, on the device"
     return f"real: {data.source}"
-
-
-_THINGS = {
-    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
-    "text": "sequences of text",
-    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
-}
 
 
 def data_title(run: Run) -> str:
@@ -83,9 +85,6 @@ def data_path(run: Run) -> str:
     shuffle = f"shuffle={data.shuffle}" if data.shuffle != "global" else ""
     cache = f"cache={data.cache}" if data.cache != "any" else ""
     return ", ".join(filter(None, (staging, shuffle, partition, cache)))
-
-
-THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
 
 
 def goal(run: Run) -> str:
@@ -188,34 +187,34 @@ def _device(run: Run) -> str:
     return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", device) for device in devices}))
 
 
-KEYS: tuple[Key, ...] = (
-    Key(name="workload", title="Workload", value=lambda r: r.plan.workload.name),
-    Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset),
-    Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name),
-    Key(name="engine_settings", title="Engine settings", value=_engine_settings),
-    Key(name="exchange", title="Gradient exchange", value=_sync),
-    Key(name="precision", title="Precision", value=precision),
-    Key(name="data", title="Data source", value=data_source),
-    Key(name="data_path", title="Staging, shuffling, cache", value=data_path),
-    Key(name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)),
-    Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
-    Key(name="activations", title="Activations", value=activations),
-    Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
-    Key(name="compile", title="Compiled", value=_compile),
-    Key(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
-    Key(name="memory_format", title="Memory format", value=_memory_format),
-    Key(name="goal", title="Goal", value=goal),
-    Key(name="checkpoints", title="Checkpoints", value=_checkpoints),
-    Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling),
-    Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher),
-    Key(name="system", title="System", value=lambda r: r.plan.system.name),
-    Key(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
-    Key(name="watching", title="Monitoring", value=watching),
-    Key(name="fault", title="Planted fault", value=_fault),
-    Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases),
-    Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
-    Key(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
-    Key(name="device", title="Device", value=_device),
+KEYS: tuple[RunKey, ...] = (
+    RunKey(name="workload", title="Workload", value=attrgetter("plan.workload.name")),
+    RunKey(name="preset", title="Preset", value=attrgetter("plan.workload.preset")),
+    RunKey(name="engine", title="Engine", value=attrgetter("plan.engine.name")),
+    RunKey(name="engine_settings", title="Engine settings", value=_engine_settings),
+    RunKey(name="exchange", title="Gradient exchange", value=_sync),
+    RunKey(name="precision", title="Precision", value=precision),
+    RunKey(name="data", title="Data source", value=data_source),
+    RunKey(name="data_path", title="Staging, shuffling, cache", value=data_path),
+    RunKey(name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)),
+    RunKey(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
+    RunKey(name="activations", title="Activations", value=activations),
+    RunKey(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
+    RunKey(name="compile", title="Compiled", value=_compile),
+    RunKey(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
+    RunKey(name="memory_format", title="Memory format", value=_memory_format),
+    RunKey(name="goal", title="Goal", value=goal),
+    RunKey(name="checkpoints", title="Checkpoints", value=_checkpoints),
+    RunKey(name="scaling", title="Scaling", value=attrgetter("plan.series.scaling")),
+    RunKey(name="launcher", title="Launcher", value=attrgetter("plan.system.launch.launcher")),
+    RunKey(name="system", title="System", value=attrgetter("plan.system.name")),
+    RunKey(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
+    RunKey(name="watching", title="Monitoring", value=watching),
+    RunKey(name="fault", title="Planted fault", value=_fault),
+    RunKey(name="phases", title="Phase mode", value=attrgetter("plan.measure.phases")),
+    RunKey(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
+    RunKey(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
+    RunKey(name="device", title="Device", value=_device),
 )
 
 

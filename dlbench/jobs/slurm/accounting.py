@@ -26,7 +26,7 @@ from typing import TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
 from dlbench.jobs.slurm.environment import asked, on_cluster
-from dlbench.records.job import Attempt, RunAccounting, Step, write_accounting
+from dlbench.records.accounting import Attempt, RunAccounting, Step, write_accounting
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
 
