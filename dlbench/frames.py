@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import UserError, nearest
-from dlbench.perfetto.rows import Notes, SpanSource, sample_rows
+from dlbench.perfetto.rows import Notes, sample_rows
 from dlbench.perfetto.run import Selection, TraceRun, read_trace_run
+from dlbench.perfetto.spans import span_rows
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
@@ -134,7 +135,7 @@ class Runs:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)
-            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches():
+            for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)):
                 kept = spans.rows["lane"] == EXCHANGE
                 rows, start = spans.rows[kept], spans.start[kept]
                 names = [spans.names[number] for number in rows["name"]]

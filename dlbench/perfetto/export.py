@@ -24,8 +24,9 @@ from dlbench.perfetto.events import (
     span_events,
     thread_events,
 )
-from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
+from dlbench.perfetto.rows import Notes, sample_rows, step_rows
 from dlbench.perfetto.run import TraceRun
+from dlbench.perfetto.spans import COMPUTE_THREAD, span_rows, thread_id
 from dlbench.records.files import large_result
 from dlbench.records.rows.samples import SamplesReader
 
@@ -69,7 +70,7 @@ def node_pid(run: TraceRun, node: int) -> int:
 def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
-    source = SpanSource(run.folder.spans(rank), run.run_id, clock, notes) if run.has_spans_of(rank, notes) else None
+    has_spans = run.has_spans_of(rank, notes)
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     for rows in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
@@ -79,7 +80,7 @@ def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    for spans in source.batches() if source is not None else ():
+    for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)) if has_spans else ():
         kept = spans.shown(run.selection.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from dlbench.lazy import Times, np
 from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 
 MAX_DRIFT_PPM = 500  # Difference of the speed of two clocks, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
@@ -83,22 +84,25 @@ class ClockLine(Spec):
             return 0
         return max((point.bound_ns for point in self.used_points), default=None)
 
-    def offset_at(self, local_ns: int) -> int:
-        """What to add to a local time to have node 0's; 0 where nothing is known."""
+    def offsets_at(self, local_ns: Times) -> Times:
+        """Returns what to add to local times, in an array of any shape, to have node 0's; 0 where nothing is known."""
         used = self.used_points
         if not used:
-            return 0
-        number = sum(point.local_ns <= local_ns for point in used)
-        start = used[max(0, number - 1)]
-        if 0 < number < len(used):
-            slope = _slope(start, used[number])
-        elif len(used) < 2:
-            slope = 0.0
-        else:
-            first, last = used[-2:] if number else used[:2]
-            limit = MAX_DRIFT_PPM / 1_000_000
-            slope = max(-limit, min(limit, _slope(first, last)))
-        return start.offset_ns + round(slope * (local_ns - start.local_ns))
+            return np.zeros_like(local_ns)
+        at = np.array([point.local_ns for point in used], dtype=np.int64)
+        offsets = np.array([point.offset_ns for point in used], dtype=np.int64)
+        limit = MAX_DRIFT_PPM / 1_000_000
+        inside = np.diff(offsets) / np.diff(at)
+        outside = np.clip(inside if len(inside) else [0.0], -limit, limit)
+        slopes = np.concatenate([outside[:1], inside, outside[-1:]])
+        part = np.searchsorted(at, local_ns, side="right")
+        start = np.maximum(part - 1, 0)
+        total: Times = offsets[start] + np.rint(slopes[part] * (local_ns - at[start])).astype(np.int64)
+        return total
+
+    def offset_at(self, local_ns: int) -> int:
+        """Returns what `offsets_at` says of one time."""
+        return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
 
     def bound_at(self, local_ns: int) -> int | None:
         """Largest possible error of `offset_at`, nanoseconds; 0 on node 0, None where nothing is known.

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate, estimate, worth_keeping
 from dlbench.node.watching import clocks
 from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
-from dlbench.perfetto.rows import make_axis
+from dlbench.perfetto.clocks import make_axis
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
 
