@@ -118,6 +118,11 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def printable(text: str) -> str:
+    """Returns the text with a space in place of each character that cannot be printed, such as a line break."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def utf8_text(text: str) -> str:
     """A text from the operating system for files that are UTF-8: bytes of it that are not become ``\\xff``."""
     try:

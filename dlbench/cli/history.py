@@ -17,7 +17,7 @@ from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_ou
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import clean, runs_text
-from dlbench.units import format_bytes, utc_now
+from dlbench.units import format_bytes, printable, utc_now
 
 if TYPE_CHECKING:
     from dlbench.history.importing import Candidate, ImportOutcome
@@ -99,12 +99,11 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
                 line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
-                line = "".join(c if c.isprintable() else " " for c in line)
-                click.echo(line, err=outcome.verdict in ("refused", "damaged"))
+                click.echo(printable(line), err=outcome.verdict in ("refused", "damaged"))
     for path in runs:
         new, problems = bring(path, opened.store.path) if path.is_dir() else (0, ())
         for line in (*([f"{path}: {new} recorded projections imported"] if new else []), *problems):
-            click.echo("".join(c if c.isprintable() else " " for c in line), err=line in problems)
+            click.echo(printable(line), err=line in problems)
         counts["damaged"] += len(problems)
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
@@ -126,14 +125,10 @@ def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Imp
 
 def _folders(path: Path) -> list[RunFolder]:
     from dlbench.history.store import MARKER, Store, is_there
-    from dlbench.records.folder import RunFolder
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):
-        return [
-            RunFolder(path / name)
-            for name in Store.at(path).listing(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
-        ]
+        return Store.at(path).folders(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
     try:
         return run_folders(path)
     except OSError as error:

@@ -24,6 +24,7 @@ import click
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
 from dlbench.removed import removed_option
+from dlbench.units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -237,7 +238,7 @@ def _words_of_click(error: click.ClickException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return "dlbench: error: " + "".join(c if c.isprintable() else " " for c in text)
+    return f"dlbench: error: {printable(text)}"
 
 
 def _place(error: BaseException) -> str:

@@ -32,6 +32,7 @@ from typing import Literal
 from dlbench.errors import RunError, UserError, refused
 from dlbench.opening import delete_below, folder_below, kind_of
 from dlbench.records.files import Named, sync_folder, write_json
+from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
 from dlbench.specs.base import Spec
 
@@ -113,6 +114,10 @@ class Store:
         except OSError as error:
             raise RunError(f"{self.runs}: cannot be read: {error.strerror or error}") from None
         return found
+
+    def folders(self, pass_over: Callable[[str], None] = lambda folder: None) -> list[RunFolder]:
+        """Returns the folders of its runs; `pass_over` as of `listing`."""
+        return [RunFolder(self.path / folder) for folder in self.listing(pass_over)]
 
     def place_of(self, run_id: str, created: str) -> str:
         """Where a run's folder belongs, relative to the store."""

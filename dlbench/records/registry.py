@@ -19,7 +19,7 @@ _THINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunKey:
+class RunProperty:
     """One property of a run; its value is empty where the property is at its default and not worth words."""
 
     name: str
@@ -187,34 +187,36 @@ def _device(run: Run) -> str:
     return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", device) for device in devices}))
 
 
-KEYS: tuple[RunKey, ...] = (
-    RunKey(name="workload", title="Workload", value=attrgetter("plan.workload.name")),
-    RunKey(name="preset", title="Preset", value=attrgetter("plan.workload.preset")),
-    RunKey(name="engine", title="Engine", value=attrgetter("plan.engine.name")),
-    RunKey(name="engine_settings", title="Engine settings", value=_engine_settings),
-    RunKey(name="exchange", title="Gradient exchange", value=_sync),
-    RunKey(name="precision", title="Precision", value=precision),
-    RunKey(name="data", title="Data source", value=data_source),
-    RunKey(name="data_path", title="Staging, shuffling, cache", value=data_path),
-    RunKey(name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)),
-    RunKey(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
-    RunKey(name="activations", title="Activations", value=activations),
-    RunKey(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
-    RunKey(name="compile", title="Compiled", value=_compile),
-    RunKey(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
-    RunKey(name="memory_format", title="Memory format", value=_memory_format),
-    RunKey(name="goal", title="Goal", value=goal),
-    RunKey(name="checkpoints", title="Checkpoints", value=_checkpoints),
-    RunKey(name="scaling", title="Scaling", value=attrgetter("plan.series.scaling")),
-    RunKey(name="launcher", title="Launcher", value=attrgetter("plan.system.launch.launcher")),
-    RunKey(name="system", title="System", value=attrgetter("plan.system.name")),
-    RunKey(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
-    RunKey(name="watching", title="Monitoring", value=watching),
-    RunKey(name="fault", title="Planted fault", value=_fault),
-    RunKey(name="phases", title="Phase mode", value=attrgetter("plan.measure.phases")),
-    RunKey(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
-    RunKey(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
-    RunKey(name="device", title="Device", value=_device),
+KEYS: tuple[RunProperty, ...] = (
+    RunProperty(name="workload", title="Workload", value=attrgetter("plan.workload.name")),
+    RunProperty(name="preset", title="Preset", value=attrgetter("plan.workload.preset")),
+    RunProperty(name="engine", title="Engine", value=attrgetter("plan.engine.name")),
+    RunProperty(name="engine_settings", title="Engine settings", value=_engine_settings),
+    RunProperty(name="exchange", title="Gradient exchange", value=_sync),
+    RunProperty(name="precision", title="Precision", value=precision),
+    RunProperty(name="data", title="Data source", value=data_source),
+    RunProperty(name="data_path", title="Staging, shuffling, cache", value=data_path),
+    RunProperty(
+        name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)
+    ),
+    RunProperty(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
+    RunProperty(name="activations", title="Activations", value=activations),
+    RunProperty(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
+    RunProperty(name="compile", title="Compiled", value=_compile),
+    RunProperty(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
+    RunProperty(name="memory_format", title="Memory format", value=_memory_format),
+    RunProperty(name="goal", title="Goal", value=goal),
+    RunProperty(name="checkpoints", title="Checkpoints", value=_checkpoints),
+    RunProperty(name="scaling", title="Scaling", value=attrgetter("plan.series.scaling")),
+    RunProperty(name="launcher", title="Launcher", value=attrgetter("plan.system.launch.launcher")),
+    RunProperty(name="system", title="System", value=attrgetter("plan.system.name")),
+    RunProperty(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
+    RunProperty(name="watching", title="Monitoring", value=watching),
+    RunProperty(name="fault", title="Planted fault", value=_fault),
+    RunProperty(name="phases", title="Phase mode", value=attrgetter("plan.measure.phases")),
+    RunProperty(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
+    RunProperty(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
+    RunProperty(name="device", title="Device", value=_device),
 )
 
 

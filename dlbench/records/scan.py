@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -148,26 +149,35 @@ class RunsBelow(Generic[R]):
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
+    def add(self, runs: Iterable[R], more: RunsBelow[R]) -> None:
+        """Adds some runs of another folder, and all that is wrong there; runs stay in the order of their plans."""
+        self.runs.extend(runs)
+        self.runs.sort(key=attrgetter("plan.created", "plan.series.id", "plan.series.position"))
+        self.problems += more.problems
+        self.withheld += more.withheld
+
 
 Scan = RunsBelow[Run]
 
 
 def scan(root: Path, *more: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) != COMM_FORMAT), _read)
+    folders = (folder for folder in run_folders(root, *more) if plan_format(folder) != COMM_FORMAT)
+    return read_each(root, folders, _read)
 
 
 def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> RunsBelow[R]:
     """Runs in the order in which they were planned; a line for each that is damaged, and for each that is withheld."""
-    below: RunsBelow[Any] = RunsBelow(root=root)
+    below: RunsBelow[R] = RunsBelow(root=root)
+    runs: list[R] = []
     for folder in folders:
         try:
-            below.runs.append(read(folder))
+            runs.append(read(folder))
         except WithheldError as error:
             below.withheld.append(str(error))
-        except IncompleteDataError as error:
+        except (IncompleteDataError, UserError) as error:
             below.problems.append(str(error))
-    below.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
+    below.add(runs, RunsBelow(root=root))
     return below
 
 
