@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfetto.rows import Notes, sample_rows
-from dlbench.perfetto.run import Selection, TraceRun, read_trace_run
+from dlbench.perfetto.run import TraceRun, read_trace_run
 from dlbench.perfetto.spans import span_rows
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
@@ -119,11 +119,10 @@ class Runs:
         if run_id not in found:
             raise UserError(f"run {run_id!r}: {nearest(run_id, found)}")
         notes = Notes()
-        ranks = tuple(range(found[run_id].plan.layout.ranks))
-        return read_trace_run(found[run_id], Selection(ranks=ranks), notes)[0], notes
+        return read_trace_run(found[run_id], notes)[0], notes
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
-        for rank in run.selection.ranks:
+        for rank in run.ranks:
             clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank), run.run_id)
             notes.torn(file.torn_bytes)
             columns = {str(name): file.steps[name] for name in file.steps.dtype.names or ()}
@@ -131,7 +130,7 @@ class Runs:
             yield {"rank": rank, "node": clock.node, "host": clock.host, **columns}
 
     def _messages(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
-        for rank in run.selection.ranks:
+        for rank in run.ranks:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)

@@ -11,7 +11,7 @@ from dlbench.history.entry import HistoryEntry
 from dlbench.opening import open_file
 from dlbench.records.files import write_atomic
 
-INDEX_VERSION = 3  # Of the file's form; what entries mean depends on the version that their maker gives.
+INDEX_VERSION = 4  # Of the file's form; what entries mean depends on the version that their maker gives.
 SPARE_LINES = 64  # Lines of runs that are gone, or were read anew, that an index may hold beyond as many as its runs.
 
 Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
@@ -20,7 +20,7 @@ Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds)
 class Index:
     """The file: a line that says which version made it, then a line for each run, of which a folder's last counts.
 
-    A line is the time of the last change of the run's folder, a blank, and the entry in JSON.
+    A line is the time of the last change of the run's folder, a blank, and the entry as `HistoryEntry.to_text` has it.
     """
 
     def __init__(self, path: Path, version: str) -> None:
@@ -48,7 +48,7 @@ class Index:
         for line in lines:
             changed_ns, _, entry = line.partition(" ")
             try:
-                made = HistoryEntry.from_json(entry)
+                made = HistoryEntry.from_text(entry)
                 rows[made.folder] = (int(changed_ns), made)
             except (ValueError, KeyError, TypeError):
                 is_damaged = True
@@ -67,7 +67,4 @@ class Index:
 
 
 def _lines(rows: Mapping[str, Row]) -> bytes:
-    lines = []
-    for changed_ns, entry in rows.values():
-        lines.append(f"{changed_ns} {json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)}\n")
-    return "".join(lines).encode()
+    return "".join(f"{changed_ns} {entry.to_text()}\n" for changed_ns, entry in rows.values()).encode()

@@ -46,7 +46,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: IO[bytes]) -> None:
     sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
     sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    for rank in run.selection.ranks:
+    for rank in run.ranks:
         _write_rank(run, rank, sink, notes)
     for node in run.nodes:
         _write_node(run, node, sink, notes)
@@ -74,14 +74,14 @@ def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     for rows in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
-        chosen = rows.aligned(clock).chosen(run.selection.steps)
+        chosen = rows.aligned(clock).chosen(run.steps)
         if len(chosen.steps):
             text, count = events.text(chosen)
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
     for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)) if has_spans else ():
-        kept = spans.shown(run.selection.steps, run.window)
+        kept = spans.shown(run.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)
             notes.num_events += count

@@ -71,19 +71,6 @@ class ClockLine(Spec):
                 used.append(point)
         return tuple(used)
 
-    @property
-    def drift(self) -> float | None:
-        """Change of the offset in a unit of time (1), first to last used point; None with fewer than two."""
-        used = self.used_points
-        return _slope(used[0], used[-1]) if len(used) > 1 else None
-
-    @property
-    def bound_ns(self) -> int | None:
-        """Largest of the used points' error bounds; 0 on node 0, None where nothing is known. See `bound_at`."""
-        if self.node_rank == 0:
-            return 0
-        return max((point.bound_ns for point in self.used_points), default=None)
-
     def offsets_at(self, local_ns: Times) -> Times:
         """Returns what to add to local times, in an array of any shape, to have node 0's; 0 where nothing is known."""
         used = self.used_points
@@ -113,7 +100,7 @@ class ClockLine(Spec):
         """
         used = self.used_points
         if not used:
-            return self.bound_ns
+            return 0 if self.node_rank == 0 else None
         number = sum(point.local_ns <= local_ns for point in used)
         near = used[max(0, number - 1) : number + 1]
         outside = max(used[0].local_ns - local_ns, local_ns - used[-1].local_ns, 0)
@@ -123,7 +110,3 @@ class ClockLine(Spec):
 def _too_close(one: ClockPoint, other: ClockPoint) -> bool:
     """Whether the slope between two points may be wrong by more than a clock drifts."""
     return (one.bound_ns + other.bound_ns) * 1_000_000 > MAX_DRIFT_PPM * (other.local_ns - one.local_ns)
-
-
-def _slope(one: ClockPoint, other: ClockPoint) -> float:
-    return (other.offset_ns - one.offset_ns) / (other.local_ns - one.local_ns)

@@ -159,15 +159,15 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
     assert [host.work_ratio for host in entry.hosts] == [None, None]
 
 
-def test_entries_survive_json(made: Path) -> None:
-    odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n": "\u00e9\\"}
+def test_entries_survive_the_index(made: Path) -> None:
+    odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n\t": "\u00e9\\"}
     for entry in open_history(made).entries():
         for environment in (entry.environment, {}, odd):
-            told = dataclasses.replace(entry, environment=environment, label='], "label": ', series=', "side": ')
-            assert HistoryEntry.from_json(json.dumps(told.to_dict(), sort_keys=True)) == told
-        renamed = {("of_another_version" if key == "why" else key): value for key, value in entry.to_dict().items()}
+            told = dataclasses.replace(entry, environment=environment, label="a\tlabel\n", series=', "side": ')
+            assert HistoryEntry.from_text(told.to_text()) == told
+            assert "\n" not in told.to_text()
         with pytest.raises(TypeError, match="of_another_version"):
-            HistoryEntry.from_json(json.dumps(renamed, sort_keys=True))
+            HistoryEntry.from_text(entry.to_text().replace('"why"', '"of_another_version"'))
 
 
 # Bringing runs in

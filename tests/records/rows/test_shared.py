@@ -17,7 +17,7 @@ from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.perfetto.export import write_perfetto
 from dlbench.perfetto.rows import Notes
-from dlbench.perfetto.run import Selection, read_trace_run
+from dlbench.perfetto.run import read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.reader import read_alike
@@ -196,7 +196,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     for run in (one, other):
         notes = Notes()
         path = tmp_path / "trace.json"
-        write_perfetto(*read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes), notes, path)
+        write_perfetto(*read_trace_run(run, notes), notes, path)
         assert notes.problems == {}
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]
