@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal
 
 from dlbench.history.acknowledgements import Acknowledgement
@@ -29,6 +30,7 @@ MAX_COMMITS = 3  # Commits of one side of a change that are named.
 MAX_COMMIT_LENGTH = 60
 MAX_HOSTS = 6  # Hosts of one side of a change that are named.
 
+NOT_ASKED = "a slow change has no date, so commits and environment are not set against it"
 NO_DIFFERENCE = "no recorded key of the environment differs between all runs before and all runs after"
 
 _KINDS = {"step": "{}", "drift": "slow {}", "step or drift": "{}, at once or slowly"}  # By shape.
@@ -53,8 +55,8 @@ class Night:
 class LevelStretch:
     """A stretch of nights without a change."""
 
-    first: str  # End of its first night, UTC.
-    last: str
+    first: str = field(metadata=column("From", text=day))  # End of its first night, UTC.
+    last: str = field(metadata=column("To", text=day))
     num_nights: int
     value: Estimate = field(metadata=column("Level now", "level", text=unit_cell))
     """Median over nights; `n` counts nights. Of a drift the level at its last night."""
@@ -83,6 +85,10 @@ class DifferingKey:
         return f"{self.key}: {self.before} -> {self.after}"
 
 
+def _listed(differences: Sequence[DifferingKey]) -> str:
+    return " | ".join(map(str, differences))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
@@ -103,14 +109,14 @@ class Change:
     ratio: Estimate = field(metadata=column("Ratio", text=change_cell))
     evidence: float = field(metadata=column("Evidence", text=evidence_text))
     """Bayes factor of a change against none (1), divided by what all trends followed together cost."""
-    acknowledged: Acknowledgement | None
+    acknowledged: Acknowledgement | None = field(metadata=column(value=attrgetter("reason")))
     """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
     commits_before: tuple[str, ...] = field(metadata=column(value=" ".join))
     """Of the night `last_before`; empty where none is known."""
     commits_after: tuple[str, ...] = field(metadata=column(value=" ".join))
     runs_before: tuple[str, ...]
     runs_after: tuple[str, ...]
-    differences: tuple[DifferingKey, ...]
+    differences: tuple[DifferingKey, ...] = field(metadata=column(value=_listed))
     """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
     lie; keys that are new nearly every night are left out."""
     new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
@@ -175,7 +181,7 @@ class Change:
     def environment(self) -> tuple[str, ...]:
         """Everything else that differs, a line each; one line where nothing does, or why it is not asked."""
         if self.is_drift:
-            return ("a slow change has no date, so commits and environment are not set against it",)
+            return (NOT_ASKED,)
         lines = [str(difference) for difference in self.differences]
         if self.new_hosts:
             lines.append(f"hosts used only since: {some_of(self.new_hosts, MAX_HOSTS)}")

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from dlbench.history.report import ChangeOfSeries, TrendsReport
 from dlbench.history.series import Change, LevelStretch, Night, Trend
 from dlbench.history.slow_months import HostCourse, HostMonth, SlowMonths
-from dlbench.history.words import amount_text, day, level_text, ratio_cell
+from dlbench.history.words import amount_text, level_text, ratio_cell
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.stats.estimates import Estimate
 
@@ -58,40 +58,41 @@ def _of_series(of: Callable[[Any], Trend] | None = None) -> tuple[Column[Any], .
     return columns_of(Trend, "series_id=id", *names, of=of)
 
 
-def _what_differs(change: Change) -> str:
-    return " | ".join(map(str, change.differences))
-
-
-def _what_differs_in_words(change: Change) -> str:
-    return "; ".join(change.environment)
-
-
-def _reason(row: ChangeOfSeries) -> str:
-    return row.change.acknowledged.reason if row.change.acknowledged else ""
+def _environment(row: ChangeOfSeries) -> str:
+    return "; ".join(row.change.environment)
 
 
 def _acknowledgement(row: ChangeOfSeries) -> str | None:
     return row.series.acknowledgement(row.change) or None
 
 
-CHANGE_COLUMNS: tuple[Column[ChangeOfSeries], ...] = (
-    *_of_series(attrgetter("series")),
-    Column("", "Change", attrgetter("change.words")),
-    *columns_of(Change, "kind", "shape", "time", "last_before", "first_after", of=attrgetter("change")),
-    Column("", "Between", attrgetter("change.days")),
-    Column("", "Metric", attrgetter("series.subject")),
-    *columns_of(
-        Change,
-        *("ratio", "before", "after", "nights_before=before.n", "nights_after=after.n", "evidence"),
-        *("commits_before", "commits_after"),
-        Column("", "Code", attrgetter("commits")),
-        Column("differences", "Also differs", _what_differs, _what_differs_in_words),
-        *("new_hosts", "gone_hosts"),
-        of=attrgetter("change"),
-    ),
-    Column("acknowledged", "Acknowledged", _reason, _acknowledgement),
-    Column("", "Series", attrgetter("series.point")),
-)
+def changes_sheet(report: TrendsReport) -> Sheet[Any]:
+    """Change points with what differs at each, newest first."""
+    return Sheet(
+        name="changes",
+        title="All change points",
+        columns=(
+            *_of_series(attrgetter("series")),
+            Column("", "Change", attrgetter("change.words")),
+            *columns_of(Change, "kind", "shape", "time", "last_before", "first_after", of=attrgetter("change")),
+            Column("", "Between", attrgetter("change.days")),
+            Column("", "Metric", attrgetter("series.subject")),
+            *columns_of(
+                Change,
+                *("ratio", "before", "after", "nights_before=before.n", "nights_after=after.n", "evidence"),
+                *("commits_before", "commits_after", Column("", "Code", attrgetter("commits")), "differences"),
+                of=attrgetter("change"),
+            ),
+            Column("", "Also differs", _environment),
+            *columns_of(Change, "new_hosts", "gone_hosts", "acknowledged", of=attrgetter("change")),
+            Column("", "Acknowledged", _acknowledgement),
+            Column("", "Series", attrgetter("series.point")),
+        ),
+        rows=report.changes,
+        caption=f"Newest first. Ratio: level after over level before; {_BASIS}. What differs is a place to look, not a "
+        "proven cause.",
+        is_sortable=True,
+    )
 
 
 def _num_changes(series: Trend) -> int | None:
@@ -106,58 +107,26 @@ def _num_beyond(series: Trend) -> int:
     return series.newest.num_beyond if series.newest else 0
 
 
-def _first(series: Trend) -> str:
-    return series.nights[0].time
-
-
-def _last(series: Trend) -> str:
-    return series.nights[-1].time
-
-
-SERIES_COLUMNS: tuple[Column[Trend], ...] = (
-    Column("", "Metric", attrgetter("subject")),
-    Column("", "System", attrgetter("system")),
-    *_of_series(),
-    *columns_of(Trend, "nights", "num_runs"),
-    Column("first", "From", _first, lambda series: day(_first(series))),
-    Column("last", "To", _last, lambda series: day(_last(series))),
-    *columns_of(LevelStretch, "value", "level_interval=basis", "level_nights=num_nights", of=attrgetter("level")),
-    Column("changes", "Changes", _num_changes, _changes_in_words),
-    Column("standing", "Standing", attrgetter("standing")),
-    Column("newest_beyond", "", _num_beyond),
-    *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict"),
-    Column("", "Series", attrgetter("point")),
-)
-
-NIGHT_COLUMNS: tuple[Column[NightOfSeries], ...] = (
-    *_of_series(attrgetter("series")),
-    *columns_of(Night, "time", "series", of=attrgetter("night")),
-    Column("value", "Median", attrgetter("night.value"), attrgetter("median")),
-    Column("runs", "Runs", lambda row: len(row.night.values), attrgetter("runs")),
-    Column("level_number", "Level", attrgetter("night.level"), attrgetter("level")),
-    *columns_of(Night, "commits", "hosts", of=attrgetter("night")),
-)
-
-
-def changes_sheet(report: TrendsReport) -> Sheet[Any]:
-    """Change points with what differs at each, newest first."""
-    return Sheet(
-        name="changes",
-        title="All change points",
-        columns=CHANGE_COLUMNS,
-        rows=report.changes,
-        caption=f"Newest first. Ratio: level after over level before; {_BASIS}. What differs is a place to look, not a "
-        "proven cause.",
-        is_sortable=True,
-    )
-
-
 def series_sheet(report: TrendsReport) -> Sheet[Any]:
     """Series as they stand now."""
     return Sheet(
         name="series",
         title="All series",
-        columns=SERIES_COLUMNS,
+        columns=(
+            Column("", "Metric", attrgetter("subject")),
+            Column("", "System", attrgetter("system")),
+            *_of_series(),
+            *columns_of(Trend, "nights", "num_runs"),
+            *columns_of(LevelStretch, "first", of=lambda series: series.levels[0]),
+            *columns_of(
+                LevelStretch, "last", "value", "level_interval=basis", "level_nights=num_nights", of=attrgetter("level")
+            ),
+            Column("changes", "Changes", _num_changes, _changes_in_words),
+            Column("standing", "Standing", attrgetter("standing")),
+            Column("newest_beyond", "", _num_beyond),
+            *columns_of(Trend, "newest_ratio=newest.ratio", "wait_for=newest.wait_for", "verdict"),
+            Column("", "Series", attrgetter("point")),
+        ),
         rows=report.by_newest_change,
         caption=f"{_BASIS.capitalize()}.",
         is_sortable=True,
@@ -169,7 +138,14 @@ def nights_sheet(series: Sequence[Trend], *, is_for_people: bool) -> Sheet[Any]:
     return Sheet(
         name="nights",
         title="Nights",
-        columns=NIGHT_COLUMNS,
+        columns=(
+            *_of_series(attrgetter("series")),
+            *columns_of(Night, "time", "series", of=attrgetter("night")),
+            Column("value", "Median", attrgetter("night.value"), attrgetter("median")),
+            Column("runs", "Runs", lambda row: len(row.night.values), attrgetter("runs")),
+            Column("level_number", "Level", attrgetter("night.level"), attrgetter("level")),
+            *columns_of(Night, "commits", "hosts", of=attrgetter("night")),
+        ),
         rows=tuple(NightOfSeries(one, night) for one in series for night in one.nights),
         is_shown=lambda row: is_for_people,
     )
