@@ -17,9 +17,9 @@ from dlbench.history.run_files import StillRunningError, content_digest, copy_ru
 from dlbench.history.store import NotAFolderError
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format, text_in
+from dlbench.records.scan import COMM_FORMAT, EARLIER, text_in
 
-Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
+ImportVerdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
 
 COPIES_AT_ONCE = 8  # Copying waits for the disk, or for a server, most of the time.
 
@@ -29,7 +29,7 @@ class ImportOutcome:
     """What became of one run."""
 
     name: str  # Its folder, or its place in an archive.
-    verdict: Verdict
+    verdict: ImportVerdict
     why: str = ""
 
 
@@ -42,7 +42,7 @@ class Candidate:
     staged: bool = False  # Whether its folder was made for this and may be moved instead of copied.
     digest: str = ""  # What its content digest should be; empty where nobody has said.
 
-    def outcome(self, verdict: Verdict, why: str = "") -> ImportOutcome:
+    def outcome(self, verdict: ImportVerdict, why: str = "") -> ImportOutcome:
         """Says what became of it."""
         return ImportOutcome(name=self.name, verdict=verdict, why=why)
 
@@ -85,7 +85,7 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
             yield candidate.damaged(str(error))
             continue
         run_id = text_in(candidate.folder.plan, "run_id")
-        if plan_format(candidate.folder) == COMM_FORMAT:
+        if text_in(candidate.folder.plan, "format") == COMM_FORMAT:
             yield candidate.outcome("skipped", "a run of the collective benchmark; a history keeps runs of training")
         elif run_id and (history.find(run_id) is not None or run_id in fresh):
             later.append(candidate)

@@ -6,8 +6,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from dlbench.records.files import write_json
-from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, NonNegative, Positive, RunName, Spec
 
 
@@ -125,8 +123,3 @@ class RunAccounting(Spec):
             return self.job_energy_j
         found = [step.energy_j for step in self.steps if step.energy_j is not None]
         return sum(found) if found and len(found) == len(self.steps) else None
-
-
-def write_accounting(folder: RunFolder, accounting: RunAccounting) -> None:
-    """Writes the file of one run, as a whole. Raises RunError: it cannot be written."""
-    write_json(folder.accounting, accounting.model_dump(mode="json"))

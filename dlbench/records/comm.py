@@ -20,11 +20,11 @@ from dlbench.records.scan import (
     launched,
     load_of_run,
     load_plan,
-    plan_format,
     read_each,
     read_given,
     read_run,
     run_folders,
+    text_in,
 )
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
@@ -152,13 +152,14 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
 
     A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
     """
-    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) in (COMM_FORMAT, None)), _read)
+    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") in (COMM_FORMAT, ""))
+    return read_each(root, folders, _read)
 
 
 def read_comm_run(path: Path) -> CommRun:
     """One folder of the collective benchmark."""
     folder = RunFolder(path)
-    if plan_format(folder) not in (COMM_FORMAT, None):
+    if text_in(folder.plan, "format") not in (COMM_FORMAT, ""):
         raise UserError(f"{path}: is no run of the collective benchmark: see `dlbench report`")
     return _read(folder)
 
@@ -170,7 +171,7 @@ def _read(folder: RunFolder) -> CommRun:
 
 def read_launched(path: Path) -> Run | CommRun:
     """One run's folder, of whichever kind. Raises IncompleteDataError: a file is damaged, or it holds no plan."""
-    return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
+    return read_comm_run(path) if text_in(RunFolder(path).plan, "format") == COMM_FORMAT else read_run(path)
 
 
 MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier and algorithm.

@@ -162,7 +162,7 @@ Scan = RunsBelow[Run]
 
 def scan(root: Path, *more: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    folders = (folder for folder in run_folders(root, *more) if plan_format(folder) != COMM_FORMAT)
+    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") != COMM_FORMAT)
     return read_each(root, folders, _read)
 
 
@@ -243,15 +243,6 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def plan_format(folder: RunFolder) -> str | None:
-    """What a folder's plan says it is; None if there is none that can be read."""
-    try:
-        content = read_json(folder.plan, MAX_JSON)
-    except (OSError, ValueError):
-        return None
-    return str(content.get("format")) if isinstance(content, dict) else None
-
-
 def text_in(path: Path, key: str) -> str:
     """The text under a key of a JSON file; empty where there is none that can be read."""
     try:
@@ -265,7 +256,7 @@ def text_in(path: Path, key: str) -> str:
 def read_run(path: Path) -> Run:
     """One training run's folder."""
     folder = RunFolder(path)
-    if plan_format(folder) == COMM_FORMAT:
+    if text_in(folder.plan, "format") == COMM_FORMAT:
         raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
     return _read(folder)
 
