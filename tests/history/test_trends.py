@@ -26,6 +26,7 @@ from dlbench.history.document import nodes_document, trends_document
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.report import TrendsReport, trends_of
 from dlbench.history.slow_months import RECENT_DAYS, slow_months
+from dlbench.history.tables import series_sheet
 from dlbench.history.trends import dated, trends
 from dlbench.history.words import change_cell, level_text
 from dlbench.report.document import Rating
@@ -80,6 +81,11 @@ def step_at(place: int, factor: float) -> Callable[[int], float]:
 
 def of_steps(entries: Sequence[HistoryEntry]) -> TrendsReport:
     return trends_of(entries, ["step_median_s"])
+
+
+def changes_of(report: TrendsReport) -> list[str]:
+    table = series_sheet(report).to_display()
+    return [str(row.cells[table.header.index("Changes")]) for row in table.rows]
 
 
 def as_text(report: TrendsReport) -> str:
@@ -285,6 +291,7 @@ def test_a_slow_regression_has_no_commit_and_comes_back_when_it_goes_on() -> Non
     (trend,) = of_steps(drift(90)).series
     (change,) = trend.changes
     assert (change.shape, change.kind) == ("drift", "regression")
+    assert change.since == f"from {change.last_before[:10]} to {change.first_after[:10]}" == change.when
     assert (change.commits_before, change.differences, change.new_hosts) == ((), (), ())
     (slope,) = [level for level in trend.levels if level.is_drift]
     assert slope.at_first < slope.value.value
@@ -445,6 +452,8 @@ def test_the_report_leads_with_what_changed() -> None:
     assert as_text(changed).splitlines()[3].startswith("1 regression in 1 series. Newest: step time +")
     (steady,) = [of_steps(course(30, lambda night: 1.0))]
     assert as_text(steady).splitlines()[3] == "Nothing changed in 1 series."
+    assert changes_of(steady) == ["0"]
+    assert changes_of(of_steps(course(5, lambda night: 1.0))) == ["too few nights"]
     sections = {section.id: section for section in trends_document(changed).sections}
     assert [one.id for one in sections.values()][:2] == ["changes", f"series-{changed.series[0].id}"]
     assert sections["changes"].level == sections[f"series-{changed.series[0].id}"].level == "answer"

@@ -357,6 +357,7 @@ SPAN = st.fixed_dictionaries(
 def spans_of(path: Path) -> list[dict[str, Any]]:
     reader = SpanReader(path=path)
     found = []
+    list(reader.blocks())  # a second reading says the same
     for block in reader.blocks():
         for row in block:
             span = {key: int(row[key]) for key in ("lane", "start_ns", "step", "track", "num_bytes", "queued_ns")}
