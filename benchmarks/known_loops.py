@@ -306,7 +306,7 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     from dlbench.node.training import phases
     from dlbench.node.training.loop import TrainingLoop
     from dlbench.node.training.progress import Progress, Watchdog
-    from dlbench.node.training.run import prepare
+    from dlbench.node.training.run import Rank
     from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
@@ -333,13 +333,13 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     watchdog.start()
     status = Marking(plan, folder, place)
     context = context_of(plan, engine=engine, device=device, place=place, status=status, watchdog=watchdog)
-    state = prepare(context, timer)
+    state = Rank(context, timer).prepare()
     known = {"synthetic": synthetic, "timm": timm_style, "bare": without_dlbench}[kind](plan, state, device)
 
     def of_measured() -> float:
         """All that happens from the end of one step to the end of a later one, its recording included."""
         name = f"block-{place.rank}-{time.monotonic_ns()}.steps"
-        TrainingLoop(context, state, timer).run(folder.path / name)
+        TrainingLoop(state, timer).run(folder.path / name)
         return marks[last] - marks[1]
 
     def of_known() -> float:

@@ -57,12 +57,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "perfmodels", "setup", "jobs", "stats", "analysis", "report"}
     | {"views", "gate", "history", "comm", "perfetto", "exports", "projection"},
     "frames": BASE | {"records", "report", "perfetto", "views"},
-    "node.models": NODE_FLOOR,
+    "node.models": NODE_FLOOR | {"node.part"},
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR
-    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"},
+    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"}
+    | {"node.part"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
-    "node.out_of_core": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background"},
+    "node.out_of_core": NODE_FLOOR
+    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.part"}
+    | {"node.step_schedule"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -80,6 +83,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.cores",
         "node.rendezvous",
         "node.page_locked",
+        "node.part",
+        "node.step_schedule",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
     "node.comm": NODE_FLOOR
@@ -87,6 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"node.watching", "node.devices"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
+    "node.step_schedule": NODE_FLOOR,
+    "node.part": NODE_FLOOR | {"node.step_schedule"},
     "node.local_sockets": {"errors"},
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,

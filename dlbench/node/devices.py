@@ -309,7 +309,7 @@ def way_of(text: str) -> str:
     return "/".join(part for part in text.strip().split("/") if not re.fullmatch(r"\d+(\(\d+\))?", part))
 
 
-def together(ranks: Sequence[dict[str, Any] | None]) -> NcclTransport | None:
+def together(ranks: Sequence[NcclTransport | dict[str, Any] | None]) -> NcclTransport | None:
     """What the logs of all ranks say together; None where no rank has one. Numbers of connections add up."""
     logs = [NcclTransport.model_validate(one) for one in ranks if one is not None]
     if not logs:

@@ -87,16 +87,6 @@ class Counted:
     sent_bytes: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeEndpoint:
-    """What an exchange of samples needs of the run around it."""
-
-    store: SampleStore  # holds this rank's samples of the epoch in which training begins, and nothing else
-    address: str  # IPv4, of this rank
-    gather: Callable[[Any], list[Any]]  # `Engine.gather`
-    patience_s: float  # how long a reader may wait for a sample of another rank
-
-
 class _GatheredStore(Store):
     """Torch's keys and values over `gather`: all ranks set their own keys, and then ask for those of the others."""
 

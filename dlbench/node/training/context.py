@@ -10,7 +10,7 @@ import torch
 
 from dlbench.node.cores import CoreBinding
 from dlbench.node.devices import NcclLog
-from dlbench.node.ranks import RankPlace
+from dlbench.node.ranks import RankPlace, Replica
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.instruments import RankWatch
 from dlbench.node.training.progress import Progress, Watchdog
@@ -73,6 +73,10 @@ class RankContext:
     @property
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
+
+    @property
+    def replica(self) -> Replica:
+        return self.place.replica(self.plan.ranks_per_replica)
 
     def beat(self, what: str) -> None:
         self.watchdog.beat(what)

@@ -31,12 +31,13 @@ from dlbench.datasets.making.production import produce
 from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.local_sockets import socket_address
+from dlbench.node.training.input_data import open_training_data, open_validation_data
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import write_tree
 from tests.support.paths import ROOT
+from tests.support.training_data import data_context
 from tests.support.volumes import write_volumes
 
 RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
@@ -112,18 +113,16 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
     if kind == "density":
         pytest.importorskip("h5py")
     model, data = data_of(kind, tmp_path)
-    alone = build_source(model, data, batch_size=2, rank=1, world_size=3, seed=3)
-    evaluated_alone = build_evaluation(model, data, max_samples=None, batch_size=2, rank=1, world_size=3, seed=3)
-    training, evaluation = listers(3), listers(3)
-    looked.clear()
 
-    def opened(rank: int) -> Any:
+    def opened(rank: int, token: str | None) -> Any:
         threading.current_thread().name = f"rank {rank}"
-        about: dict[str, Any] = {"batch_size": 2, "rank": rank, "world_size": 3, "seed": 3}
-        source = build_source(model, data, lister=training[rank], **about)
-        return source, build_evaluation(model, data, max_samples=None, lister=evaluation[rank], **about)
+        context = data_context(model, data, batch_size=2, rank=rank, world_size=3, seed=3, token=token)
+        looked.clear()
+        return open_training_data(context, None, None), open_validation_data(context, None)
 
-    ranks = on_ranks([lambda rank=rank: opened(rank) for rank in range(3)])
+    alone, evaluated_alone = opened(1, None)
+    token = f"test {os.getpid()} {next(NAMES)}"
+    ranks = on_ranks([lambda rank=rank: opened(rank, token) for rank in range(3)])
     assert looked["rank 1"] == looked["rank 2"] == 0
     assert looked["rank 0"] > 0
     source, evaluated = ranks[1]
@@ -141,9 +140,12 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
 
 def test_failures_are_told_by_the_rank_that_lists(tmp_path: Path) -> None:
     data = ImageData(format="images", source=str(tmp_path / "nowhere"))
+    token = f"test {os.getpid()} {next(NAMES)}"
     ranks = [
-        lambda lister=lister: build_source(RESNET, data, batch_size=2, rank=0, world_size=3, seed=3, lister=lister)
-        for lister in listers(3, 2.0)
+        lambda rank=rank: open_training_data(
+            data_context(RESNET, data, batch_size=2, rank=rank, world_size=3, seed=3, token=token), None, None
+        )
+        for rank in range(3)
     ]
     first, *others = on_ranks(ranks)
     assert isinstance(first, UserError)

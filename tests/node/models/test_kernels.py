@@ -21,7 +21,7 @@ from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.training.checkpoint import Checkpoint, Progress
-from dlbench.node.training.run_record import parameters_digest
+from dlbench.node.training.checks import parameters_digest
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel
@@ -223,7 +223,7 @@ def test_the_record_counts_what_attention_was_given() -> None:
     plan = plan_of("bert", "--preset", "ci", "--ranks", "1", "--data", "synthetic")
     kernels, work = Kernels(plan, CPU), plan.workload
     assert isinstance(work.model, BertModel)
-    model, loss = build_model(work.model), kernels.counted(loss_for(work.model))
+    model, loss = build_model(work.model), kernels.around_loss(loss_for(work.model))
     batch = synthetic_batch(work.model, work.data, 2, torch.Generator().manual_seed(6))
     for one in (batch, arranged(batch, work.model)):
         loss(model, one)

@@ -27,12 +27,12 @@ from dlbench.node.models.bert import MaskedLmAccuracy
 from dlbench.node.models.cosmoflow import MeanAbsoluteError
 from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
+from dlbench.node.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
 from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
+from dlbench.node.training.noise_scale import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.pauses import Pauses
-from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
-from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
 from tests.support.checkpoints import write_checkpoint
@@ -85,8 +85,8 @@ def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
         events=SimpleNamespace(add=note),
         place=SimpleNamespace(rank=0),
     )
-    state = SimpleNamespace(schedule=course, resumed=None, source=SimpleNamespace(order=None))
-    pauses = Noted(cast(Any, context), cast(Any, state), None)
+    state = SimpleNamespace(context=context, schedule=course, resumed=None, source=SimpleNamespace(order=None))
+    pauses = Noted(cast(Any, state), None)
     for done in range(course.first + 1, course.end + 1):
         events.append("step")
         if (course.stops(done) or course.ends_epoch(done)) and pauses(done, 0.0):
@@ -489,11 +489,11 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
         precision.Precision(train_spec(precision=kind), CPU)
     allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
     assert allowed.is_emulated
-    assert "speed says nothing" in allowed.warnings[0]
+    assert "speed says nothing" in allowed.doubts[0]
     assert ", emulated in fp32 arithmetic" in allowed.text
     flags_show({kind}, monkeypatch)
     native = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
-    assert (native.is_emulated, native.warnings) == (False, [])
+    assert (native.is_emulated, native.doubts) == (False, [])
     assert "emulated" not in native.text
 
 
@@ -547,7 +547,8 @@ def test_the_noise_scale_of_known_gradients() -> None:
 def test_the_probe_sees_each_part_before_the_exchange() -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    probe = NoiseProbe(model, accumulation=4)
+    probe = NoiseProbe(4, small_batch=2, large_batch=8)
+    probe.watch(model)
     batch = torch.randn(8, 6)
     norms = []
     for part in batch.split(2):
@@ -560,7 +561,7 @@ def test_the_probe_sees_each_part_before_the_exchange() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad /= scale
-    probe.end_step(torch.tensor(scale))
+    probe.before_update(torch.tensor(scale))
     whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     ((small, large),) = probe.squared_norms()
     assert small == pytest.approx(np.mean(norms), rel=1e-5)
