@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dlbench.node.models.build import build_model
+from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.training.activations import trial_passes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.programs import Compilation, NetworkGraphs
