@@ -65,7 +65,7 @@ def figures() -> Iterator[Figure]:
 
 def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
     from dlbench.node.training.loop import TrainingLoop
-    from dlbench.node.training.progress import Progress, Watchdog
+    from dlbench.node.training.progress import ProgressReporter, Watchdog
     from dlbench.records.folder import RunFolder
     from tests.support.empty_training import empty_training
 
@@ -88,7 +88,7 @@ def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
     context = state.context
     context.watchdog = Watchdog(600, lambda reason: None)
     with patch("sys.stdout"):  # which a rank writes to twice a second at most
-        context.status = Progress(context.plan, RunFolder(folder), context.place)
+        context.status = ProgressReporter(context.plan, RunFolder(folder), context.place)
         blocks = []
         for number in range(BLOCKS + 1):
             loop = Measured(state, timer)

@@ -305,7 +305,7 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import TrainingLoop
-    from dlbench.node.training.progress import Progress, Watchdog
+    from dlbench.node.training.progress import ProgressReporter, Watchdog
     from dlbench.node.training.run import Rank
     from tests.support.one_rank import context_of
 
@@ -323,7 +323,7 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    class Marking(Progress):
+    class Marking(ProgressReporter):
         def on_step(self, step: int) -> None:
             super().on_step(step)
             if step in (1, last):

@@ -23,7 +23,7 @@ from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
 from dlbench.node.rank_checks import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
-from dlbench.node.training.progress import Progress  # noqa: E402
+from dlbench.node.training.progress import ProgressReporter  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m dlbench.node runs/<id>/plan.json", file=sys.stderr)
         return int(ExitCode.USAGE)
     path = Path(arguments[0]).absolute()
-    progress: Progress | None = None
+    progress: ProgressReporter | None = None
     plan: RunPlan | CommPlan | None = None
     sampler: SamplerProcess | None = None
     place: RankPlace | None = None
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
             sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
             sampler.start()
         binding = bind(plan, place)
-        progress = Progress(plan, folder, place)
+        progress = ProgressReporter(plan, folder, place)
         progress.enter("starting")
         require_machine(plan, place)
         if isinstance(plan, RunPlan):
@@ -97,7 +97,7 @@ def main(arguments: list[str]) -> int:
     return int(code)
 
 
-def _fail(progress: Progress | None, failure: RankFailure) -> None:
+def _fail(progress: ProgressReporter | None, failure: RankFailure) -> None:
     print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
     if failure.kind == "peer":
         print(PEER_MARK, file=sys.stderr, flush=True)
@@ -113,10 +113,11 @@ def _train(
     folder: RunFolder,
     place: RankPlace,
     binding: CoreBinding,
-    progress: Progress,
+    progress: ProgressReporter,
     sampler: SamplerProcess | None,
 ) -> ExitCode:
-    from dlbench.node.devices import NcclLog, device_for, rank_gpu
+    from dlbench.node.devices import device_for, rank_gpu
+    from dlbench.node.nccl_log import NcclLog
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.context import RankContext
     from dlbench.node.training.instruments import RankWatch
@@ -179,10 +180,11 @@ def _collect_garbage() -> None:
 
 
 def _exchange(
-    plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
+    plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: ProgressReporter
 ) -> ExitCode:
     from dlbench.node.comm.run import measure
-    from dlbench.node.devices import NcclLog, device_for
+    from dlbench.node.devices import device_for
+    from dlbench.node.nccl_log import NcclLog
     from dlbench.node.training.progress import Watchdog
 
     _collect_garbage()

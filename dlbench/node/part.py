@@ -1,4 +1,4 @@
-"""`Part`: what a plan may add to the training of one rank, called at the moments of a run that concern it."""
+"""`TrainingPart`: what a plan may add to the training of one rank, called at the moments of a run that concern it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TrialPasses:
     stage: Callable[[str], None]
 
 
-class Part:
+class TrainingPart:
     """One optional part of a rank's training. A hook does nothing unless a part overrides it.
 
     Hooks are called on all ranks alike. Those within a step are looked up once (`hooks_of`), so that a step without
@@ -112,7 +112,7 @@ class Part:
         """Ends threads, and takes hooks off the network; twice does no harm."""
 
 
-def hooks_of(parts: Sequence[Part], name: str) -> tuple[Callable[..., None], ...]:
+def hooks_of(parts: Sequence[TrainingPart], name: str) -> tuple[Callable[..., None], ...]:
     """Returns the hooks of one name, of the parts that override it."""
-    overriding = [part for part in parts if getattr(type(part), name) is not getattr(Part, name)]
+    overriding = [part for part in parts if getattr(type(part), name) is not getattr(TrainingPart, name)]
     return tuple(getattr(part, name) for part in overriding)

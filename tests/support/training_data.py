@@ -27,17 +27,24 @@ def data_context(
     seed: int,
     device: torch.device = CPU,
     token: str | None = None,
+    patience_s: float = 60.0,
 ) -> RankContext:
     """`token`: of ranks that list the data once for all of them; None: each lists it for itself."""
-    overrides: dict[str, Any] = {"train.batch_per_rank": batch_size, "train.seed": seed}
+    overrides: dict[str, Any] = {
+        "train.batch_per_rank": batch_size,
+        "train.seed": seed,
+        "measure.stall_timeout_s": patience_s,
+    }
     (plan,) = plans(points=(world_size,), repeats=1, engine="ddp", overrides=overrides)
     workload = plan.workload.model_copy(update={"model": model, "data": data})
     place = rank_place(rank, world_size, world_size if token else 1, token=token or "t")
     return context_of(plan.model_copy(update={"workload": workload}), device=device, place=place)
 
 
-def training_data(model: ModelSpec, data: DataSpec, *, start_batch: int = 0, **about: Any) -> BatchSource:
-    """`start_batch`: batches of this rank that were trained before."""
+def training_data(
+    model: ModelSpec, data: DataSpec, *, start: Position | None = None, start_batch: int = 0, **about: Any
+) -> BatchSource:
+    """`start`: where to begin in the data set; `start_batch`: batches of this rank that were trained before."""
     context = data_context(model, data, **about)
-    progress: Any = SimpleNamespace(samples=start_batch * context.plan.global_batch, position=Position())
+    progress: Any = SimpleNamespace(samples=start_batch * context.plan.global_batch, position=start or Position())
     return open_training_data(context, progress, None)

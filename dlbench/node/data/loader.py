@@ -23,12 +23,19 @@ from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserEr
 from dlbench.node.cores import by_physical_core
 from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
 from dlbench.node.data.read_audit import ReadAudit
-from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
+from dlbench.node.data.reader import BatchReader, DataReader, Fetched, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
+
+Batch = dict[str, torch.Tensor]
+_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
+"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
+_NAMED_CONVERSIONS = 20
+RECENT_READS = 2 * MAX_WINDOW_STEPS
+"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
 
 
 @dataclass(kw_only=True)
@@ -106,14 +113,6 @@ def read_epochs(
         )
         first = last
     return tuple(found)
-
-
-Batch = dict[str, torch.Tensor]
-_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
-"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
-_NAMED_CONVERSIONS = 20
-RECENT_READS = 2 * MAX_WINDOW_STEPS
-"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
 
 
 class _Batches(Dataset[Fetched]):
@@ -438,7 +437,7 @@ class BatchSource:
 
 
 class LoadedSource(BatchSource):
-    """Endless batches of one rank from a SampleReader.
+    """Endless batches of one rank from a DataReader.
 
     `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
     `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
@@ -450,7 +449,7 @@ class LoadedSource(BatchSource):
 
     def __init__(
         self,
-        reader: SampleReader,
+        reader: DataReader,
         order: ShardedOrder,
         *,
         loader_workers: int,
@@ -562,7 +561,7 @@ class EvaluationSource:
 
     def __init__(
         self,
-        reader: SampleReader,
+        reader: DataReader,
         *,
         num_samples: int,
         batch_size: int,

@@ -34,7 +34,7 @@ from dlbench.errors import (
     RunError,
     first_line,
 )
-from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
+from dlbench.node.data.reader import Arrays, DataReader, NotArrivedError, Raw, WrappedReader
 
 SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden
 MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake
@@ -57,7 +57,7 @@ class AwaitingReader(WrappedReader):
     `patience_s`: how long a sample may be waited for, seconds.
     """
 
-    def __init__(self, reader: SampleReader, store: SampleStore, *, patience_s: float) -> None:
+    def __init__(self, reader: DataReader, store: SampleStore, *, patience_s: float) -> None:
         super().__init__(reader)
         self._store, self._patience_s = store, patience_s
         self._lost = lost_mark(store)

@@ -14,13 +14,13 @@ from dlbench.datasets.splits import NAMES, train_folder, validation_folder
 from dlbench.datasets.volumes import PUBLIC
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import SampleReader
+from dlbench.node.data.reader import DataReader
 from dlbench.specs.workload import DataSpec, DensityData, ImageData, ModelSpec, TextData
 
 _PUBLIC_VOLUME = [128, 128, 128, 4]  # Shape of a sample of cosmoUniverse
 
 
-def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> SampleReader:
+def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> DataReader:
     """Returns a reader of the training data where it lies."""
     return open_reader(train_folder(Path(data_spec.source)), model_spec, data_spec, seed, training=True, lister=ALONE)
 
@@ -48,7 +48,7 @@ def open_reader(
     training: bool,
     lister: Lister = ALONE,
     counts: bool = False,
-) -> SampleReader:
+) -> DataReader:
     """The reader of one split."""
     if data_spec.format not in model_spec.formats:
         raise UserError(f"data.format {data_spec.format!r} does not fit model.family {model_spec.family!r}")

@@ -10,12 +10,12 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import Loss, network_of
 from dlbench.node.models.optimizers import update_evidence
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 
 
-class Kernels(Part):
+class Kernels(TrainingPart):
     """These choices on one rank, as a plan asks for them."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.out_of_core.device_memory import PeakMeter, peak_bytes, peaks_on
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.records.record import HeldMemory
 
@@ -33,7 +33,7 @@ def local_bytes(tensors: Iterable[Any], device: torch.device) -> int:
     return sum(found.values())
 
 
-class StepMemory(Part):
+class StepMemory(TrainingPart):
     """Watches one step of the warm-up, on this rank."""
 
     def __init__(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.records.out_of_core import HostUpdate as HostUpdateResult
 from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import Setting
@@ -287,7 +287,7 @@ class _Group:
         self.is_joined = False
 
 
-class HostUpdate(Part):
+class HostUpdate(TrainingPart):
     """Stands in for the step of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
     `host`: where the host updates. `overlaps`: whether the forward pass waits module by module; otherwise, before it

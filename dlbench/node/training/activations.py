@@ -26,7 +26,7 @@ from dlbench.node.out_of_core.planning import (
 from dlbench.node.out_of_core.spans import LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.page_locked import require_room
-from dlbench.node.part import Batch, Loss, Part, TrialPasses
+from dlbench.node.part import Batch, Loss, TrainingPart, TrialPasses
 from dlbench.node.ranks import RankPlace
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.build_engine import exchange_memory
@@ -105,7 +105,7 @@ def workbench(plan: RunPlan, place: RankPlace, device: torch.device, passes: Tri
     )
 
 
-class ActivationMemory(Part):
+class ActivationMemory(TrainingPart):
     """A plan at work."""
 
     def __init__(

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from dlbench.node.cores import CoreBinding
-from dlbench.node.devices import NcclLog
+from dlbench.node.nccl_log import NcclLog
 from dlbench.node.ranks import RankPlace, Replica
 from dlbench.node.sync.engine import Engine
 from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.progress import Progress, Watchdog
+from dlbench.node.training.progress import ProgressReporter, Watchdog
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Event
 from dlbench.specs.plan import RunPlan
@@ -58,7 +58,7 @@ class RankContext:
     engine: Engine
     device: torch.device
     watch: RankWatch  # Closed by who made it.
-    status: Progress
+    status: ProgressReporter
     watchdog: Watchdog
     started: float  # Monotonic time at which the process began, seconds.
     nccl: NcclLog | None = None  # The log of NCCL, closed by who made it; None where NCCL has no part.

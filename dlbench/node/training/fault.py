@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.node.part import Batch, Loss, Part
+from dlbench.node.part import Batch, Loss, TrainingPart
 from dlbench.specs.watch import FaultSpec
 
 BACKWARD_PER_FORWARD = 2  # A backward pass counts as two forward passes, as for FLOPs: gradients of inputs and weights.
 
 
-class InjectedFault(Part):
+class InjectedFault(TrainingPart):
     """The sleeps of one rank, and how long they really were."""
 
     def __init__(self, spec: FaultSpec, rank: int) -> None:

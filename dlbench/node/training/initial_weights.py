@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
 from dlbench.opening import file_sha256, require_file, why_unreadable
 from dlbench.records.record import Setting
@@ -25,7 +25,7 @@ _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitialWeights(Part):
+class InitialWeights(TrainingPart):
     """What was read, for the record."""
 
     path: str

@@ -15,7 +15,7 @@ from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.data.rank_reader import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
-from dlbench.node.data.reader import SampleReader
+from dlbench.node.data.reader import DataReader
 from dlbench.node.data.sample_exchange import AwaitingReader, SampleExchange
 from dlbench.node.data.sharding import HeldOrder, Position, ShardedOrder
 from dlbench.node.data.source import open_reader, validation_path
@@ -137,9 +137,7 @@ def _require_device(context: RankContext) -> None:
         )
 
 
-def _open(
-    context: RankContext, model: ModelSpec, folder: Path, split: Literal["training", "evaluation"]
-) -> SampleReader:
+def _open(context: RankContext, model: ModelSpec, folder: Path, split: Literal["training", "evaluation"]) -> DataReader:
     """Opens one split of the data, which the ranks of a node list once for all of them."""
     place, workload = context.place, context.plan.workload
     lister = Lister(
@@ -172,8 +170,8 @@ def _order(context: RankContext, num_samples: int, batch_size: int, start: Posit
 
 
 def _exchange(
-    context: RankContext, order: HeldOrder, reader: SampleReader, staged: StagedData | None, start: Position
-) -> tuple[SampleExchange, SampleReader]:
+    context: RankContext, order: HeldOrder, reader: DataReader, staged: StagedData | None, start: Position
+) -> tuple[SampleExchange, DataReader]:
     """Begins the exchange of samples between ranks; returns it with a reader that waits for what it brings."""
     plan, place = context.plan, context.place
     if reader.num_bytes(0) == 0:

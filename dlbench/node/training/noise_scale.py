@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dlbench.node.part import Part, TrialPasses
+from dlbench.node.part import TrainingPart, TrialPasses
 from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import NoiseScale, RankResult
 
@@ -26,7 +26,7 @@ DECAY = 0.95  # Of the running means, a step; about the last 20 steps count.
 _HISTORY = 1000  # Steps kept in a record.
 
 
-class NoiseProbe(Part):
+class NoiseProbe(TrainingPart):
     """Collects squared gradient norms of one rank; nothing is waited for before the end."""
 
     def __init__(self, accumulation: int, *, small_batch: int, large_batch: int) -> None:

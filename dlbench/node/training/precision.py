@@ -19,13 +19,13 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.arithmetic import native_precisions, no_arithmetic
 from dlbench.node.models.build import AUTOCAST_TYPES
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.node.torch_facts import lacking_tf32, set_tf32
 from dlbench.records.rank_summary import RankSummary
 from dlbench.specs.training import TrainSpec
 
 
-class Precision(Part):
+class Precision(TrainingPart):
     """Autocast and loss scaling of one rank, as a plan asks for them."""
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:

@@ -33,7 +33,7 @@ from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.out_of_core.profile import undisturbed
 from dlbench.node.out_of_core.saved import HeldByOthers, activation_storage
-from dlbench.node.part import Batch, Part, TrialPasses
+from dlbench.node.part import Batch, TrainingPart, TrialPasses
 from dlbench.node.training.precision import Precision
 from dlbench.records.record import Compiling, Setting
 from dlbench.specs.plan import RunPlan
@@ -45,7 +45,7 @@ GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is
 MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 
-class Compilation(Part):
+class Compilation(TrainingPart):
     """What is compiled on one rank."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -276,7 +276,7 @@ def require_compiler(device: torch.device, asked: str = "train.compile default",
 Forward = Callable[..., Any]
 
 
-class NetworkGraphs(Part):
+class NetworkGraphs(TrainingPart):
     """The captured network of one rank."""
 
     def __init__(self, plan: RunPlan, device: torch.device, precision: Precision) -> None:

@@ -1,8 +1,8 @@
 """A rank from plan to record: builds what the plan says, trains and measures it, and gathers what all ranks saw.
 
 `Rank.train` is the whole of it, in order: network, optimizer, where training begins, data, steps, record. What a plan
-may add on top of plain training is a `Part`; the loop of the steps is `TrainingLoop`, and what happens between them
-`Pauses`.
+may add on top of plain training is a `TrainingPart`; `TrainingLoop` runs the steps, and `Pauses` what happens between
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dlbench.node.out_of_core.device_memory import (
     trim,
 )
 from dlbench.node.out_of_core.held import StepMemory
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.node.step_schedule import Pacing, plan_schedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.training import phases
@@ -140,7 +140,7 @@ class Rank(TrainedRank):
 
     def _add_network_parts(self) -> None:
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
-        programs: list[Part] = []
+        programs: list[TrainingPart] = []
         wrap_block = None
         if train.compile != "none":
             from dlbench.node.training.programs import Compilation
@@ -335,7 +335,7 @@ class Rank(TrainedRank):
         write_json(context.folder.record, record.model_dump(mode="json"))
         return record
 
-    def add(self, part: Part) -> None:
+    def add(self, part: TrainingPart) -> None:
         """Adds a part, which is closed when training ends, and its doubts to the warnings."""
         self.parts.append(part)
         self._closing.callback(part.close)

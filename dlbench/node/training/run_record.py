@@ -15,8 +15,9 @@ from dlbench.node.data.loader import EvaluationSource
 from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.data.synthetic import SyntheticSource
-from dlbench.node.devices import rank_gpu, together
+from dlbench.node.devices import rank_gpu
 from dlbench.node.models.build import forward_macs, training_flops_per_sample
+from dlbench.node.nccl_log import joined_transport
 from dlbench.node.out_of_core.device_memory import peak_bytes
 from dlbench.node.step_schedule import Pacing
 from dlbench.node.sync.run_store import interface_settings
@@ -189,7 +190,7 @@ class TrainedRank(TrainState):
             "checks": checks,
             "settings": settings,
             "exchange": exchange,
-            "nccl": together([each.nccl for each in everyone]),
+            "nccl": joined_transport([each.nccl for each in everyone]),
             "inert": inert(settings, ranks=plan.layout.ranks),
             "warnings": (*pinning_warnings, *self._record_warnings(everyone, exchange)),
             "data": described | data_set(plan.workload.data, described) | files_account(plan.workload.data),

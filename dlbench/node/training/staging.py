@@ -16,7 +16,7 @@ from dlbench.datasets.shuffling import ownership_for
 from dlbench.errors import PeerLostError
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
-from dlbench.node.part import Part
+from dlbench.node.part import TrainingPart
 from dlbench.node.ranks import RankPlace
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.context import RankContext
@@ -29,7 +29,7 @@ _PERIOD_S = 0.5
 
 
 @dataclass(kw_only=True)
-class Staging(Part):
+class Staging(TrainingPart):
     """Staging of a run, as one rank knows it."""
 
     plan: RunPlan

@@ -12,7 +12,7 @@ from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import EpochBoundary
 from dlbench.node.data.sharding import Position
 from dlbench.node.models.optimizers import LearningRate
-from dlbench.node.part import Batch, Loss, Part
+from dlbench.node.part import Batch, Loss, TrainingPart
 from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.node.training.context import RankContext
@@ -32,7 +32,7 @@ class TrainState:
     source: BatchSource
     batches: Iterator[Batch]  # Of the source, with the plan's fault in them.
     schedule: StepSchedule
-    parts: list[Part]  # What the plan adds, in the order in which its settings are recorded.
+    parts: list[TrainingPart]  # What the plan adds, in the order in which its settings are recorded.
     delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
     boundary: EpochBoundary | None = None  # What happens between two epochs, where something does.
     resumed: Checkpoint | None = None

@@ -22,7 +22,7 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import Raw, Sample
+from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
@@ -228,12 +228,12 @@ class Probe(NumberReader):
     def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(b"x" * (index + 1))
 
-    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
         assert len(data) == self.num_bytes(key[1])
         if key == (1, 0):
             raise MemoryError("a defect")
         about = [os.getpid(), torch.get_num_threads(), len(os.sched_getaffinity(0))]
-        return Sample({"about": np.array(about)})
+        return PreparedSample({"about": np.array(about)})
 
     def num_bytes(self, index: int) -> int:
         return index + 1

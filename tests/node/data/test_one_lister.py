@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister
 from dlbench.node.local_sockets import socket_address
+from dlbench.node.training.context import RankContext
 from dlbench.node.training.input_data import open_training_data, open_validation_data
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
@@ -114,15 +116,16 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
         pytest.importorskip("h5py")
     model, data = data_of(kind, tmp_path)
 
-    def opened(rank: int, token: str | None) -> Any:
-        threading.current_thread().name = f"rank {rank}"
-        context = data_context(model, data, batch_size=2, rank=rank, world_size=3, seed=3, token=token)
-        looked.clear()
+    def opened(context: RankContext) -> Any:
+        threading.current_thread().name = f"rank {context.place.rank}"
         return open_training_data(context, None, None), open_validation_data(context, None)
 
-    alone, evaluated_alone = opened(1, None)
-    token = f"test {os.getpid()} {next(NAMES)}"
-    ranks = on_ranks([lambda rank=rank: opened(rank, token) for rank in range(3)])
+    about: dict[str, Any] = {"batch_size": 2, "world_size": 3, "seed": 3}
+    alone, evaluated_alone = opened(data_context(model, data, rank=1, **about))
+    about["token"] = f"test {os.getpid()} {next(NAMES)}"
+    contexts = [data_context(model, data, rank=rank, **about) for rank in range(3)]
+    looked.clear()
+    ranks = on_ranks([partial(opened, context) for context in contexts])
     assert looked["rank 1"] == looked["rank 2"] == 0
     assert looked["rank 0"] > 0
     source, evaluated = ranks[1]
@@ -141,12 +144,9 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
 def test_failures_are_told_by_the_rank_that_lists(tmp_path: Path) -> None:
     data = ImageData(format="images", source=str(tmp_path / "nowhere"))
     token = f"test {os.getpid()} {next(NAMES)}"
-    ranks = [
-        lambda rank=rank: open_training_data(
-            data_context(RESNET, data, batch_size=2, rank=rank, world_size=3, seed=3, token=token), None, None
-        )
-        for rank in range(3)
-    ]
+    about: dict[str, Any] = {"batch_size": 2, "world_size": 3, "seed": 3, "token": token, "patience_s": 2.0}
+    contexts = [data_context(RESNET, data, rank=rank, **about) for rank in range(3)]
+    ranks: list[Any] = [partial(open_training_data, context, None, None) for context in contexts]
     first, *others = on_ranks(ranks)
     assert isinstance(first, UserError)
     assert "no such folder" in str(first)

@@ -25,7 +25,7 @@ from dlbench.node.data import reader_rate as rate
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
 from dlbench.node.data.rank_reader import EpochBoundary, NodeCache, RankReading
-from dlbench.node.data.reader import Raw, Sample
+from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
@@ -68,8 +68,8 @@ class Files(NumberReader):
         time.sleep(self._delay_s)
         return Raw((self._folder / str(index)).read_bytes(), "shared" if index % 2 else "local")
 
-    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
-        return Sample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
+        return PreparedSample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
 
     def num_bytes(self, index: int) -> int:
         return BYTES

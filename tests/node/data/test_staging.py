@@ -27,7 +27,7 @@ from dlbench.datasets.staging.place import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, PeerLostError, UserError
 from dlbench.node.data import staging
-from dlbench.node.data.reader import BadSampleError, SampleReader
+from dlbench.node.data.reader import BadSampleError, DataReader
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.sync.engine import Engine
@@ -86,7 +86,7 @@ def parts_of(plan: RunPlan) -> Callable[[int], Parts]:
     return parts
 
 
-def opened(plan: RunPlan) -> SampleReader:
+def opened(plan: RunPlan) -> DataReader:
     return open_training(plan.workload.model, plan.workload.data, plan.workload.train.seed)
 
 
@@ -115,7 +115,7 @@ def contents(folder: Path) -> Tree:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def own_reader(plan: RunPlan, data: StagedData, rank: int = 0) -> SampleReader:
+def own_reader(plan: RunPlan, data: StagedData, rank: int = 0) -> DataReader:
     source = data.train_source()
     spec = plan.workload.data.model_copy(update={"source": str(source)})
     return data.reader(open_training(plan.workload.model, spec, 0), rank)
