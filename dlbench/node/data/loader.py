@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -66,9 +66,6 @@ class EpochReads(ReadSums):
 
     epoch: int
     wait_ns: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_epochs(
@@ -192,23 +189,17 @@ class RankCores:
             RankCores._shared_out = self.all
             os.sched_setaffinity(0, self.all[:-workers])
 
+    def pin_worker(self, worker: int, *, spares_first: bool) -> None:
+        """Gives the calling loader process one thread and, where the rank has several cores, one of them."""
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {self.of_worker(worker, spares_first=spares_first)})
+
     @classmethod
     def release(cls) -> None:
         """The calling thread may run on all cores of the rank again."""
         if cls._shared_out is not None:
             os.sched_setaffinity(0, cls._shared_out)
             cls._shared_out = None
-
-
-class _PinWorker:
-    """Gives each loader process one thread and, where the rank has several cores, one of them."""
-
-    def __init__(self, *, spares_first: bool) -> None:
-        self._cores, self._spares_first = RankCores(), spares_first
-
-    def __call__(self, worker: int) -> None:
-        torch.set_num_threads(1)
-        os.sched_setaffinity(0, {self._cores.of_worker(worker, spares_first=self._spares_first)})
 
 
 def fetch_batches(
@@ -244,7 +235,7 @@ def fetch_batches(
         num_workers=loader_workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory and slots is None,
-        worker_init_fn=_PinWorker(spares_first=pin_memory),
+        worker_init_fn=partial(RankCores().pin_worker, spares_first=pin_memory),
         multiprocessing_context=context,
         prefetch_factor=prefetch_batches,
         persistent_workers=persistent,
@@ -277,7 +268,7 @@ class Ledger:
         self.num_converted = 0
         self.converted: dict[str, None] = {}
         self._loader_workers = loader_workers
-        self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
+        self.recent: deque[ReadSpan] = deque(maxlen=RECENT_READS)
         self.num_taken = 0  # batches that were handed out
         self.epochs: list[EpochReads] = []
 
@@ -312,7 +303,9 @@ class Ledger:
         item = read.item
         if item is None:
             return None
-        self._recent.append((self.num_taken, item.worker, item.start_ns, item.end_ns))
+        self.recent.append(
+            ReadSpan(number=self.num_taken, worker=item.worker, start_ns=item.start_ns, end_ns=item.end_ns)
+        )
         self.num_taken += 1
         if item.visited:  # one without a readable sample belongs to no epoch
             epoch = item.visited[0][0]
@@ -330,12 +323,6 @@ class Ledger:
             raise UserError(item.error)
         self._on_taken(item)
         return item
-
-    def recent_reads(self) -> list[ReadSpan]:
-        return [
-            ReadSpan(number=number, worker=worker, start_ns=start_ns, end_ns=end_ns)
-            for number, worker, start_ns, end_ns in self._recent
-        ]
 
 
 class _OneEpochEach:
@@ -499,7 +486,7 @@ class LoadedSource(BatchSource):
         return self._ledger.epochs
 
     def recent_reads(self) -> list[ReadSpan]:
-        return self._ledger.recent_reads()
+        return list(self._ledger.recent)
 
     def __next__(self) -> Batch:
         if self._fetched is None:

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.data.sharding import Position
 from dlbench.node.failures import failure_of
 from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.node.models.build import Quality, network_of
@@ -171,12 +172,12 @@ class Pauses:
         if self._context.place.rank != 0:
             give_shares(whole, self._context.beat)
             return
-        schedule = self._schedule
+        schedule, order = self._schedule, self._state.source.order
         progress = Progress(
             step=done,
             samples=done * schedule.global_batch,
             epoch=schedule.epoch(done),
-            position=self._state.position(done),
+            position=Position() if order is None else order.position(done - schedule.first),
             train_s=train_s,
             wall_s=self._events.wall_s,
             loss_scaling=self._state.precision.state(),

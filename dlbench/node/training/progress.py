@@ -200,7 +200,7 @@ class Watchdog:
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
         """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
         self._timeout_s = timeout_s
-        self._on_stall = on_stall
+        self.give_up = on_stall
         self._last = time.monotonic()
         self._where = "start"
         self._stopped = threading.Event()
@@ -225,7 +225,7 @@ class Watchdog:
                 # Needs no lock and no Python: ends the process even if its status cannot be written.
                 faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
                 try:
-                    self._on_stall(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
+                    self.give_up(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
                 finally:
                     os._exit(int(ExitCode.TIMEOUT))
 

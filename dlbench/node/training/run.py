@@ -74,13 +74,6 @@ if TYPE_CHECKING:  # imported where a plan needs it: ranks that update on the de
     from dlbench.node.out_of_core.host_update import HostUpdate
 
 
-def train(context: RankContext) -> Record | None:
-    """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
-    context.watch.stage("building")
-    torch.set_num_threads(context.binding.threads)
-    return Rank(context).train()
-
-
 class Rank(TrainedRank):
     """One rank of a run, which `train` takes from its plan to its record."""
 
@@ -93,7 +86,9 @@ class Rank(TrainedRank):
         self.timer = timer or phases.timer_for(context.device, synchronise=is_synchronised)
 
     def train(self) -> Record | None:
-        """Trains and measures; writes the record on rank 0 and returns it."""
+        """Trains and measures; writes the record on rank 0 and returns it, returns None elsewhere."""
+        self.context.watch.stage("building")
+        torch.set_num_threads(self.context.binding.threads)
         try:
             self.prepare(self._interrupted_at())
             self.run_steps()
@@ -106,13 +101,13 @@ class Rank(TrainedRank):
 
     def prepare(self, resume_from: str | None = None) -> Self:
         """Builds what is trained, and opens what it is trained on; `resume_from` goes before the plan's checkpoint."""
-        allocator = None if self.context.on_gpu else keep_freed()  # of everything that is built and measured
-        self.allocator = allocator
+        if not self.context.on_gpu:
+            self.allocator = keep_freed()  # of everything that is built and measured
         self.build_network()
         self.build_optimizer()
         self.resume(resume_from or self.context.plan.checkpoint.resume_from)
         self.open_data()
-        if allocator == KEPT_FREED:
+        if self.allocator == KEPT_FREED:
             trim()  # what only building took is no part of what training holds
         return self
 

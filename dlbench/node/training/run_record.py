@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -90,7 +91,7 @@ class TrainedRank(TrainState):
             "environment": facts,
             "nccl": nccl,
             "emulates_precision": self.precision.is_emulated,
-            "reads": [epoch.to_dict() for epoch in self.source.epoch_reads()],
+            "reads": [asdict(epoch) for epoch in self.source.epoch_reads()],
             "samples": sample_summary(self.source),
         }
         for part in self.parts:

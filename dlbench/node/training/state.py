@@ -10,7 +10,6 @@ from torch import nn
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.rank_reader import EpochBoundary
-from dlbench.node.data.sharding import Position
 from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.part import Batch, Loss, TrainingPart
 from dlbench.node.step_schedule import StepSchedule
@@ -36,8 +35,3 @@ class TrainState:
     delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
     boundary: EpochBoundary | None = None  # What happens between two epochs, where something does.
     resumed: Checkpoint | None = None
-
-    def position(self, done: int) -> Position:
-        """Returns where the sample order stands after `done` steps of the whole training."""
-        order = self.source.order
-        return Position() if order is None else order.position(done - self.schedule.first)

@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.initial_weights import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]
@@ -241,9 +239,7 @@ def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_p
     """Of phase 1, whose table of positions may be longer."""
     torch.manual_seed(4)
     before = BertForPreTraining(VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, 20, dropout=0.1)
-    progress = Progress(
-        step=7, samples=56, epoch=0.5, position=Position(), train_s=1.0, wall_s=1.0, loss_scaling={}, evaluations=()
-    )
+    progress = progress_at(7)
     folder = tmp_path / "checkpoints"
     for step in (5, 7):  # the newest of a run's folder is taken
         path = folder / f"step-{step:08d}.safetensors"

@@ -35,7 +35,7 @@ from dlbench.node.training.noise_scale import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.pauses import Pauses
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.paths import DATA
 from tests.support.run_factory import plans
 
@@ -315,16 +315,7 @@ def test_an_evaluation_sees_each_sample_once(num: int, batch: int, world: int) -
 
 # --- checkpoints
 
-PROGRESS = Progress(
-    step=7,
-    samples=56,
-    epoch=0.5,
-    position=Position(epoch=0, place=56),
-    train_s=1.5,
-    wall_s=2.5,
-    loss_scaling={},
-    evaluations=(),
-)
+PROGRESS = progress_at(7, samples=56, epoch=0.5, position=Position(epoch=0, place=56))
 TRAINED = {"model.family": "cosmoflow", "train.seed": 0}
 
 
