@@ -119,8 +119,8 @@ def test_the_logarithm_of_counts_on_the_gpu_is_that_of_the_host_to_the_bit(devic
 
 def test_synthetic_volumes_reach_the_gpu_as_counts(device: torch.device) -> None:
     data = DensityData(format="density")
-    plain = training_data(VOLUMES, data, batch_size=2, rank=0, world_size=1, seed=1)
-    counted = training_data(VOLUMES, data, batch_size=2, rank=0, world_size=1, seed=1, device=device)
+    plain = training_data(VOLUMES, data, seed=1)
+    counted = training_data(VOLUMES, data, seed=1, device=device)
     delivery = Delivery(counted, counted.ahead, device, 1)
     for _ in range(5):
         delivery.fetch()

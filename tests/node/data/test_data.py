@@ -127,7 +127,7 @@ def jpeg_source(
     folder: Path, workers: int = 0, on_bad: Literal["stop", "skip"] = "stop", **changes: Any
 ) -> BatchSource:
     data = ImageData(format="jpeg-tree", source=str(folder), loader_workers=workers, on_bad_sample=on_bad)
-    return training_data(RESNET, data, **{"batch_size": 4, "rank": 0, "world_size": 1, "seed": 3, **changes})
+    return training_data(RESNET, data, **{"batch_size": 4, "seed": 3, **changes})
 
 
 def test_jpeg_batches_fit_the_model(jpeg_folder: Path) -> None:
@@ -355,9 +355,7 @@ def test_counts_on_their_way_to_a_gpu_give_the_same_network_input_to_the_bit(
         DensityData(format="density"),
     ):
         sources = [
-            training_data(
-                model, data.model_copy(update={"volumes": volumes}), batch_size=2, rank=0, world_size=1, seed=4
-            )
+            training_data(model, data.model_copy(update={"volumes": volumes}), seed=4)
             for volumes in ("float32", "int16")
         ]
         network = build_model(model).eval()
@@ -381,20 +379,20 @@ def test_volumes_that_do_not_fit_the_model(tmp_path: Path, key: str, value: int)
     model = COSMOFLOW.model_copy(update={key: value})
     data = DensityData(format="hdf5-density", source=str(tmp_path))
     with pytest.raises(UserError, match=rf"has {key} \d+, model.{key} is {value}"):
-        training_data(model, data, batch_size=1, rank=0, world_size=1, seed=0)
+        training_data(model, data, batch_size=1)
 
 
 def test_formats_that_do_not_fit_the_family(tmp_path: Path) -> None:
     data = DensityData(format="hdf5-density", source=str(tmp_path))
     with pytest.raises(UserError, match=r"data.format 'hdf5-density' does not fit model.family 'resnet'"):
-        training_data(RESNET, data, batch_size=1, rank=0, world_size=1, seed=0)
+        training_data(RESNET, data, batch_size=1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_looking_ahead_counts_nothing_as_read_and_changes_no_batch(tmp_path: Path, workers: int) -> None:
     write_volumes(tmp_path, 6)
     data = DensityData(format="density", source=str(tmp_path), loader_workers=workers)
-    plain, looking = (training_data(COSMOFLOW, data, batch_size=2, rank=0, world_size=1, seed=4) for _ in range(2))
+    plain, looking = (training_data(COSMOFLOW, data, seed=4) for _ in range(2))
     looked = [looking.ahead(), looking.ahead()]
     assert looking.recent_reads() == []
     assert looking.epoch_reads() == []
@@ -414,7 +412,7 @@ def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(tmp_path: Path)
     x[:, 0, 0, 0, 0] = -1
     write_volumes(tmp_path, 2, x=x)
     data = DensityData(format="density", source=str(tmp_path))
-    source = training_data(COSMOFLOW, data, batch_size=1, rank=0, world_size=1, seed=4)
+    source = training_data(COSMOFLOW, data, batch_size=1, seed=4)
     assert source.ahead() is None
     assert source.ahead() is None  # nothing is read after it
     assert source.failures == []
@@ -456,7 +454,7 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     ],
 )
 def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
-    source = training_data(model, data, batch_size=3, rank=0, world_size=2, seed=9)
+    source = training_data(model, data, batch_size=3, world_size=2, seed=9)
     batches = take(source, POOL_BATCHES + 2)
     assert source.num_samples == 3 * POOL_BATCHES
     assert torch.isfinite(loss_for(model)(build_model(model), batches[0]))

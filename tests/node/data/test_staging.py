@@ -158,9 +158,7 @@ def test_batches_are_those_of_the_source(data: Path, place: Path, strategy: str)
     batches = []
     for which in (None, cast(Any, SimpleNamespace(data=held))):
         seed = plan.workload.train.seed
-        source = open_training_data(
-            data_context(model, spec, batch_size=2, rank=1, world_size=RANKS, seed=seed), None, which
-        )
+        source = open_training_data(data_context(model, spec, rank=1, world_size=RANKS, seed=seed), None, which)
         batches.append([next(source) for _ in range(8)])
         source.close()
     assert all((a[name] == b[name]).all() for a, b in zip(*batches, strict=True) for name in a)

@@ -103,7 +103,7 @@ def test_samples_on_the_device_are_not_copied() -> None:
 def test_samples_on_the_device_are_refused_where_the_device_is_the_cpu() -> None:
     workload = plan_of("resnet50", **{"data.synthetic_on": "device"}).workload
     with pytest.raises(EnvironmentLacksError, match=r"data\.synthetic_on device: .* use host"):
-        training_data(workload.model, workload.data, batch_size=1, rank=0, world_size=1, seed=0)
+        training_data(workload.model, workload.data, batch_size=1)
 
 
 @pytest.fixture
