@@ -43,7 +43,7 @@ from dlbench.specs.requests import Request, parse_set
 if TYPE_CHECKING:
     import torch
 
-    from dlbench.node.training.state import TrainState
+    from dlbench.node.training.context import TrainState
     from dlbench.records.record import Compiling
     from dlbench.specs.plan import RunPlan
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
 from dlbench.node.cores import by_physical_core
-from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import Batch, LoaderContext, MadeSlots, NoRoomError, Slots, no_room
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import BatchReader, DataReader, Fetched, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
@@ -30,7 +30,6 @@ from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
 
-Batch = dict[str, torch.Tensor]
 _RANK_VARIABLE = "DLBENCH_LOADERS_OF"
 """Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
 _NAMED_CONVERSIONS = 20

@@ -21,9 +21,9 @@ from dlbench.node.out_of_core.device_memory import peak_bytes, restart_peaks
 from dlbench.node.part import Batch, hooks_of
 from dlbench.node.step_schedule import Pacing
 from dlbench.node.training import phases
+from dlbench.node.training.context import TrainState
 from dlbench.node.training.pauses import Pauses, stop_check_interval
 from dlbench.node.training.phases import PhaseTimer, StepTimes
-from dlbench.node.training.state import TrainState
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.launch import WARNING_S
 

@@ -39,7 +39,7 @@ from dlbench.node.training.checkpoint import (
     give_shares,
     trained_identity,
 )
-from dlbench.node.training.state import TrainState
+from dlbench.node.training.context import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
 
 

@@ -123,9 +123,8 @@ class Rank(TrainedRank):
             require_compiler(context.device, "train.optimizer.implementation fused", "set it to foreach")
         torch.manual_seed(train.seed)
         self.model = self._kernels.placed(build_model(plan.workload.model))
-        self._initial = None
         if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine gives them to others
-            self._initial = load_initial(plan.checkpoint.initialize_from, self.model, plan.workload.model)
+            self.initial_weights = load_initial(plan.checkpoint.initialize_from, self.model, plan.workload.model)
         self.loss = loss_for(plan.workload.model, train.label_smoothing)
         about = plan, self.model, context.device, self.precision, self.loss
         self.passes = trial_passes(*about, beat=context.beat, stage=context.watch.stage)
@@ -251,9 +250,8 @@ class Rank(TrainedRank):
         for part in self.parts:
             self.loss, self.batches = part.around_loss(self.loss), part.around_batches(self.batches)
         self.delivery = delivery_of(context, self.batches, self.source)
-        for last in (self.delivery, self._initial):
-            if last is not None:
-                self.add(last)
+        if self.delivery is not None:
+            self.add(self.delivery)
 
     def _host_update(self) -> HostUpdate:
         """Returns the update by the host; network and optimizer are as the first step finds them."""

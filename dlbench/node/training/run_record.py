@@ -33,11 +33,11 @@ from dlbench.node.training.checks import (
     watch_warnings,
     with_layers_noted,
 )
+from dlbench.node.training.context import TrainState
 from dlbench.node.training.loop import LoopResult
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.phases import PhaseTimer
 from dlbench.node.training.shuffle_record import Shuffled, sample_summary
-from dlbench.node.training.state import TrainState
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.rank_summary import RankSummary
@@ -61,6 +61,7 @@ class TrainedRank(TrainState):
     reading: RankReading | None = None
     allocator: str | None = None  # How memory that tensors free is treated; None on a GPU.
     initial_digest: str  # SHA-256 of the parameters as training finds them.
+    initial_weights: Setting | None = None  # What training began with; None where no file was read, and off rank 0.
     startup_s: float  # From the start of the process to the first step, without hashing, seconds.
 
     def summary(self) -> dict[str, Any]:
@@ -151,6 +152,8 @@ class TrainedRank(TrainState):
             settings += self.reading.settings()
         for part in self.parts:
             settings += part.settings()
+        if self.initial_weights is not None:
+            settings.append(self.initial_weights)
         settings += self.pacing.settings(plan.measure, self.steps.step_s)
         return settings + interface_settings(plan.system.launch.interface, context.place)
 

@@ -142,9 +142,8 @@ def test_public_names_give_the_logits_of_a_plain_forward_pass(
     tensors, path = published(), tmp_path / "model.safetensors"
     save_file(form(tensors), path)
     model = network()
-    found = load_initial(str(path), model, spec())
+    setting = load_initial(str(path), model, spec())
     require_equal_logits(tensors, model)
-    (setting,) = found.settings()
     assert setting.key == "checkpoint.initialize_from"
     assert not setting.is_without_effect
     assert "46 tensors with BERT's public names, 1 tied" in setting.evidence
@@ -157,8 +156,8 @@ def test_padding_and_positions_beyond_ours_are_cut_and_told(tmp_path: Path) -> N
     model = network()
     found = load_initial(str(path), model, spec())
     require_equal_logits({name: tensor.half().float() for name, tensor in tensors.items()}, model)
-    assert "word_embedding.weight cut from 96 to 90 rows" in found.said
-    assert "position_embedding.weight cut from 20 to 12 rows" in found.said
+    assert "word_embedding.weight cut from 96 to 90 rows" in found.evidence
+    assert "position_embedding.weight cut from 20 to 12 rows" in found.evidence
 
 
 def spec(vocabulary: int = VOCABULARY) -> BertModel:
@@ -249,6 +248,6 @@ def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_p
     state = before.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name][: len(tensor)]), name
-    assert "dlbench's checkpoint of step 7, without its optimizer" in found.said
+    assert "dlbench's checkpoint of step 7, without its optimizer" in found.evidence
     with pytest.raises(UserError, match=r"does not fit: mlm_bias has shape \[90\], this network's \[80\]"):
         load_initial(str(path), network(vocabulary=80), spec())
