@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"node.part"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
     "node.out_of_core": NODE_FLOOR
-    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.part"}
+    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.sync", "node.part"}
     | {"node.step_schedule"},
     "node.training": NODE_FLOOR
     | {
@@ -87,7 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.part",
         "node.step_schedule",
     },
-    "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
+    "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.sync"},
     "node.comm": NODE_FLOOR
     | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
     | {"node.watching", "node.devices", "node.nccl_log"},

@@ -71,7 +71,7 @@ from dlbench.records.record import Record
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported where a plan needs it: ranks that update on the device start without
-    from dlbench.node.out_of_core.host_update import HostUpdate
+    from dlbench.node.out_of_core.host_update import HostUpdater
 
 
 class Rank(TrainedRank):
@@ -253,9 +253,9 @@ class Rank(TrainedRank):
         if self.delivery is not None:
             self.add(self.delivery)
 
-    def _host_update(self) -> HostUpdate:
+    def _host_update(self) -> HostUpdater:
         """Returns the update by the host; network and optimizer are as the first step finds them."""
-        from dlbench.node.out_of_core.host_update import SETTING, HostUpdate, host_parameters
+        from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
         from dlbench.node.out_of_core.planning import checkpoint_bytes
         from dlbench.node.page_locked import require_room
 
@@ -264,7 +264,7 @@ class Rank(TrainedRank):
         needed = checkpoint_bytes(plan, place.rank, self.model)
         check_room = partial(require_room, what=SETTING, place=place, gather=gather, checkpoint_bytes=needed)
         trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
-        return HostUpdate(
+        return HostUpdater(
             self.model,
             self.optimizer,
             spec,
