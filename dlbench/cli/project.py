@@ -331,7 +331,7 @@ def _of_runs(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool) -> _
     from dlbench.analysis.table import tabulate
     from dlbench.projection.gathering import gathered
     from dlbench.projection.ledger import measured_in
-    from dlbench.views.model import is_control
+    from dlbench.views.controls import is_control
 
     require_modules("project", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)

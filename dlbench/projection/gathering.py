@@ -313,7 +313,7 @@ def _watts(runs: Iterable[Run], nodes: int) -> float | None:
             energy = read_machine(run).energy
         except IncompleteDataError:
             continue  # The report names damaged samples; here they only leave out a figure.
-        stages = [] if energy is None else [energy.stage(kind, "measured") for kind in KINDS]
-        watts = [one.mean_power_w for one in stages if one is not None and one.mean_power_w is not None]
+        powers = [] if energy is None else [energy.mean_power_w(kind, "measured") for kind in KINDS]
+        watts = [power for power in powers if power is not None]
         found += [sum(watts) / nodes] if watts else []
     return statistics.median(found) or None if found else None
