@@ -149,9 +149,9 @@ def document_of(report: CollectivesReport) -> Document:
     )
 
 
-def fit_document(fit: NetworkFit, left_out: Sequence[str] = ()) -> Document:
+def fit_document(fit: NetworkFit) -> Document:
     """Returns one fit alone, with what was left out of it."""
-    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in left_out))
+    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in fit.left_out))
     return Document(title=TITLE, sections=(section,), data=fit)
 
 

@@ -63,6 +63,8 @@ class NetworkFit(Scope):
     errors: tuple[PredictionErrors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
     predicted: Mapping[PointKey, float] = field(default_factory=dict, metadata={"json": False})
     """Seconds by a fit without the point."""
+    left_out: tuple[str, ...] = field(default=(), metadata={"json": False})
+    """What of the outputs that it was imported from was not used, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,9 +101,6 @@ class MeasuredSeries:
     startup_s: float | None = None  # Of a line through all sizes; None with fewer than two sizes.
     per_byte_s: float | None = None
 
-    def at(self, num_bytes: int) -> Measurement | None:
-        return next((row for row in self.rows if row.num_bytes == num_bytes), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredGroup:
@@ -171,9 +168,6 @@ class CollectiveGroup:
     @property
     def sizes(self) -> tuple[int, ...]:
         return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
-
-    def at(self, title: str, num_bytes: int) -> Measurement | None:
-        return next((series.at(num_bytes) for series in self.series if series.title == title), None)
 
 
 @dataclass(frozen=True, kw_only=True)
