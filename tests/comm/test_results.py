@@ -250,10 +250,11 @@ def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path)
 def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
     """A group of five equal runs whose series have these times at 1, 2, 4, ... KiB."""
     series = []
-    for name, values in times.items():
+    for algorithm, values in times.items():
+        name = SeriesName(carrier="mpi", algorithm=algorithm)
         rows = tuple(
             Measurement(
-                series=SeriesName(carrier="mpi", algorithm=name),
+                series=name,
                 num_bytes=1024 * 2**index,
                 time=Estimate(value, value, value, 1, "within-run", "s"),
                 minimum_s=value,
@@ -264,7 +265,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
             )
             for index, value in enumerate(values)
         )
-        series.append(MeasuredSeries(title=name, carrier="mpi", algorithm=name, is_library=False, rows=rows))
+        series.append(MeasuredSeries(title=name.title, carrier="mpi", algorithm=algorithm, is_library=False, rows=rows))
     return CollectiveGroup(id="g", collective="allreduce", dtype="fp32", runs=(), series=tuple(series), rejected=())
 
 
@@ -293,9 +294,9 @@ def test_recommendations_cover_all_sizes_and_lose_little(times: list[list[float]
 def test_a_gain_of_a_few_percent_is_no_reason_to_change() -> None:
     group = group_with({"ring": [1.0, 2.0, 4.0, 8.0], "direct": [2.0, 1.95, 4.1, 6.0]})
     assert [(one.low, one.high, one.title, one.tied) for one in choice.ranges_of(choice.best(group))] == [
-        (1024, 1024, "ring", ()),
-        (2048, 4096, "", ("direct", "ring")),
-        (8192, 8192, "direct", ()),
+        (1024, 1024, "ring over mpi", ()),
+        (2048, 4096, "", ("direct over mpi", "ring over mpi")),
+        (8192, 8192, "direct over mpi", ()),
     ]
 
 
