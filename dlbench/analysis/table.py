@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic
@@ -14,6 +14,7 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.digest import StepDigest, digest_of
 from dlbench.analysis.measures import RunMeasures, load_steps, measure
 from dlbench.analysis.sessions import allocations_of
+from dlbench.analysis.telemetry.readings import MachineReading, Samples, read_machines
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
@@ -22,6 +23,7 @@ from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
 FigureRow = dict[str, Any]  # By name of column.
+PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,25 @@ class RunTable:
     causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
+    samples: Samples = "some"  # How many samples of its runs may be read.
+
+    @cached_property
+    def points(self) -> dict[PointKey, list[Run]]:
+        """Returns the runs of every scaling point: the one whose throughput is in the middle first, then those next to
+        it; points with most ranks first.
+        """
+        runs: dict[PointKey, list[Run]] = {}
+        for run_id, row in self.figures.items():
+            runs.setdefault((row["group"], row["ranks"], row["nodes"]), []).append(self.runs[run_id])
+        keys = sorted(runs, key=lambda key: (-key[1], -key[2], key[0]))
+        return {key: _from_the_middle(runs[key], self.rates) for key in keys}
+
+    @cached_property
+    def readings(self) -> dict[str, MachineReading]:
+        """Reads what samplers saw of the runs with figures, each file once, when a view first asks for it. By run id;
+        runs whose samples were not read are not in it.
+        """
+        return read_machines(self.points.values(), self.samples)
 
     @cached_property
     def sessions(self) -> dict[str, str]:
@@ -76,6 +97,13 @@ class RunTable:
         }
 
 
+def _from_the_middle(runs: Sequence[Run], rates: Mapping[str, float]) -> list[Run]:
+    by_rate = sorted(runs, key=lambda run: (rates[run.plan.run_id], run.plan.run_id))
+    middle = (len(runs) - 1) // 2
+    order = sorted(range(len(runs)), key=lambda number: (abs(number - middle), number))
+    return [by_rate[number] for number in order]
+
+
 def without_resumed(table: RunTable) -> RunTable:
     """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""
     why = "resumed after an interruption, so no repeat of runs that ran through"
@@ -85,7 +113,9 @@ def without_resumed(table: RunTable) -> RunTable:
     return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
 
 
-def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
+def tabulate(
+    scan: Scan, *, with_causes: bool = False, with_digests: bool = False, samples: Samples = "some"
+) -> RunTable:
     """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
@@ -125,6 +155,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         damaged=tuple(damaged),
         causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
         digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+        samples=samples,
     )
 
 
