@@ -24,7 +24,7 @@ from dlbench.report.document import (
     Section,
     methods_section,
     remark,
-    warnings_cell,
+    runs_sheet_of,
     without_figures,
 )
 from dlbench.report.table import (
@@ -77,12 +77,8 @@ PAIR_COLUMNS = columns_of(
 RUN_COLUMNS: tuple[Column[RunRow], ...] = columns_of(
     RunRow,
     *("run_id", "group", "state", "collective", "dtype", "system", "ranks", "nodes", "repeat"),
-    *("finished", "failure_reason"),
-    Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
-    titles={
-        "run_id": "Run",
-        **{name: name.capitalize() for name in ("state", "collective", "system", "ranks", "nodes", "repeat")},
-    },
+    *("finished", "failure_reason", "warnings"),
+    titles={"repeat": "Repeat"},
 )
 
 
@@ -136,7 +132,7 @@ def document_of(report: CollectivesReport) -> Document:
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
         *methods_section(report.methods),
-        meta=(f"{runs_text(len(report.runs))}, {len(report.without_figures)} without figures.",),
+        runs=report.runs,
         always=(
             named_table("points", "Measured points", (*POINT_COLUMNS, *REJECTED_COLUMNS), GROUP_COLUMNS),
             named_table("pairs", "Pairs of ranks", PAIR_COLUMNS, ("group",)),
@@ -484,10 +480,7 @@ def _runs(report: CollectivesReport) -> Iterator[Section]:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)
     if report.runs:
-        sheet = Sheet(
-            name="runs", title="All runs", columns=RUN_COLUMNS, rows=report.runs, is_sortable=True, max_rows=MAX_LISTED
-        )
-        yield Section(id="runs", title="Runs", level="appendix", sheets=(sheet,))
+        yield Section(id="runs", title="Runs", level="appendix", sheets=(runs_sheet_of(RUN_COLUMNS, report.runs),))
     yield from without_figures(report.without_figures, report.damaged)
     if report.environment:
         title = "Environment that all runs with figures share"
