@@ -22,7 +22,7 @@ from dlbench.analysis.metrics import DEFAULT_METRICS
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.table import tabulate
 from dlbench.gate.sides import SideRun, points_of
-from dlbench.gate.verdicts import Evidence, Rule, Sample, Verdict, evidence_of, judge, overall
+from dlbench.gate.verdicts import Evidence, Rule, Sample, evidence_of, judge, overall
 from dlbench.records.scan import Scan
 from tests.support.forked_runs import run_forked
 
@@ -56,7 +56,7 @@ def figures(count: int = SESSIONS) -> Iterator[Figure]:
 
 def _rates(name: str, comparisons: Sequence[tuple[Session, Session]], *, paired: bool) -> Iterator[Figure]:
     """Each is made in both directions: equal runs are slower in neither, so that improved is regressed once more."""
-    verdicts: Counter[Verdict] = Counter()
+    verdicts: Counter[str] = Counter()
     before = 0
     for first, second in comparisons:
         for a, b in ((first["a"], second["b"]), (second["b"], first["a"])):

@@ -73,9 +73,6 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
     return replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
-QUALITY_OPEN = "quality not compared"
-
-
 def trains_apart(plan: RunPlan) -> str:
     """How ranks make updates of their own between averages (local SGD), so that a step does not do what one of replicas
     does; empty where they do not.

@@ -67,6 +67,10 @@ class RunTable:
             for run_id, row in self.figures.items()
         }
 
+    def repeat_key(self, run: Run) -> RunKey:
+        """Returns the repeat of a run with figures, which pairs it with runs of its series, and its session."""
+        return KnownKey.of("", run.plan.series.repeat, self.sessions[run.plan.run_id])
+
 
 def without_resumed(table: RunTable) -> RunTable:
     """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""

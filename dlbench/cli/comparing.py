@@ -14,6 +14,7 @@ from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, whe
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
+from dlbench.stats.verdict_words import GATE_TONES
 
 if TYPE_CHECKING:
     from dlbench.gate.comparison import Floor
@@ -33,11 +34,8 @@ SUFFIXES: dict[str, FormatName] = {
     ".xml": "junit",
 }
 
-EXIT_CODES = {
-    **dict.fromkeys(("regressed", "missed"), ExitCode.REGRESSION),
-    **dict.fromkeys(("improved", "equivalent", "met"), ExitCode.OK),
-    **dict.fromkeys(("inconclusive", "insufficient"), ExitCode.INCONCLUSIVE),
-}
+EXIT_CODES = {"bad": ExitCode.REGRESSION, "good": ExitCode.OK, "open": ExitCode.INCONCLUSIVE}
+"""By the tone of the verdict."""
 
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
@@ -247,7 +245,7 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
         click.echo(f"{options['output']}: {report.headline}", err=True)
     finish(report.damaged)
     if not exit_zero:
-        sys.exit(int(EXIT_CODES[report.verdict]))
+        sys.exit(int(EXIT_CODES[GATE_TONES[report.verdict]]))
 
 
 @click.command()

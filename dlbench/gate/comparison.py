@@ -374,10 +374,14 @@ class _Draft:
                     low, high = tested.equivalence
                     shortfall = 1 - 1 / (1 + tested.detectable)
                     tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low), detectable=shortfall)
-                ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
-                judgement = dataclasses.replace(judgement, ratio=ratio, tested=tested)
+                ratio = None if judgement.estimate is None else judgement.estimate.inverted("ratio")
+                judgement = dataclasses.replace(judgement, estimate=ratio, tested=tested)
                 # The interval that decides, so that who reads it next to the floor sees the verdict.
-                b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
+                b = (
+                    None
+                    if judgement.estimate is None
+                    else judgement.estimate.mapped(lambda one: floor * one, metric.unit)
+                )
             metrics.append(
                 MetricResult(
                     name=metric.name,
@@ -389,7 +393,7 @@ class _Draft:
                     awaits_reference=gated and judgement.awaits_reference,
                     a=a,
                     b=b,
-                    ratio=judgement.ratio,
+                    ratio=judgement.estimate,
                     tested=judgement.tested,
                     values_a=values_a,
                     values_b=values_b,
@@ -401,15 +405,17 @@ class _Draft:
     def _throughput(self, judgements: Sequence[Judgement], rule: Rule) -> Estimate | None:
         """B / A of the mean step where that left the tolerance and has no verdict of its own; None: neither."""
         for (metric, _, gated), judgement in zip(self.samples, judgements, strict=True):
-            if metric.name == "step_mean_s" and not gated and judgement.ratio is not None:
-                return judgement.ratio if abs(math.log(judgement.ratio.value)) > math.log1p(rule.tolerance) else None
+            if metric.name == "step_mean_s" and not gated and judgement.estimate is not None:
+                return (
+                    judgement.estimate if abs(math.log(judgement.estimate.value)) > math.log1p(rule.tolerance) else None
+                )
         return None
 
     def _sooner(self, judgements: Sequence[Judgement]) -> Estimate | None:
         """B / A of the time to quality where all runs of both met their target, and one side for certain sooner."""
         runs = [run for side in (self.found.a, self.found.b) if side is not None for run in side.runs]
         for (metric, _, _), judgement in zip(self.samples, judgements, strict=True):
-            ratio = judgement.ratio
+            ratio = judgement.estimate
             if metric.name == "time_to_quality_s" and ratio is not None and ratio.is_confident:
                 have_all = all(metric.name in run.figures for run in runs)
                 return ratio if have_all and is_other_than(ratio, 1) else None
@@ -417,7 +423,7 @@ class _Draft:
 
     def _quality(self, metric: Metric, judgement: Judgement, sooner: Estimate | None) -> str:
         """What a ratio leaves open where sides do not train alike, unless the faster one met the target sooner, too."""
-        ratio = judgement.ratio
+        ratio = judgement.estimate
         if ratio is None or metric.name in ("time_to_quality_s", FLOOR.name):
             return ""
         is_known = sooner is not None and (sooner.value < 1) == (ratio.value < 1)
@@ -429,20 +435,20 @@ class _Draft:
         verdict of its own, is not.
         """
         a, b = self.found.a, self.found.b
-        favoured = {"improved": b, "equivalent": b, "regressed": a}.get(judgement.verdict)
+        favoured = {"better": b, "equal": b, "worse": a}.get(judgement.outcome)
         runs_b = () if b is None else b.runs
         reason = ""
         if quality and favoured is not None and favoured.apart:
             reason = "a step of it is not the same training: train both to a target (--to-accuracy)"
-        elif metric.name == "time_to_quality_s" and judgement.verdict in ("improved", "equivalent"):
+        elif metric.name == "time_to_quality_s" and judgement.outcome in ("better", "equal"):
             if not all(metric.name in run.figures for run in runs_b):
                 reason = "some runs of B did not reach the target, which is worse than any time"
-        elif metric.name.startswith("step_") and judgement.verdict == "equivalent" and throughput is not None:
+        elif metric.name.startswith("step_") and judgement.outcome == "equal" and throughput is not None:
             reason = (
                 f"within the tolerance, but the throughput is not: B / A of the mean step is {throughput.value:.3f}; "
                 "--metric step_mean_s decides on it"
             )
-        return dataclasses.replace(judgement, verdict="inconclusive", reason=reason) if reason else judgement
+        return dataclasses.replace(judgement, outcome="undecided", reason=reason) if reason else judgement
 
 
 def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, *, of_runs: bool) -> Estimate | None:

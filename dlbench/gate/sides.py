@@ -24,7 +24,7 @@ from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.repeats import named as named_values
 from dlbench.analysis.selection import select
 from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, last_loss, losses_text, trains_apart
+from dlbench.analysis.side_by_side import alike, last_loss, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
@@ -34,6 +34,7 @@ from dlbench.report.wording import place_text
 from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict_words import QUALITY_OPEN
 
 TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
 

@@ -71,9 +71,7 @@ def judge(
         outcome = "equal"
     elif claimed in ("below", "above") and (adjusted_p is None or adjusted_p < LEVEL):
         outcome = "worse" if (claimed == "above") == higher_is_worse else "better"
-    return Verdict(
-        outcome=outcome, estimate=estimate, margin=margin, family_size=family_size, adjusted_p=adjusted_p
-    )
+    return Verdict(outcome=outcome, estimate=estimate, margin=margin, family_size=family_size, adjusted_p=adjusted_p)
 
 
 def judge_tests(

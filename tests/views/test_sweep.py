@@ -21,9 +21,10 @@ from dlbench.report.wording import DASH, times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.sweep.charts import settings_charts
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
-from dlbench.views.sweep.settings import Setting
-from dlbench.views.sweep.view import settings_charts, settings_sheet
+from dlbench.views.sweep.settings import SweptSetting
+from dlbench.views.sweep.view import settings_sheet
 from tests.support.run_factory import (
     Story,
     Training,
@@ -59,7 +60,7 @@ def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> Sweep
     return cell
 
 
-def setting(cell: SweepCell, **values: Any) -> Setting:
+def setting(cell: SweepCell, **values: Any) -> SweptSetting:
     (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
     return found
 
@@ -292,7 +293,7 @@ def test_a_sweep_to_a_target_is_decided_by_the_time_to_it(
     assert (plain.packing_s, plain.merging_s) == (None, None)
     assert cell.advice == advice
     assert (cell.best == "topk") == (verdict == "faster to the target")
-    charts = settings_charts(found_in(tmp_path), cell)
+    charts = settings_charts(found_in(tmp_path), cell, settings_sheet(found_in(tmp_path), cell))
     assert [chart.title.split(" over")[0] for chart in charts] == ["Speed to the target", "Throughput"]
 
 
