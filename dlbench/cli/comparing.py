@@ -17,9 +17,9 @@ from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, re
 from dlbench.stats.verdict_words import GATE_TONES
 
 if TYPE_CHECKING:
-    from dlbench.gate.comparison import Floor
+    from dlbench.gate.floors import Floor
     from dlbench.gate.report import ComparisonReport
-    from dlbench.gate.sides import Side
+    from dlbench.gate.sides import GateSide
     from dlbench.gate.verdicts import Rule
 
 
@@ -141,7 +141,7 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
 
 
-def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> Side:
+def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> GateSide:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
     `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
@@ -165,7 +165,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     return side_of_runs(runs_at(path), str(path), chosen, option)
 
 
-def read_history(path: Path, sides: Sequence[Side]) -> Side:
+def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
     """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
@@ -194,7 +194,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 
 
 def comparison(
-    a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
+    a: GateSide, b: GateSide, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
     """B against A and against floors; `where` names the options that choose the runs of each side."""
     from dlbench.gate.comparison import compare_sides
@@ -209,7 +209,7 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """Side b against side a of the interleaved runs of one folder."""
+    """GateSide b against side a of the interleaved runs of one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
@@ -378,7 +378,8 @@ def check(
         for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
             raise UserError(f"{option}: has no effect without --baseline")
     prepare("check", options)
-    from dlbench.gate.comparison import compare_floors, parse_floor
+    from dlbench.gate.comparison import compare_floors
+    from dlbench.gate.floors import parse_floor
 
     floors = [parse_floor(text) for text in at_least]
     if floors and options["detect"] >= 1:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 import dlbench
 from dlbench.analysis.sessions import Circumstances
 from dlbench.errors import MachineError, RunError, UserError
-from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, point_label
+from dlbench.gate.sides import Content, GateSide, SidePoint, SideRun, at_where, point_label
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.records.scan import given_content, validated
@@ -26,7 +26,7 @@ from dlbench.stats.estimates import MIN_RUNS
 MAX_FEW = 6  # Points with too few runs that an error names.
 
 
-def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
+def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
     """The file of a side; equal runs give an equal file."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
@@ -58,10 +58,10 @@ def _point(point: SidePoint) -> BaselinePoint:
     )
 
 
-def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
+def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> GateSide:
     """The side that a file is, of the points with these registered properties; name and option are for errors."""
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
-    return Side(name=name, points=tuple(points), left_out=(), damaged=())
+    return GateSide(name=name, points=tuple(points), left_out=(), damaged=())
 
 
 def _side_point(point: BaselinePoint) -> SidePoint:

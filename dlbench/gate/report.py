@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import dlbench
 from dlbench.analysis.metrics import Metric
-from dlbench.gate.sides import KeyDifference, Match, Side, SidePoint, SideRun, point_label, versus
+from dlbench.gate.sides import GateSide, KeyDifference, Match, SidePoint, SideRun, point_label, versus
 from dlbench.gate.verdicts import Rule, TTest, overall
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import place_text, runs_text, sentence, value_text, within_text
@@ -306,8 +306,8 @@ class ComparisonReport:
 
 
 def report_of(
-    a: Side,
-    b: Side,
+    a: GateSide,
+    b: GateSide,
     points: Sequence[PointResult],
     rule: Rule,
     *,

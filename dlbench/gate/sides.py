@@ -286,7 +286,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class GateSide:
     """One side of a comparison."""
 
     name: str  # What a person calls it: a path.
@@ -317,7 +317,7 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
     return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
 
 
-def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
+def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> GateSide:
     """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`."""
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
@@ -329,7 +329,7 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
     left_out += more
     points = points_of(table, damaged)
     refuse_no_figures(name, points, left_out, table.damaged)
-    return Side(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+    return GateSide(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
 
 
 def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:

@@ -63,7 +63,7 @@ _FLOOR_REASONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class MetricSample:
     """One metric at one point: a value for each run, larger is worse."""
 
     a: tuple[float, ...]
@@ -165,7 +165,7 @@ def _found(level: float, freedom: float) -> float:
     return float(nctdtrinc(freedom, 1 - POWER, student_quantile(1 - level, freedom)))
 
 
-def evidence_of(sample: Sample) -> Evidence | None:
+def evidence_of(sample: MetricSample) -> Evidence | None:
     """What can be tested; None where nothing says how far sessions scatter."""
     if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
@@ -303,7 +303,7 @@ class Judgement(Verdict):
         return self.question[self.outcome].word
 
 
-def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
+def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
     """Verdicts of one family of comparisons, in the order given.
 
     regressed: the one-sided test of "no worse than tolerated" rejects at `rule.level` after Holm's correction over the
@@ -389,7 +389,7 @@ def _judged(
     )
 
 
-def _untested(sample: Sample, rule: Rule) -> Judgement:
+def _untested(sample: MetricSample, rule: Rule) -> Judgement:
     is_floor = sample.floor is not None
     reason = _few_sessions(sample)
     if not sample.has_runs:
@@ -410,7 +410,7 @@ def _untested(sample: Sample, rule: Rule) -> Judgement:
     )
 
 
-def _few_sessions(sample: Sample) -> str:
+def _few_sessions(sample: MetricSample) -> str:
     """Why sides of few sessions get no verdict, and what helps."""
     a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
@@ -425,7 +425,7 @@ def _few_sessions(sample: Sample) -> str:
     )
 
 
-def _ratio_of_runs(sample: Sample) -> Estimate:
+def _ratio_of_runs(sample: MetricSample) -> Estimate:
     if (floor := sample.floor) is not None:
         keys = (KnownKey.of("", i, session) for i, session in enumerate(sample.sides[1][1]))
         return geometric_mean_estimate(dict(zip(keys, sample.b, strict=True))).mapped(lambda one: one / floor, "ratio")

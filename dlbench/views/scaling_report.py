@@ -33,7 +33,8 @@ from dlbench.units import whole_seconds
 from dlbench.views import doubts, model
 from dlbench.views.campaign_cost import CampaignCostView
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.causes.view import CausesView, account_sheet
+from dlbench.views.causes.tables import account_sheet
+from dlbench.views.causes.view import CausesView
 from dlbench.views.data_path import DataPathView, epoch_samples
 from dlbench.views.energy import EnergyView
 from dlbench.views.exchange import ExchangeView

@@ -20,6 +20,7 @@ from dlbench.report.wording import (
     slow_link_text,
 )
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdict_words import HOST
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group, Report
@@ -31,7 +32,7 @@ MAX_LISTED = 64  # Late ranks in a table for programs, at each rank count.
 
 
 @dataclass(frozen=True)
-class _Row:
+class LateRankRow:
     """A late rank at one rank count."""
 
     point: CausePoint
@@ -44,31 +45,31 @@ class _Row:
         return self.late.waited_share * self.point.cause("straggler").seconds.value
 
 
-def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     """Returns the ranks that the others waited for; those of the largest rank count for people."""
     largest = points[-1]
     left = len(largest.waiting_ranks) - MAX_SHOWN
     more = f" {left} more ranks were late at times." if left > 0 else ""
 
-    def late_by(row: _Row) -> str:
+    def late_by(row: LateRankRow) -> str:
         late = row.late
         times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
         return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
 
-    def share(name: str, title: str, field: str) -> Column[_Row]:
+    def share(name: str, title: str, field: str) -> Column[LateRankRow]:
         return Column(
             name, title, lambda row: getattr(row.late, field), lambda row: percent(getattr(row.late, field), 0)
         )
 
-    columns: tuple[Column[_Row], ...] = (
-        *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
+    columns: tuple[Column[LateRankRow], ...] = (
+        *columns_of(LateRankRow, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
         Column("rank", "Rank", lambda row: row.late.rank),
         Column("host", "Host", lambda row: row.late.host, limit=64),
         share("last_share_fraction", "Last in", "last_share"),
         Column("waited_s_per_step", "", lambda row: row.late.waited_s),
         Column("costs_s_per_step", "Costs per step", lambda row: row.cost_s, unit="s"),
         share("waited_share_fraction", "Of all waiting", "waited_share"),
-        *columns_of(_Row, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
+        *columns_of(LateRankRow, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
         Column("late_by", "Late by", lambda row: row.late.late_by, late_by),
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
@@ -77,7 +78,7 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         title=f"Stragglers at {place_of(largest)}",
         columns=columns,
         rows=[
-            _Row(point, position, late)
+            LateRankRow(point, position, late)
             for point in points
             for position, late in enumerate(point.waiting_ranks[:MAX_LISTED], 1)
         ],
@@ -167,7 +168,7 @@ def _verdict_text(one: HostHistory) -> str:
     """With fewer than five sessions a host is suspected at most."""
     if one.verdict == "suspected":
         return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
-    return one.verdict.replace("slow link", "slow link or NIC")
+    return next(answer.in_sentence for answer in HOST.values() if answer.word == one.verdict)
 
 
 class SlowNodesView(ReportView):

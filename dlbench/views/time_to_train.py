@@ -90,7 +90,7 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class TrainingAnswer:
     """One rank count that was looked for."""
 
     wanted: Wanted  # Of a point that is both, fastest.
@@ -109,7 +109,7 @@ class TimeToTrain:
     currency: str
     amount: str  # How much is trained, and who says so, in a sentence; without a length a million samples.
     points: tuple[TrainingPoint, ...]  # Those that have a time.
-    answers: tuple[Answer, ...]
+    answers: tuple[TrainingAnswer, ...]
     notes: tuple[str, ...]  # What is in the figures, and what is not.
 
 
@@ -282,7 +282,7 @@ def _of_batches(firsts: Sequence[Run]) -> Iterator[str]:
     )
 
 
-def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[Answer, ...]:
+def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[TrainingAnswer, ...]:
     """With a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest within
     it; without either both of all.
     """
@@ -312,7 +312,7 @@ def best(points: Sequence[TrainingPoint], wanted: Wanted) -> TrainingPoint:
     return min(points, key=lambda one: ((one.time.value, one.hours.value)[::order], one.ranks, one.nodes))
 
 
-def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> Answer:
+def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> TrainingAnswer:
     meeting = [one for one in points if all(figure(one).value <= most for figure, most in limits.values())]
     chosen = best(meeting, wanted) if meeting else None
     near = chosen or (best(points, "fastest" if wanted == "cheapest" else "cheapest") if points else None)
@@ -327,8 +327,8 @@ def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> 
         text = f"None of the measured rank counts is {' and '.join(limits)}"
         if near:
             text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_summary(near)}"
-        return Answer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
-    return Answer(
+        return TrainingAnswer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
+    return TrainingAnswer(
         wanted=wanted,
         is_met=True,
         ranks=chosen.ranks,

@@ -17,7 +17,7 @@ from scipy import stats
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.gate.baseline import read_baseline
 from dlbench.gate.sides import Content, differences, named, parse_allowed, without
-from dlbench.gate.verdicts import Evidence, Judgement, Rule, Sample, evidence_of, judge
+from dlbench.gate.verdicts import Evidence, Judgement, MetricSample, Rule, evidence_of, judge
 
 # Step times as they are: whole nanoseconds of some milliseconds, near each other, with ties and with outliers.
 TIMES = st.one_of(st.integers(90_000_000, 112_000_000), st.integers(99, 102).map(lambda ms: ms * 1_000_000)).map(
@@ -41,7 +41,7 @@ def pairs(least: int, most: int) -> st.SearchStrategy[tuple[list[float], list[fl
 
 def evidence_between(a: Sequence[float], b: Sequence[float], *, paired: bool = False) -> Evidence:
     """Each run is a session of its own."""
-    return evidence_of(Sample(a=tuple(a), b=tuple(b), paired=paired))
+    return evidence_of(MetricSample(a=tuple(a), b=tuple(b), paired=paired))
 
 
 @pytest.mark.parametrize("paired", [True, False])
@@ -73,9 +73,9 @@ def test_beside_a_larger_side_the_error_is_never_smaller_than_that_of_a_pooled_v
     assert evidence_between(a, b).error == pytest.approx(math.sqrt(wanted), abs=2e-6)
 
 
-def against(values: Sequence[float], floor: float) -> Sample:
+def against(values: Sequence[float], floor: float) -> MetricSample:
     """Runs of one session against a floor."""
-    return Sample(a=(), b=tuple(values), paired=False, sessions_b=("one",) * len(values), floor=floor)
+    return MetricSample(a=(), b=tuple(values), paired=False, sessions_b=("one",) * len(values), floor=floor)
 
 
 @pytest.mark.parametrize("count", [5, 12])
@@ -104,8 +104,8 @@ def test_a_floor_that_is_just_reached_is_missed_and_met_at_most_at_the_level() -
 
 def of_sessions(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], history: Sequence[Sequence[float]] = ()
-) -> Sample:
-    return Sample(
+) -> MetricSample:
+    return MetricSample(
         a=tuple(value for session in a for value in session),
         b=tuple(value for session in b for value in session),
         paired=False,
@@ -131,7 +131,9 @@ def test_runs_of_one_session_a_side_decide_nothing() -> None:
 
 
 def test_runs_are_the_unit_where_one_job_or_command_ran_both_sides_and_not_where_only_a_session_did() -> None:
-    sample = Sample(a=tuple(STEADY), b=tuple(STEADY), paired=False, sessions_a=("s",) * 10, sessions_b=("s",) * 10)
+    sample = MetricSample(
+        a=tuple(STEADY), b=tuple(STEADY), paired=False, sessions_a=("s",) * 10, sessions_b=("s",) * 10
+    )
     evidence = evidence_of(replace(sample, together=True))
     assert (evidence.unit, len(evidence.a)) == ("run", 10)
     assert evidence_of(sample) is None
@@ -234,7 +236,7 @@ MIRROR: dict[str, str] = {
 
 
 def one(a: Sequence[float], b: Sequence[float], *, paired: bool = False, **rule: float) -> Judgement:
-    (found,) = judge([Sample(a=tuple(a), b=tuple(b), paired=paired)], Rule(**rule))
+    (found,) = judge([MetricSample(a=tuple(a), b=tuple(b), paired=paired)], Rule(**rule))
     return found
 
 
@@ -296,7 +298,7 @@ def test_the_verdict_is_where_its_own_interval_lies(
 ) -> None:
     """Never again "regressed, 1.068x [0.982, 1.165]": verdict, p and the interval that is printed are one test."""
     shortest = [(a[: min(len(a), len(b))], b[: min(len(a), len(b))]) if paired else (a, b) for a, b in family]
-    samples = [Sample(a=tuple(a), b=tuple(x * factor for x in b), paired=paired) for a, b in shortest]
+    samples = [MetricSample(a=tuple(a), b=tuple(x * factor for x in b), paired=paired) for a, b in shortest]
     for found, sample in zip(judge(samples, Rule(tolerance=tolerance, level=level)), samples, strict=True):
         ratio, tested = found.estimate, found.tested
         assert ratio.value == pytest.approx(stats.gmean(sample.b) / stats.gmean(sample.a))
@@ -324,13 +326,13 @@ def test_pairs_see_through_a_drift_that_hides_the_change_from_separate_sides() -
 
 def test_many_comparisons_are_corrected_together() -> None:
     a, b = STEADY[:5], [x * 1.05 for x in STEADY[5:]]
-    sample = Sample(a=tuple(a), b=tuple(b), paired=False)
+    sample = MetricSample(a=tuple(a), b=tuple(b), paired=False)
     (alone,) = judge([sample], Rule())
     assert alone.verdict == "regressed"
     levels = [[found.tested.level_worse for found in judge([sample] * m, Rule()) if found.tested] for m in (1, 2, 3)]
     # Holm: the smallest p against a third of the level, the next against half of it, the last against all of it.
     assert sorted(levels[2]) == pytest.approx([0.01 / 3, 0.01 / 2, 0.01])
-    quiet = Sample(a=tuple(a), b=tuple(a), paired=False)
+    quiet = MetricSample(a=tuple(a), b=tuple(a), paired=False)
     told = [found.tested.level_worse for found in judge([quiet, sample, quiet], Rule()) if found.tested]
     assert told == pytest.approx([0.01 / 2, 0.01 / 3, 0.01 / 2])
 

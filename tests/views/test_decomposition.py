@@ -26,7 +26,7 @@ from dlbench.views.decomposition import (
     MARGIN,
     OWN_PARTS,
     Decomposition,
-    Difference,
+    PhaseRemoval,
     decomposition_lines,
     decomposition_section,
     decompositions,
@@ -80,7 +80,7 @@ def lines_of(out: Path) -> list[str]:
     return decomposition_lines(decompositions(scan(out).runs))
 
 
-def both(point: Decomposition) -> tuple[Difference, Difference]:
+def both(point: Decomposition) -> tuple[PhaseRemoval, PhaseRemoval]:
     one, other = point.differences
     assert (one.what, other.what) == ("input", "exchange")
     return one, other

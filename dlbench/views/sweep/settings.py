@@ -18,7 +18,7 @@ from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET, Answer
+from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET, Wording
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.sweep.autotune import Autotune
 
@@ -117,7 +117,7 @@ class SweptSetting:
         return self.ratio if self.num_reached is None else self.sooner
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> Wording:
         """Returns the verdict in words: of a ladder's step on what it adds."""
         if self.gain is not None:
             return LADDER_STEP[self.outcome]
