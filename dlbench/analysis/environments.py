@@ -28,6 +28,15 @@ _EXPECTED = re.compile(
 _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
 
+TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
+    *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
+    *("kernel", "os", "python", "libc", "memory."),
+    *("data.", "variable."),
+)
+
+_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
+"""Variables, and their values that keep NCCL off the adapters."""
+_MAX_ADAPTERS = 6  # That are named; the rest are counted.
 
 NOT_SET = "not set"  # Value of a key that a run does not have.
 
@@ -51,13 +60,6 @@ class Environments:
 
     common: dict[str, str]  # Keys with one value in all runs.
     differences: tuple[Difference, ...]
-
-
-TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
-    *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
-    *("kernel", "os", "python", "libc", "memory."),
-    *("data.", "variable."),
-)
 
 
 def order_of(key: str) -> tuple[int, str]:
@@ -113,11 +115,6 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
             "CUDA_LAUNCH_BLOCKING was set, which is for debugging: each kernel was waited for before the next was "
             "launched, and nothing overlaps",
         )
-
-
-_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
-"""Variables, and their values that keep NCCL off the adapters."""
-_MAX_ADAPTERS = 6  # That are named; the rest are counted.
 
 
 def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:

@@ -21,6 +21,11 @@ from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
+MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
+WORTH_A_PROCESS = 32 << 20
+"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
+FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
+
 FigureRow = dict[str, Any]  # By name of column.
 
 
@@ -194,12 +199,6 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
         "step_cv": measures.step_cv,
         "warnings": len(run.record.warnings),
     }
-
-
-MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
-WORTH_A_PROCESS = 32 << 20
-"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
-FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
 
 def load_runs(

@@ -367,16 +367,7 @@ def check(
       dlbench check --baseline b.json --candidate runs --summary summary.md
       dlbench check --paired runs --tolerance 1%
     """
-    if paired is not None:
-        if baseline is not None or candidate is not None:
-            raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
-        if where_baseline or where_candidate:
-            raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
-    elif candidate is None or not (baseline or at_least):
-        raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
-    elif baseline is None:
-        for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
-            raise UserError(f"{option}: has no effect without --baseline")
+    _refuse_sides(baseline, candidate, paired, at_least, (*where_baseline, *where_candidate))
     prepare("check", options)
     from dlbench.gate.comparison import compare_floors
     from dlbench.gate.floors import parse_floor
@@ -397,6 +388,22 @@ def check(
             a = read_side(baseline, where, where_baseline, ("--where-baseline", "--where-candidate"))
             found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
     write(found, options, exit_zero=False, name="dlbench check")
+
+
+def _refuse_sides(
+    baseline: Path | None, candidate: Path | None, paired: Path | None, at_least: Sequence[str], where: Sequence[str]
+) -> None:
+    """Refuses sides of `check` that do not go together. `where`: what chooses the runs of one side."""
+    if paired is not None:
+        if baseline is not None or candidate is not None:
+            raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
+        if where:
+            raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
+    elif candidate is None or not (baseline or at_least):
+        raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
+    elif baseline is None:
+        for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
+            raise UserError(f"{option}: has no effect without --baseline")
 
 
 @click.command()

@@ -23,7 +23,15 @@ from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
 
+VERSION = 1
+MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
 MAX_FEW = 6  # Points with too few runs that an error names.
+
+Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
+"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
+
+_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
+"""What a point of a file and a point of a side call alike."""
 
 
 def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
@@ -41,10 +49,6 @@ def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
     return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
-
-
-_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
-"""What a point of a file and a point of a side call alike."""
 
 
 def _point(point: SidePoint) -> BaselinePoint:
@@ -79,14 +83,6 @@ def _side_point(point: BaselinePoint) -> SidePoint:
             for number, run in enumerate(point.runs)
         ),
     )
-
-
-FORMAT = "dlbench.baseline"
-VERSION = 1
-MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
-
-Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
-"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
 
 
 class BaselineRun(Spec):

@@ -38,8 +38,8 @@ from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey
-from dlbench.stats.verdict import Verdict, judge_tests
-from dlbench.stats.verdict_words import FLOOR, GATE, GATE_ORDER, Question
+from dlbench.stats.verdict import Question, Verdict, judge_tests
+from dlbench.stats.verdict_words import FLOOR, GATE, GATE_ORDER
 
 Unit = Literal["pair", "run", "session"]
 

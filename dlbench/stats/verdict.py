@@ -21,6 +21,33 @@ Outcome = Literal["better", "worse", "equal", "undecided", "insufficient"]
 """better, worse: a difference beyond chance. equal: the whole interval lies within the margin. undecided: neither.
 insufficient: fewer than `MIN_RUNS` runs, or sessions where there are several, allow no verdict."""
 
+Tone = Literal["good", "bad", "open"]
+"""What a verdict is for the reader; the severities of marks and the colours of charts follow from it."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """One outcome, or state, of a question."""
+
+    word: str  # In JSON and CSV.
+    tone: Tone = "open"
+    text: str = ""  # In sentences; empty: the word.
+    cell: str = ""  # In a narrow table; empty: as in sentences.
+
+    @property
+    def in_sentence(self) -> str:
+        """Returns the words in a sentence."""
+        return self.text or self.word
+
+    @property
+    def in_cell(self) -> str:
+        """Returns the words in a narrow table."""
+        return self.cell or self.in_sentence
+
+
+Question = Mapping[str, Wording]
+"""The words of each outcome of a question, and of states that allow no comparison."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:

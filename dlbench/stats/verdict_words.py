@@ -8,33 +8,8 @@ sentences and in the narrow cells of tables, and the tone from which marks, rati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-Tone = Literal["good", "bad", "open"]
-
-
-@dataclass(frozen=True)
-class Wording:
-    """One outcome, or state, of a question."""
-
-    word: str  # In JSON and CSV.
-    tone: Tone = "open"
-    text: str = ""  # In sentences; empty: the word.
-    cell: str = ""  # In a narrow table; empty: as in sentences.
-
-    @property
-    def in_sentence(self) -> str:
-        """Returns the words in a sentence."""
-        return self.text or self.word
-
-    @property
-    def in_cell(self) -> str:
-        """Returns the words in a narrow table."""
-        return self.cell or self.in_sentence
-
-
-Question = Mapping[str, Wording]
+from dlbench.stats.verdict import Question, Tone, Wording
 
 SETTING_MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
 SETTING_MARGIN_TEXT = f"{SETTING_MARGIN * 100:g} %"

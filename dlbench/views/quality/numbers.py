@@ -48,7 +48,16 @@ from dlbench.stats.multiplicity import holm
 from dlbench.stats.pairing import RunKey
 from dlbench.views.noise import model_noise_share, samples_over
 
+METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
+"""What the metrics of `dlbench.records.record.QualityResult` are called."""
 MOST_WARMUP = 10.0  # Times a measured step that a warm-up step may take without making a time a contradiction.
+
+Keys = Mapping[str, RunKey]
+
+_median = partial(of_known, median_estimate)
+_typical = partial(of_known, typical_estimate)
+"""Of what has a ratio next to it, which is one of geometric means."""
+_Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
 def quality_of(run: Run) -> QualityResult:
@@ -127,10 +136,6 @@ def fit(run: Run, throughput: float) -> Verdict | None:
 def is_resumed(run: Run) -> bool:
     """Whether its training began from a checkpoint."""
     return run.record is not None and bool(run.record.first_step)
-
-
-METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
-"""What the metrics of `dlbench.records.record.QualityResult` are called."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +293,6 @@ def _curves(group: Group) -> tuple[Curve, ...]:
     )
 
 
-Keys = Mapping[str, RunKey]
-
-_median = partial(of_known, median_estimate)
-_typical = partial(of_known, typical_estimate)
-"""Of what has a ratio next to it, which is one of geometric means."""
-
-
 @dataclass
 class _Cell:
     """Runs of one place, by what became of them."""
@@ -428,9 +426,6 @@ class LargeBatch:
     label: str
     critical: Estimate | None  # Samples; None where no run of this network has measured it.
     points: tuple[BatchPoint, ...]  # By batch and rate.
-
-
-_Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
 def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:

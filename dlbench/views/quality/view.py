@@ -38,6 +38,11 @@ from dlbench.views.quality.numbers import (
 )
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
+MAX_RUNS = 8  # Runs drawn at each rank count.
+MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
+REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
+STAGED_CAPTION = " Time to accuracy includes staging."
+FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
@@ -131,10 +136,6 @@ def _why(factors: Factors) -> str:
 def _noise(factor: Estimate) -> str:
     within = factor.low is not None and factor.high is not None and factor.low <= 1 <= factor.high
     return " (perhaps by chance)" if within else ""
-
-
-MAX_RUNS = 8  # Runs drawn at each rank count.
-MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
 
 
 def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
@@ -238,11 +239,6 @@ def _words(found: Quality, axis: str) -> str:
     goal = number_text(found.target, found.unit)
     skill = number_text(found.predictor_value, found.unit)
     return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."
-
-
-REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
-STAGED_CAPTION = " Time to accuracy includes staging."
-FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
 
 
 class QualityView(GroupView):

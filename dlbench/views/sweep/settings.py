@@ -18,7 +18,8 @@ from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.stats.estimates import Estimate, median_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET, Wording
+from dlbench.stats.verdict import Wording
+from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.sweep.autotune import Autotune
 
