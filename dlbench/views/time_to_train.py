@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import (
     HOUR_S,
@@ -151,31 +152,27 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     if not is_whole and (asked.deadline_s or asked.budget):
         option = "--deadline" if asked.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
+    unreached = {} if quality is None else _unreached(quality)
     points: list[TrainingPoint] = []
     notes = []
-    for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
+    for point, of_point, length in zip(group.points, runs, lengths, strict=True):
+        first = next(iter(of_point.values()))
         count = held_by(first, held)
         if count is None:
             raise UserError(
                 f"{_workload(first)}: its runs had no GPU; give price and budget in rank-hours or node-hours"
             )
-        place, samples = place_text(point.ranks, point.nodes), length.samples if length else UNSTATED_SAMPLES
-        if held == "GPU" and count == point.ranks:
-            place = place.replace("rank", "GPU")
-        elif held == "GPU":
-            place += f" ({count} GPUs held)"
-        if quality is None:
+        place, samples = _place(point, held, count), length.samples if length else UNSTATED_SAMPLES
+        if reached := unreached.get((point.ranks, point.nodes)):
+            notes.append(f"{place}: no time, because {reached} met the target.")
+            continue
+        if quality is not None:
+            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
+        else:
             seconds = {
                 key: time_to_train(samples, rates[run.plan.run_id]) + (_start_s(run) if is_whole else 0.0)
                 for key, run in of_point.items()
             }
-        else:
-            there = next(one for one in quality.points if (one.ranks, one.nodes) == (point.ranks, point.nodes))
-            if not there.all_reached:
-                reached = reached_text(there.num_reached, there.num_runs)
-                notes.append(f"{place}: no time, because {reached} met the target.")
-                continue
-            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
         time = geometric_mean_estimate(seconds, "s")
         hours = time.scaled(count / HOUR_S, f"{held}-hours")
         points.append(
@@ -195,28 +192,46 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
                 seconds=seconds,
             )
         )
-    if quality is not None:
-        notes.append("Time: start of training to the evaluation that met the target, with evaluations and checkpoints.")
-    elif is_whole:
-        starts = [_start_s(run) for run in firsts]
-        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
-        notes.append(
-            f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
-            "evaluations, checkpoints and the queue are not in it."
-        )
     return TimeToTrain(
         held=held,
         currency=asked.currency,
         amount=_amount_text(firsts, lengths, quality, asked),
         points=tuple(points),
         answers=answers(points, asked, held),
-        notes=(
-            *notes,
-            *([] if quality else _of_batches(firsts)),
-            *["GPUs, cores and nodes that a job holds are counted, used or not."] * (held != "rank"),
-            "Measured rank counts only: nothing is extrapolated.",
-        ),
+        notes=(*notes, *_notes(firsts, held, is_whole=is_whole, to_target=quality is not None)),
     )
+
+
+def _place(point: Point, held: Held, count: int) -> str:
+    """Returns ranks and nodes in words; GPUs where each rank holds one."""
+    place = place_text(point.ranks, point.nodes)
+    if held != "GPU":
+        return place
+    return place.replace("rank", "GPU") if count == point.ranks else f"{place} ({count} GPUs held)"
+
+
+def _unreached(quality: Quality) -> dict[tuple[int, int], str]:
+    """Returns how many runs met the target, by ranks and nodes, where not all did."""
+    missed = (point for point in quality.points if not point.all_reached)
+    return {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
+
+
+def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool) -> Iterator[str]:
+    """Yields what is in the figures, and what is not."""
+    if to_target:
+        yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
+    elif is_whole:
+        starts = [_start_s(run) for run in firsts]
+        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
+        yield (
+            f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
+            "evaluations, checkpoints and the queue are not in it."
+        )
+    if not to_target:
+        yield from _of_batches(firsts)
+    if held != "rank":
+        yield "GPUs, cores and nodes that a job holds are counted, used or not."
+    yield "Measured rank counts only: nothing is extrapolated."
 
 
 def _workload(run: Run) -> str:
