@@ -27,13 +27,7 @@ from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    percent,
-    place_text,
-    repeat_text,
-)
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.pairing import RunKey, in_all

@@ -10,15 +10,7 @@ from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
-from dlbench.report.wording import (
-    clean,
-    number_text,
-    percent,
-    runs_text,
-    sessions_text,
-    shown,
-    slow_link_text,
-)
+from dlbench.report.wording import clean, number_text, percent, runs_text, sessions_text, shown, slow_link_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdict_words import HOST
 from dlbench.views.causes.numbers import CausePoint, LostPercent

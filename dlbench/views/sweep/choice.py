@@ -8,15 +8,7 @@ from dataclasses import replace
 from statistics import fmean, variance
 
 from dlbench.analysis.side_by_side import alike, losses_text
-from dlbench.report.wording import (
-    basis_text,
-    reached_text,
-    repeat_text,
-    sentence,
-    times_text,
-    times_value,
-    units_text,
-)
+from dlbench.report.wording import basis_text, reached_text, repeat_text, sentence, times_text, times_value, units_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, gain_of_best, means_of, paired_logs
 from dlbench.stats.multiplicity import pooled_freedom, repeats_for
 from dlbench.stats.verdict import judge, ratio_of_logs
