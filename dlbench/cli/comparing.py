@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
+from dlbench.cli import report as reports
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
@@ -26,11 +27,7 @@ if TYPE_CHECKING:
 FormatName = Literal["text", "json", "md", "html", "junit"]
 
 SUFFIXES: dict[str, FormatName] = {
-    ".txt": "text",
-    ".json": "json",
-    ".md": "md",
-    ".html": "html",
-    ".htm": "html",
+    **{suffix: name for suffix, name in reports.SUFFIXES.items() if name != "csv"},
     ".xml": "junit",
 }
 

@@ -58,7 +58,11 @@ def compare_sides(
     """
     # Runs compared with themselves are always equal: a gate would pass for ever.
     ids = [
-        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
+        {
+            (run.run_id, run.circumstances.finished, *sorted(run.figures.items()))
+            for point in side.points
+            for run in point.runs
+        }
         for side in (a, b)
     ]
     if ids[0] == ids[1]:

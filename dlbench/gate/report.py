@@ -430,7 +430,7 @@ def _num_sessions(runs: Sequence[SideRun], sessions: Mapping[str, str]) -> int:
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    ends = sorted(whole_seconds(run.finished) for run in runs)
+    ends = sorted(whole_seconds(run.circumstances.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
 
 

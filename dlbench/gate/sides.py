@@ -228,11 +228,6 @@ class SideRun:
     loss: float | None = None  # Of its last step; None where it is not finite, and in a baseline file.
     samples: int = 0  # That were trained by then.
 
-    @property
-    def finished(self) -> str:
-        """UTC, ISO 8601."""
-        return self.circumstances.finished
-
 
 @dataclass(frozen=True, kw_only=True)
 class SidePoint:

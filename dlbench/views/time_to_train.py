@@ -144,7 +144,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     group, table = source.group, source.table
     rates = table.rates
     runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
-    firsts = [next(iter(of_point.values())) for of_point in runs]
+    firsts = [table.runs[point.run_ids[0]] for point in group.points]
     held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")
     quality = source.of(Quality) if asked.samples is None and asked.epochs is None else None
     lengths = [_length(run, firsts[0], asked) for run in firsts]
@@ -155,8 +155,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     unreached = {} if quality is None else _unreached(quality)
     points: list[TrainingPoint] = []
     notes = []
-    for point, of_point, length in zip(group.points, runs, lengths, strict=True):
-        first = next(iter(of_point.values()))
+    for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
         count = held_by(first, held)
         if count is None:
             raise UserError(

@@ -16,7 +16,7 @@ from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
-from dlbench.analysis.late_ranks import Straggler, main_host, main_straggler, ranking
+from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.table import RunTable
@@ -426,7 +426,7 @@ def _point(
         adjusted_p=adjusted,
         compute_parts=causes[CAUSES.index("compute")].parts,
         hosts=hosts,
-        main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
+        main_straggler=main_straggler(ranks, hosts, own),
         exclude=exclude,
     )
     planted_s: dict[int, float] = {}

@@ -148,7 +148,7 @@ class Factors:
     samples: Estimate = field(metadata=column(name="samples_factor"))
     """The baseline's samples to quality over those here: below 1, more samples were needed."""
     rest: Estimate = field(metadata=column(name="rest_factor"))
-    """Evaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
+    """QualityEvaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +193,7 @@ class QualityPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class QualityEvaluation:
     """One evaluation of the quality; times in seconds since the start of training."""
 
     samples: int
@@ -206,14 +206,14 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class QualityCurve:
     """All evaluations of one run."""
 
     run_id: str
     ranks: int
     nodes: int
     reached: bool
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[QualityEvaluation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ class Quality:
     predictor_value: float
     headline: tuple[str, str]  # The card's number and what it means.
     points: tuple[QualityPoint, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[QualityCurve, ...]
 
 
 def group_quality(group: Group, table: RunTable) -> Quality | None:
@@ -276,16 +276,17 @@ def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
     return times_value(factor), f"as soon at {goal} with {place} as with {before}; {basis_text(factor)}"
 
 
-def _curves(group: Group) -> tuple[Curve, ...]:
-    names = [one.name for one in fields(Evaluation)]
+def _curves(group: Group) -> tuple[QualityCurve, ...]:
+    names = [one.name for one in fields(QualityEvaluation)]
     return tuple(
-        Curve(
+        QualityCurve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
             evaluations=tuple(
-                Evaluation(**{name: getattr(one, name) for name in names}) for one in run.record.quality.evaluations
+                QualityEvaluation(**{name: getattr(one, name) for name in names})
+                for one in run.record.quality.evaluations
             ),
         )
         for run in group.runs
@@ -294,7 +295,7 @@ def _curves(group: Group) -> tuple[Curve, ...]:
 
 
 @dataclass
-class _Cell:
+class RunsAtPlace:
     """Runs of one place, by what became of them."""
 
     valid: list[Run] = field(default_factory=list)
@@ -314,14 +315,14 @@ class _Cell:
         return len(self.reached) == self.num_runs > 0
 
 
-def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
+def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], RunsAtPlace]:
     """Runs by ranks and nodes, those without figures included: diverged runs must not vanish."""
     wanted = planned_id(group.sample)
-    cells: dict[tuple[int, int], _Cell] = {}
+    cells: dict[tuple[int, int], RunsAtPlace] = {}
     others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == wanted]
     for run in (*group.runs, *others):
         layout = run.plan.layout
-        cell = cells.setdefault((layout.ranks, layout.nodes), _Cell())
+        cell = cells.setdefault((layout.ranks, layout.nodes), RunsAtPlace())
         if run.state == "valid":
             # A valid run that says nothing of its quality is not one that reached it.
             (cell.valid if run.record and run.record.quality else cell.invalid).append(run)
@@ -331,7 +332,12 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
 
 
 def _point(
-    place: tuple[int, int], cell: _Cell, base: _Cell | None, keys: Keys, rates: Mapping[str, float], unit: str
+    place: tuple[int, int],
+    cell: RunsAtPlace,
+    base: RunsAtPlace | None,
+    keys: Keys,
+    rates: Mapping[str, float],
+    unit: str,
 ) -> QualityPoint:
     """`base`: the baseline of several points; `unit`: of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
@@ -369,7 +375,7 @@ def _point(
     )
 
 
-def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
+def _factors(cell: RunsAtPlace, baseline: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
     if not (cell.all_reached and baseline.all_reached):
         return None
     if cell is baseline:
@@ -386,7 +392,7 @@ def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float
     )
 
 
-def _by_run(cell: _Cell, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
+def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
     """Time, throughput, samples, and time over samples/throughput, of each run; None if a record contradicts itself."""
     found: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
     for run in cell.valid:
@@ -459,7 +465,7 @@ def _batches(name: str, sides: Mapping[_Recipe, Sequence[Run]], table: RunTable)
     keys = {run.plan.run_id: pair_key(run, table.sessions[run.plan.run_id], apart) for run in valid}
     rates = table.rates
     cells = {
-        recipe: _Cell([run for run in members if run in valid], [run for run in members if run not in valid])
+        recipe: RunsAtPlace([run for run in members if run in valid], [run for run in members if run not in valid])
         for recipe, members in sides.items()
     }
     by_run = {recipe: _by_run(cell, keys, rates) for recipe, cell in cells.items() if cell.all_reached}

@@ -27,11 +27,11 @@ from dlbench.stats.multiplicity import LEVEL
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import (
     BatchPoint,
-    Curve,
-    Evaluation,
     Factors,
     LargeBatch,
     Quality,
+    QualityCurve,
+    QualityEvaluation,
     QualityPoint,
     group_quality,
     large_batches,
@@ -338,13 +338,13 @@ def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     )
 
 
-def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
+def _evaluations_sheet(found: Quality) -> Sheet[tuple[QualityCurve, QualityEvaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
-    columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
-        *columns_of(Curve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
+    columns: tuple[Column[tuple[QualityCurve, QualityEvaluation]], ...] = (
+        *columns_of(QualityCurve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
         Column("metric", "", lambda row: found.metric),
         Column("target", "", lambda row: found.target),
-        *columns_of(Evaluation, *(one.name for one in fields(Evaluation)), of=lambda row: row[1]),
+        *columns_of(QualityEvaluation, *(one.name for one in fields(QualityEvaluation)), of=lambda row: row[1]),
     )
     return Sheet(
         name="evaluations",
