@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.analysis.table import tabulate
+from dlbench.records.folder import create
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.wording import DASH, times_value
@@ -258,6 +259,9 @@ def trained_to_target(
         is_second = plan.sync.wire == "topk" or plan.sync.average_every is not None
         factor = (1 + 0.02 * plan.series.repeat) / (speed if is_second else 1.0)
         found = values(plan) if is_second or plan.series.repeat == 3 else (0.1, 0.3, 0.9)
+        if not found:  # killed
+            create(out, plan)
+            continue
         packed = {"packing_s": 0.004, "merging_s": 0.001, "communication_s": 0.02} if plan.sync.wire == "topk" else {}
         exchange = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=1e-9) | packed
         state = "invalid" if None in found else "valid"
@@ -295,6 +299,11 @@ def test_a_sweep_to_a_target_is_decided_by_the_time_to_it(
     assert (cell.best == "topk") == (verdict == "faster to the target")
     charts = settings_charts(found_in(tmp_path), cell, settings_sheet(found_in(tmp_path), cell))
     assert [chart.title.split(" over")[0] for chart in charts] == ["Speed to the target", "Throughput"]
+
+
+def test_a_setting_whose_runs_failed_has_missed_no_target(tmp_path: Path) -> None:
+    cell = trained_to_target(tmp_path, lambda plan: ())
+    assert setting(cell, wire="topk").verdict == "no figure"
 
 
 @pytest.mark.parametrize("ending", [MISSED, DIVERGED])
