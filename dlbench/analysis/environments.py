@@ -11,6 +11,7 @@ from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.specs.plan import LaunchPlan
+from dlbench.units import first_of
 
 # What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
@@ -128,9 +129,8 @@ def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Itera
         found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
         asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
         why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
-        listed = [f"{name} ({kind})" for name, kind in nccl.adapters.items()]
-        more = f" and {len(listed) - _MAX_ADAPTERS} more" if len(listed) > _MAX_ADAPTERS else ""
-        where = f"TCP sockets ({by_socket} connections), although nodes have {', '.join(listed[:_MAX_ADAPTERS])}{more}"
+        adapters = first_of([f"{name} ({kind})" for name, kind in nccl.adapters.items()], _MAX_ADAPTERS)
+        where = f"TCP sockets ({by_socket} connections), although nodes have {adapters}"
         yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
     # Of NCCL's own transport alone it is known that such a way is by the host: a plugin's need not say how it goes.
     by_host = sum(count for way, count in ways.items() if way.split("/")[1] == "IB" and "GDRDMA" not in way)

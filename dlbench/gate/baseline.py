@@ -22,6 +22,7 @@ from dlbench.report.wording import runs_text
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.units import first_of
 
 VERSION = 1
 MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
@@ -38,9 +39,7 @@ def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
     """The file of a side; equal runs give an equal file."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
-        names = "; ".join(f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few[:MAX_FEW])
-        if len(few) > MAX_FEW:
-            names += f"; and {len(few) - MAX_FEW} more"
+        names = first_of([f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few], MAX_FEW, "; ")
         raise UserError(
             f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {names}; "
             f"choose others with --where, run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "

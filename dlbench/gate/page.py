@@ -38,6 +38,7 @@ from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.verdict_words import GATE_TONES
+from dlbench.units import first_of
 
 MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
 MAX_LEFT_OUT = 5
@@ -199,9 +200,8 @@ def paired_lines(scan: Scan) -> list[str]:
 def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
     """Cautions at a point, or at all: environments that differ, and reasons to read verdicts with care."""
     if found.environment:
-        keys = _keys(found.environment)
-        more = f"; and {len(keys) - MAX_ENVIRONMENT} more" if len(keys) > MAX_ENVIRONMENT else ""
-        yield f"Environments of A and B differ: {'; '.join(keys[:MAX_ENVIRONMENT])}{more}."
+        keys = first_of(_keys(found.environment), MAX_ENVIRONMENT, "; ")
+        yield f"Environments of A and B differ: {keys}."
     yield from found.cautions
 
 
@@ -313,9 +313,7 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
     alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
     for head, found in ((alone, report.only_b), ("Left out", report.left_out)):
         if found:
-            more = len(found) - MAX_LEFT_OUT
-            shown = "; ".join((*found[:MAX_LEFT_OUT], *([f"and {more} more"] if more > 0 else [])))
-            yield Mark(severity="note", text=f"{head}: {shown}.")
+            yield Mark(severity="note", text=f"{head}: {first_of(found, MAX_LEFT_OUT, '; ')}.")
 
 
 def _sides(point: PointResult) -> str:

@@ -17,7 +17,7 @@ from dlbench.report.wording import place_text, runs_text, sentence, value_text, 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.stats.verdict_words import FLOOR as FLOOR_WORDS
 from dlbench.stats.verdict_words import GATE_ORDER
-from dlbench.units import whole_seconds
+from dlbench.units import first_of, whole_seconds
 
 T = TypeVar("T")
 
@@ -61,9 +61,7 @@ def _floors_text(verdict: str, floors: Sequence[tuple[PointResult, MetricResult]
         return ""
     is_one_setting = len({point.label.rpartition(", ")[0] for point, _ in floors}) == 1
     names = [place_text(point.ranks, point.nodes) if is_one_setting else point.label for point, _ in same]
-    places = ", ".join(names[:MAX_NAMED])
-    if len(names) > MAX_NAMED:
-        places += f" and {len(names) - MAX_NAMED} more"
+    places = first_of(names, MAX_NAMED)
     answer = next(one for one in FLOOR_WORDS.values() if one.word == verdict)
     if answer.tone == "good":
         return f"{places}: {answer.in_sentence}."

@@ -35,6 +35,7 @@ from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict_words import QUALITY_OPEN
+from dlbench.units import first_of
 
 TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
 
@@ -161,9 +162,7 @@ def differences(a: Content, b: Content) -> list[KeyDifference]:
 
 def named(found: Iterable[KeyDifference]) -> str:
     """Differing keys in a sentence, the first of them by name."""
-    texts = [one.text for one in found]
-    more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
-    return "; ".join(texts[:MAX_NAMED]) + more
+    return first_of([one.text for one in found], MAX_NAMED, "; ")
 
 
 def _allows_path(path: str, allowed: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import clean, number_text, percent, runs_text, sessions_text, shown, slow_link_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdict_words import HOST
+from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group, Report
@@ -177,8 +178,7 @@ class SlowNodesView(ReportView):
         if not found.hosts:
             return None
         accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
-        more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
-        headline = f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
+        headline = f"{first_of(accused, 2)}, of {len(found.hosts)} hosts"
         if not accused:
             headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
         return Section(

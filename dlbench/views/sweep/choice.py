@@ -13,6 +13,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, gain_of_best, means_of, 
 from dlbench.stats.multiplicity import pooled_freedom, repeats_for
 from dlbench.stats.verdict import judge, ratio_of_logs
 from dlbench.stats.verdict_words import SETTING_MARGIN, SETTING_MARGIN_TEXT
+from dlbench.units import first_of
 from dlbench.views.sweep.drafts import Draft
 from dlbench.views.sweep.settings import SweptSetting
 
@@ -102,9 +103,8 @@ class Choice:
         elif best.strategy != self.baseline.strategy:
             parts.append(f"{sentence(strategy_words(best, self.baseline))}")
         if self.ties:
-            labels = "; ".join(setting.label for setting in self.ties[:_MAX_NAMED])
-            more = f"; and {len(self.ties) - _MAX_NAMED} more" if len(self.ties) > _MAX_NAMED else ""
-            parts.append(f"Not distinguishable from it: {labels}{more}.")
+            labels = first_of([setting.label for setting in self.ties], _MAX_NAMED, "; ")
+            parts.append(f"Not distinguishable from it: {labels}.")
         return parts
 
     def advice(self) -> str:

@@ -10,7 +10,7 @@ from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
 from dlbench.stats.verdict_words import LADDER_STEP
-from dlbench.units import format_seconds
+from dlbench.units import first_of, format_seconds
 from dlbench.views.model import Report
 from dlbench.views.sweep.charts import settings_charts
 from dlbench.views.sweep.choice import loss_text, strategy_words
@@ -109,9 +109,7 @@ def remark_lines(cell: SweepCell) -> list[str]:
     said = [(text, setting.label) for setting in cell.settings for text in _remarks(setting)]
     lines = []
     for text, found in alike(said, lambda one: one[0]).items():
-        labels = [label for _, label in found]
-        more = f"; and {len(labels) - MAX_LABELS} more" if len(labels) > MAX_LABELS else ""
-        lines.append(f"{'; '.join(labels[:MAX_LABELS])}{more}: {text}.")
+        lines.append(f"{first_of([label for _, label in found], MAX_LABELS, '; ')}: {text}.")
     return lines
 
 
