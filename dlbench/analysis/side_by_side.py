@@ -20,7 +20,7 @@ from dlbench.analysis.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.stats.estimates import Estimate, ratio_estimate
-from dlbench.stats.pairing import KnownKey, RunKey, pairing
+from dlbench.stats.pairing import KnownKey, RunKey, in_all, pairing
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -234,6 +234,10 @@ class Twins:
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
         """A figure of the runs of a variant."""
         return {key: figure(measures) for key, (_, measures) in self.runs[variant].items()}
+
+    def repeats(self, variants: Collection[Variant]) -> list[RunKey]:
+        """Returns the repeats of which the runs of all these variants have figures: what may be subtracted."""
+        return in_all(*(self.runs[variant] for variant in variants)) if variants else []
 
 
 def twins(

@@ -30,7 +30,7 @@ from dlbench.report.table import Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
-from dlbench.stats.pairing import RunKey, in_all
+from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Verdict, judge
 from dlbench.stats.verdict_words import DECOMPOSITION
 from dlbench.views.model import Report
@@ -124,8 +124,8 @@ def _point(found: Twins) -> Decomposition:
     }
     plain, missing, differences = parts["plain"], list(found.missing), []
     for what, variant in TAKEN_AWAY.items():
-        if pairs := in_all(plain, parts[variant]):
-            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in pairs}))
+        if repeats := found.repeats(("plain", variant)):
+            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in repeats}))
         elif variant in found.planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
     facts: dict[str, dict[str, Mapping[str, str]]] = {
