@@ -44,7 +44,7 @@ def next_step(group: Group) -> str:
                 f"{throttling_remedy(on_gpu=group.on_gpu)}: throttling took {percent(share)} of a step at {where}"
             )
     quality = group.of(Quality)
-    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
+    if quality is not None and quality.num_reached < quality.num_runs:
         limit, what = quality.limit.split()
         twice = f"--set quality.max_{what}={2 * float(limit.replace(',', '')):.15g}"
         return f"Train longer ({twice}): runs ended after {quality.limit} without meeting the target."

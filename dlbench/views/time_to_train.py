@@ -34,7 +34,6 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import (
     clean,
     interval_text,
-    number_text,
     place_text,
     reached_text,
     repeat_text,
@@ -262,9 +261,7 @@ def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], qualit
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
     if quality is not None:
-        side = "at least" if quality.higher_is_better else "at most"
-        target = number_text(quality.target, quality.unit)
-        return f"Trained to a {quality.metric_title} of {side} {target}, as measured."
+        return f"Trained to a {quality.goal}, as measured."
     if first is None or last is None:
         return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
     if first.epochs is None or last.epochs is None:

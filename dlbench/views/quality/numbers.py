@@ -232,6 +232,22 @@ class Quality:
     points: tuple[QualityPoint, ...]
     curves: tuple[QualityCurve, ...]
 
+    @property
+    def goal(self) -> str:
+        """Returns the target in words, e.g. ``mean absolute error of at most 0.3000``."""
+        bound = "at least" if self.higher_is_better else "at most"
+        return f"{self.metric_title} of {bound} {number_text(self.target, self.unit)}"
+
+    @property
+    def num_reached(self) -> int:
+        """Returns the valid runs of all points that met the target."""
+        return sum(point.num_reached for point in self.points)
+
+    @property
+    def num_runs(self) -> int:
+        """Returns the runs of all points that ended."""
+        return sum(point.num_runs for point in self.points)
+
 
 def group_quality(group: Group, table: RunTable) -> Quality | None:
     """Quality of a group's runs; None if they measure speed, or no record holds a quality."""
@@ -243,37 +259,35 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
     unit = "error" if result.metric == "mae" else "fraction"
     base = cells[min(cells)] if len(cells) > 1 else None
     points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
-    title, wanted = METRIC_TITLES[result.metric], group.sample.plan.workload.quality
+    wanted = group.sample.plan.workload.quality
     assert wanted is not None
-    return Quality(
+    found = Quality(
         metric=result.metric,
-        metric_title=title,
+        metric_title=METRIC_TITLES[result.metric],
         unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
         limit=f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples",
         predictor=result.predictor,
         predictor_value=result.predictor_value,
-        headline=_headline(
-            points,
-            f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
-        ),
+        headline=("", ""),
         points=tuple(points),
         curves=_curves(group),
     )
+    return replace(found, headline=_headline(found))
 
 
-def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
-    """The number of the summary's card and what it means; a failure goes before every speed-up."""
-    base, last = points[0], points[-1]
-    reached, runs = sum(point.num_reached for point in points), sum(point.num_runs for point in points)
-    if reached < runs:
-        return f"{reached} of {runs}", f"runs met {goal}: no speed-up of the time to accuracy"
+def _headline(found: Quality) -> tuple[str, str]:
+    """Returns the number of the summary's card and what it means; a failure goes before every speed-up."""
+    base, last = found.points[0], found.points[-1]
+    if found.num_reached < found.num_runs:
+        big = f"{found.num_reached} of {found.num_runs}"
+        return big, f"runs met {found.goal}: no speed-up of the time to accuracy"
     place = place_text(last.ranks, last.nodes)
-    if last.factors is None or len(points) == 1:
-        return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
+    if last.factors is None or len(found.points) == 1:
+        return (DASH if last.time is None else value_text(last.time)), f"to {found.goal} at {place}"
     factor, before = last.factors.speedup, place_text(base.ranks, base.nodes)
-    return times_value(factor), f"as soon at {goal} with {place} as with {before}; {basis_text(factor)}"
+    return times_value(factor), f"as soon at {found.goal} with {place} as with {before}; {basis_text(factor)}"
 
 
 def _curves(group: Group) -> tuple[QualityCurve, ...]:

@@ -51,30 +51,22 @@ def quality_verdict(subject: str, quality: Quality) -> str:
 
     `subject`: the workload in words, with preset, engine, precision, batch and data source.
     """
-    goal = goal_text(quality)
     base, last = quality.points[0], quality.points[-1]
-    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
-    if reached < runs:
-        return f"{subject}: {_not_reached(quality, goal, reached, runs)}"
+    if quality.num_reached < quality.num_runs:
+        return f"{subject}: {_not_reached(quality)}"
     best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
     sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
         basis = f"; {basis_text(last.time)}" if last.num_reached > 1 and last.time is not None else ""
-        return f"{subject}: target {goal} met in {sooner}{basis}."
+        return f"{subject}: target {quality.goal} met in {sooner}{basis}."
     factor, s = last.factors.speedup, "s" if last.ranks == 1 else ""
     how = f"need{s} {times_text(factor.inverted('ratio'))} as long as"
     if factor.value >= 1:
         how = f"get{s} there {times_text(factor)} sooner than"
     return (
-        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_of(last)} {how} {place_of(base)} "
-        f"({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
+        f"{subject}: all {runs_text(quality.num_runs)} met the target {quality.goal}. {place_of(last)} {how} "
+        f"{place_of(base)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
     )
-
-
-def goal_text(quality: Quality) -> str:
-    """``mean absolute error of at most 0.3000``."""
-    bound = "at least" if quality.higher_is_better else "at most"
-    return f"{quality.metric_title} of {bound} {number_text(quality.target, quality.unit)}"
 
 
 def quality_headline(quality: Quality) -> str:
@@ -82,13 +74,13 @@ def quality_headline(quality: Quality) -> str:
     sign = ">=" if quality.higher_is_better else "<="
     goal = f"{quality.metric_title} {sign} {number_text(quality.target, quality.unit)}"
     last = quality.points[-1]
-    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
-    if reached < runs or last.time is None:
-        return f"{reached_text(reached, runs)} met {goal}"
+    if quality.num_reached < quality.num_runs or last.time is None:
+        return f"{reached_text(quality.num_reached, quality.num_runs)} met {goal}"
     return f"{goal} in {value_text(last.time)} at {place_of(last)} ({runs_text(last.num_runs)})"
 
 
-def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
+def _not_reached(quality: Quality) -> str:
+    goal, reached, runs = quality.goal, quality.num_reached, quality.num_runs
     counts = ", ".join(f"{point.num_reached} of {point.num_runs} at {place_of(point)}" for point in quality.points)
     if reached == 0:
         known = [(point.best, point) for point in quality.points if point.best]
@@ -259,7 +251,7 @@ class QualityView(GroupView):
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
-        goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
+        goal = f"Target: {found.goal} within {found.limit} ({skill})"
         return Section(
             headline=quality_headline(found),
             words=(f"{goal}.",),
