@@ -213,11 +213,6 @@ class Comparison:
         return sets
 
 
-def compare(groups: Iterable[Group], **comparison: Any) -> list[ComparedSet]:
-    """Returns the sets of a `Comparison` that is written at once."""
-    return Comparison(**comparison).of(groups)
-
-
 # Control runs
 
 
