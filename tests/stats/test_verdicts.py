@@ -50,6 +50,11 @@ def test_a_difference_needs_the_interval_and_the_family(low: float, high: float,
     assert (few.outcome, few.units_wanted) == ("insufficient", 5)
 
 
+def test_without_a_value_of_no_difference_the_whole_interval_must_leave_the_margin() -> None:
+    outcomes = [judge(estimate(low, 0.03), 0.02, higher_is_worse=True).outcome for low in (0.015, 0.021)]
+    assert outcomes == ["undecided", "worse"]
+
+
 def test_two_tests_and_the_tests_of_equivalence_decide() -> None:
     within, beyond = (0.99, 1.01), (0.99, 1.03)
     assert judge_tests(0.01, 1.0, (0.01, 0.01), within, 1.02) == "worse"
