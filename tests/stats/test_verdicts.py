@@ -28,11 +28,6 @@ def test_a_verdict_needs_the_whole_interval(a: float, b: float, c: float, d: flo
     assert found == (sides.pop() if len(sides) == 1 else "undecided")
 
 
-def test_few_runs_decide_nothing() -> None:
-    assert placed(estimate(2.0, 3.0, n=4), 0.0, 1.0) == "insufficient"
-    assert placed(Estimate(2.0, None, None, 1, "single run"), 0.0, 1.0) == "insufficient"
-
-
 @pytest.mark.parametrize(
     ("low", "high", "p", "outcome"),
     [
@@ -48,6 +43,10 @@ def test_a_difference_needs_the_interval_and_the_family(low: float, high: float,
     assert (found.outcome, found.units_wanted) == (outcome, 10)
     few = judge(estimate(low, high, n=4), 0.02, centre=1.0, none_at=1.0, adjusted_p=p, higher_is_worse=True)
     assert (few.outcome, few.units_wanted) == ("insufficient", 5)
+
+
+def test_a_single_run_decides_nothing() -> None:
+    assert placed(Estimate(2.0, None, None, 1, "single run"), 0.0, 1.0) == "insufficient"
 
 
 def test_without_a_value_of_no_difference_the_whole_interval_must_leave_the_margin() -> None:
