@@ -23,7 +23,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import judge
@@ -158,10 +158,8 @@ def _is_likely(whole: Part, largest: Part) -> bool:
 
 
 def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[Experiment]) -> str:
-    if finding == "too few runs":
-        return repeat_text(case.whole.lost)
-    if finding in ("within noise", "partial"):
-        return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
+    if finding in ("too few runs", "within noise", "partial"):
+        return repeat_text(case.whole.lost, judge(case.whole.lost, WORTH_EXPLAINING).units_wanted)
     if finding == "baseline":
         # Against waiting for launches alone, which no other rank is needed to see.
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
