@@ -23,7 +23,6 @@ from dlbench.analysis.side_by_side import (
 )
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import Kind
-from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
@@ -104,7 +103,6 @@ def without_precision(run: Run) -> str:
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """Returns all sets of groups with two or more precisions, in the order of the groups."""
-    readings = machine_readings(table)
     # Two groups of one precision differ in its settings; they are no pair of precisions.
     alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
     made: dict[tuple[str, int, int], PrecisionRuns] = {}
@@ -112,7 +110,7 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
     def runs(side: Side) -> PrecisionRuns:
         key = side.group.id, side.point.ranks, side.point.nodes
         if key not in made:
-            made[key] = PrecisionRuns(side, readings, table)
+            made[key] = PrecisionRuns(side, table)
         return made[key]
 
     comparison = Comparison(
@@ -172,7 +170,7 @@ def _precision(group: Group) -> str:
 class PrecisionRuns:
     """The runs of one precision at one rank count, by block and repeat."""
 
-    def __init__(self, side: Side, readings: MachineReadings, table: RunTable) -> None:
+    def __init__(self, side: Side, table: RunTable) -> None:
         keys = {f"train.{key}" for key in PRECISION_KEYS}
         runs = [table.runs[run_id] for run_id in side.point.run_ids]
         self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
@@ -183,7 +181,7 @@ class PrecisionRuns:
         }
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
-        known = [(key, readings.by_run.get(run.plan.run_id)) for key, run in self.runs.items()]
+        known = [(key, table.readings.get(run.plan.run_id)) for key, run in self.runs.items()]
         for kind in ("GPUs", "processors"):
             joules = {key: one.energy.energy_per_sample_j(kind) for key, one in known if one and one.energy}
             if not self.energies:
@@ -278,6 +276,7 @@ class PrecisionView(ReportView):
     id = "precision"
     title = "Precision compared"
     key = "precisions"
+    after = "shuffling"
 
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)

@@ -45,7 +45,7 @@ def gpus_per_rank(run: Run) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class RankPeak:
     """The peak of one rank."""
 
     flops_per_s: float  # Floating-point operations per second: of its GPU, or of its cores together.
@@ -141,7 +141,7 @@ def training_flops(group: scaling.Group) -> int | None:
     return found or None
 
 
-def peak_of(run: Run) -> Peak | None:
+def peak_of(run: Run) -> RankPeak | None:
     """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
@@ -158,7 +158,7 @@ def peak_of(run: Run) -> Peak | None:
         if sheet is None:
             return None
         one, source, declared, memory = sheet.flops_per_s, sheet.source, False, sheet.memory_bytes_per_s
-    return Peak(
+    return RankPeak(
         flops_per_s=one * per_rank,
         unit_flops_per_s=one,
         per_rank=per_rank,
@@ -169,7 +169,7 @@ def peak_of(run: Run) -> Peak | None:
     )
 
 
-class Source(Spec):
+class RateSource(Spec):
     """Who published."""
 
     id: Name = Field(description="Unique in the file.")
@@ -177,7 +177,7 @@ class Source(Spec):
     address: str = Field(pattern=r"^https://", description="Where.")
 
 
-class Network(Spec):
+class RatedNetwork(Spec):
     """What was trained."""
 
     id: Name = Field(description="Unique in the file.")
@@ -204,8 +204,8 @@ class RateFile(Spec):
 
     format: Literal["dlbench.rates"] = Field(description="Says what the file is.")
     version: Literal[1] = Field(description="Version of the format.")
-    sources: tuple[Source, ...] = Field(description="Who published.")
-    networks: tuple[Network, ...] = Field(description="What was trained.")
+    sources: tuple[RateSource, ...] = Field(description="Who published.")
+    networks: tuple[RatedNetwork, ...] = Field(description="What was trained.")
     rates: tuple[Rate, ...] = Field(description="Published figures.")
 
 
@@ -292,6 +292,7 @@ class UtilisationView(GroupView):
     id = "utilisation"
     title = "Hardware utilisation"
     key = "utilisation"
+    after = "noise"
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)

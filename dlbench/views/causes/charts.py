@@ -126,11 +126,12 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
     if any(row["low"] is not None for row in rows):
         known = base.transform_filter("isValid(datum.low)")
         layers.append(known.mark_rule(color=INK, strokeWidth=1.5, yOffset=7).encode(x=alt.X("low:Q"), x2="high:Q"))
-    for side, align, offset, ink in (
+    sides: tuple[tuple[str, Any, int, str], ...] = (
         ("in", "left", 6, "#ffffff"),
         ("left", "right", -5, INK),
         ("right", "left", 5, INK),
-    ):
+    )
+    for side, align, offset, ink in sides:
         text = base.transform_filter(f"datum.side == '{side}'")
         mark = text.mark_text(align=align, dx=offset, dy=7, color=ink, fontSize=12)
         layers.append(mark.encode(x=alt.X("at:Q"), text="label:N"))

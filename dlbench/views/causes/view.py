@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from dlbench.report.document import Section
+from dlbench.report.table import Sheet
 from dlbench.report.wording import figure_text, number_text, runs_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.charts import account_charts
@@ -12,7 +14,7 @@ from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
 from dlbench.views.causes.tables import account_sheet, experiment_sheet
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.view import MEANS, GroupSource, GroupView, place_of
 
 MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
 
@@ -75,6 +77,10 @@ class CausesView(GroupView):
     title = "Where the time goes"
     level = "answer"
     key = "causes"
+    after = "time-to-train"
+
+    def always(self) -> tuple[Sheet[Any], ...]:
+        return (account_sheet(()),)
 
     def numbers(self, source: GroupSource) -> LostPercent | None:
         return lost_percent(source.group, source.table)
@@ -83,7 +89,7 @@ class CausesView(GroupView):
         points = found.diagnosed.points
         experiments = experiment_sheet(points)
         return Section(
-            caption=f"{group.parts_caption}.",
+            caption=MEANS,
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,

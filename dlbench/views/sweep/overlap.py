@@ -7,7 +7,8 @@ from dlbench.report.charts.style import INK, PART_COLOURS, WIDE
 from dlbench.report.table import Column
 from dlbench.report.wording import figure_text
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import CONTRADICTED, NO_BOUND, SHARES, ExchangePoint, span, spans, times
+from dlbench.views.exchange import NO_BOUND, SHARES, ExchangePoint, span, spans, times
+from dlbench.views.exchange_bound import CONTRADICTED
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell
 from dlbench.views.view import place_of

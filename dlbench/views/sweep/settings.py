@@ -13,7 +13,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.records.scan import Run
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column, times_cell
-from dlbench.specs.inert import INERT
+from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.stats.estimates import Estimate, median_estimate
@@ -167,9 +167,7 @@ def options(plan: RunPlan) -> str:
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
     """Swept keys that act in this run; the others are read by nothing in it."""
-    return frozenset(
-        key for key in plan.series.axes if all(acts(plan) for prefix, acts, _ in INERT if key.startswith(prefix))
-    )
+    return frozenset(key for key in plan.series.axes if not why_inert(key, plan))
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:

@@ -132,6 +132,7 @@ class SweepView(ReportView):
     id = "sweep"
     title = "Settings compared"
     key = "sweeps"
+    after = "summary"
 
     def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
         return sweeps(source.table)
