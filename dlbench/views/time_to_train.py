@@ -45,7 +45,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, r
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Quality, quality_of
+from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
 Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
@@ -145,7 +145,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
     held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")
-    quality = source.of(Quality) if asked.samples is None and asked.epochs is None else None
+    quality = source.of(GroupQuality) if asked.samples is None and asked.epochs is None else None
     lengths = [_length(run, firsts[0], asked) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
     if not is_whole and (asked.deadline_s or asked.budget):
@@ -208,7 +208,7 @@ def _place(point: Point, held: Held, count: int) -> str:
     return place.replace("rank", "GPU") if count == point.ranks else f"{place} ({count} GPUs held)"
 
 
-def _unreached(quality: Quality) -> dict[tuple[int, int], str]:
+def _unreached(quality: GroupQuality) -> dict[tuple[int, int], str]:
     """Returns how many runs met the target, by ranks and nodes, where not all did."""
     missed = (point for point in quality.points if not point.all_reached)
     return {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
@@ -257,7 +257,9 @@ def _start_s(run: Run) -> float:
     return max((rank.startup_s for rank in ranks), default=0.0)
 
 
-def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:
+def _amount_text(
+    firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: GroupQuality | None, asked: Asked
+) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
     if quality is not None:

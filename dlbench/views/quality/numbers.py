@@ -217,7 +217,7 @@ class QualityCurve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class GroupQuality:
     """Training to a quality."""
 
     metric: str
@@ -249,8 +249,8 @@ class Quality:
         return sum(point.num_runs for point in self.points)
 
 
-def group_quality(group: Group, table: RunTable) -> Quality | None:
-    """Quality of a group's runs; None if they measure speed, or no record holds a quality."""
+def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
+    """Returns the quality of a group's runs; None if they measure speed, or no record holds a quality."""
     result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
     if group.sample.plan.measure.until != "quality" or result is None:
         return None
@@ -261,7 +261,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
     points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
     wanted = group.sample.plan.workload.quality
     assert wanted is not None
-    found = Quality(
+    found = GroupQuality(
         metric=result.metric,
         metric_title=METRIC_TITLES[result.metric],
         unit=unit,
@@ -277,7 +277,7 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
     return replace(found, headline=_headline(found))
 
 
-def _headline(found: Quality) -> tuple[str, str]:
+def _headline(found: GroupQuality) -> tuple[str, str]:
     """Returns the number of the summary's card and what it means; a failure goes before every speed-up."""
     base, last = found.points[0], found.points[-1]
     if found.num_reached < found.num_runs:

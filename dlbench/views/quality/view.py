@@ -28,8 +28,8 @@ from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import (
     BatchPoint,
     Factors,
+    GroupQuality,
     LargeBatch,
-    Quality,
     QualityCurve,
     QualityEvaluation,
     QualityPoint,
@@ -46,7 +46,7 @@ FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluat
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
-def quality_verdict(subject: str, quality: Quality) -> str:
+def quality_verdict(subject: str, quality: GroupQuality) -> str:
     """How many runs reached the target, how soon, and why; no speed-up unless all did.
 
     `subject`: the workload in words, with preset, engine, precision, batch and data source.
@@ -69,7 +69,7 @@ def quality_verdict(subject: str, quality: Quality) -> str:
     )
 
 
-def quality_headline(quality: Quality) -> str:
+def quality_headline(quality: GroupQuality) -> str:
     """How many runs met the target, or how soon, in at most 100 characters."""
     sign = ">=" if quality.higher_is_better else "<="
     goal = f"{quality.metric_title} {sign} {number_text(quality.target, quality.unit)}"
@@ -79,7 +79,7 @@ def quality_headline(quality: Quality) -> str:
     return f"{goal} in {value_text(last.time)} at {place_of(last)} ({runs_text(last.num_runs)})"
 
 
-def _not_reached(quality: Quality) -> str:
+def _not_reached(quality: GroupQuality) -> str:
     goal, reached, runs = quality.goal, quality.num_reached, quality.num_runs
     counts = ", ".join(f"{point.num_reached} of {point.num_runs} at {place_of(point)}" for point in quality.points)
     if reached == 0:
@@ -130,7 +130,7 @@ def _noise(factor: Estimate) -> str:
     return " (perhaps by chance)" if within else ""
 
 
-def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
+def quality_charts(group: Group, found: GroupQuality, table: Sheet[QualityPoint]) -> list[Chart]:
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
@@ -153,7 +153,7 @@ def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> 
     ]
 
 
-def _rows(found: Quality) -> Rows:
+def _rows(found: GroupQuality) -> Rows:
     drawn: dict[tuple[int, int], int] = {}
     rows: Rows = []
     for curve in found.curves:
@@ -179,7 +179,7 @@ def _rows(found: Quality) -> Rows:
     return rows
 
 
-def _lines(found: Quality, rows: Rows, axis: str, axis_title: str) -> Any:
+def _lines(found: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any:
     places = map(place_of, found.points)
     values = [row["value"] for row in rows] + [found.target, found.predictor_value]
     low, high = min(values), max(values)
@@ -207,7 +207,7 @@ def _lines(found: Quality, rows: Rows, axis: str, axis_title: str) -> Any:
     )
 
 
-def _rules(found: Quality) -> list[Any]:
+def _rules(found: GroupQuality) -> list[Any]:
     """Target and no skill, each named at its line."""
     layers: list[Any] = []
     marks = (
@@ -222,7 +222,7 @@ def _rules(found: Quality) -> list[Any]:
     return layers
 
 
-def _words(found: Quality, axis: str) -> str:
+def _words(found: GroupQuality, axis: str) -> str:
     points = []
     for point in found.points:
         figure, unit = (point.samples, " samples") if axis == "samples" else (point.time, "")
@@ -242,10 +242,10 @@ class QualityView(GroupView):
     key = "quality"
     after = "start"
 
-    def numbers(self, source: GroupSource) -> Quality | None:
+    def numbers(self, source: GroupSource) -> GroupQuality | None:
         return group_quality(source.group, source.table)
 
-    def shown(self, group: Group, found: Quality) -> Section:
+    def shown(self, group: Group, found: GroupQuality) -> Section:
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
             _factors_sheet(found),
@@ -266,7 +266,7 @@ class QualityView(GroupView):
         )
 
 
-def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
+def reached_sheet(group: Group, found: GroupQuality) -> Sheet[QualityPoint]:
     """What the runs at each rank count reached, and how soon; for programs all figures of these points."""
 
     def reached(point: QualityPoint) -> Cell:
@@ -310,7 +310,7 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     )
 
 
-def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
+def _factors_sheet(found: GroupQuality) -> Sheet[tuple[QualityPoint, Factors]]:
     """Why the time to quality differs from the baseline's; no rows unless all runs reached the target."""
 
     def factor(title: str, name: str) -> Column[tuple[QualityPoint, Factors]]:
@@ -331,7 +331,7 @@ def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     )
 
 
-def _evaluations_sheet(found: Quality) -> Sheet[tuple[QualityCurve, QualityEvaluation]]:
+def _evaluations_sheet(found: GroupQuality) -> Sheet[tuple[QualityCurve, QualityEvaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
     columns: tuple[Column[tuple[QualityCurve, QualityEvaluation]], ...] = (
         *columns_of(QualityCurve, "run_id", "ranks", "nodes", of=lambda row: row[0]),

@@ -23,7 +23,7 @@ MANY_REPEATS = 100
 _MAX_NAMED = 3  # Settings named in a sentence; the others are counted.
 
 
-class Choice:
+class SettingChoice:
     """Which of the settings at one rank count is to be preferred."""
 
     def __init__(self, draft: Draft, settings: tuple[SweptSetting, ...], family_size: int) -> None:

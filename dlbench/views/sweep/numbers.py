@@ -30,7 +30,7 @@ from dlbench.stats.verdict_words import AXIS, SETTING, SETTING_MARGIN, SETTING_M
 from dlbench.views.doubts import run_doubts
 from dlbench.views.next_step import remedy_of
 from dlbench.views.sweep.autotune import autotuned
-from dlbench.views.sweep.choice import OVER, Choice
+from dlbench.views.sweep.choice import OVER, SettingChoice
 from dlbench.views.sweep.drafts import Draft, SettingRuns
 from dlbench.views.sweep.ladder import efficiency, gains_of, height, published_text, step_words
 from dlbench.views.sweep.settings import (
@@ -292,7 +292,7 @@ def _num_ended(runs: Sequence[Run], table: RunTable) -> int:
 def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     """Returns the comparison of all settings of one rank count, some of whose runs must have figures."""
     settings = tuple(_setting(number, draft, family, table) for number in range(len(draft.settings)))
-    choice = Choice(draft, settings, family.size)
+    choice = SettingChoice(draft, settings, family.size)
     effects = tuple(_axis(key, draft, family) for key in draft.levels)
     runs = [run for one in draft.settings for run in one.runs]
     ranks, nodes, preset, precision, data = _place(runs[0])
