@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
+from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, mean_ratio, verdicts_of
 from dlbench.history.change_points import change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
@@ -28,7 +28,7 @@ RECENT_DAYS = 92  # Runs that ended longer before the newest run of the history 
 
 HOST_LENGTH = 253  # Characters of a name that DNS takes.
 
-Now = Verdict | Literal["not used lately"]
+Now = HostWord | Literal["not used lately"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class HostMonth:
     later: Estimate | None = field(metadata=column())
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over nights. None where
     the clocks do not say."""
-    verdict: Verdict = field(metadata=column())
+    verdict: HostWord = field(metadata=column())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +218,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, Verdict]) -> HostMonth:
+def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, HostWord]) -> HostMonth:
     own = [night for night in nights if night.end.startswith(month)]
     ratio = _ratio(own)
     assert ratio is not None
@@ -234,7 +234,7 @@ def _later(nights: Sequence[_Night]) -> Estimate | None:
     return mean_estimate(known, "fraction") if known else None
 
 
-def _verdicts(nights: Mapping[str, Sequence[_Night]]) -> dict[str, Verdict]:
+def _verdicts(nights: Mapping[str, Sequence[_Night]]) -> dict[str, HostWord]:
     """Returns the verdicts of `dlbench.analysis.slow_nodes`, whose sessions are nights, on hosts that have any."""
     return verdicts_of(
         {

@@ -22,7 +22,7 @@ from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.group_section import condition_text, short_names
 from dlbench.views.model import Group, Report
-from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
@@ -231,7 +231,7 @@ def _card(group: Group, name: str, report: Report) -> Card:
 
 
 def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
-    quality = group.of(Quality)
+    quality = group.of(GroupQuality)
     if quality is not None:
         return quality.headline[0], (quality.headline[1],)
     last = group.largest
