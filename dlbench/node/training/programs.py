@@ -32,7 +32,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.models.build import Batch
-from dlbench.node.out_of_core.profile import undisturbed
+from dlbench.node.out_of_core.cut import undisturbed
 from dlbench.node.out_of_core.saved import HeldByOthers, activation_storage
 from dlbench.node.training.precision import Precision
 from dlbench.records.record import Compiling, Setting
