@@ -5,7 +5,6 @@ Heavy libraries are asked in processes of their own, so that a broken one cannot
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
-from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
+from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem, package_version
 from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, nvml_remedy, unusable
 from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
@@ -118,13 +117,6 @@ def _command(*words: str) -> str | None:
     return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _cores() -> Probe:
     allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = None
@@ -147,7 +139,7 @@ def _host_name() -> Probe:
 
 
 def _torch() -> Iterable[Probe]:
-    if _version("torch") is None:
+    if not package_version("torch"):
         yield Probe("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
         return
     answer = ask(
@@ -276,7 +268,7 @@ def _slurm() -> Probe:
 
 
 def _nvml() -> Probe:
-    if _version("nvidia-ml-py") is None:
+    if not package_version("nvidia-ml-py"):
         return Probe("NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry")
     code = (
         "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
@@ -292,10 +284,10 @@ def _nvml() -> Probe:
 
 
 def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> Probe:
-    missing = [package for package in packages if _version(package) is None]
+    missing = [package for package in packages if not package_version(package)]
     if missing:
         return Probe(name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for)
-    return Probe(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
+    return Probe(name, "ok", ", ".join(f"{p} {package_version(p)}" for p in packages))
 
 
 def _crops() -> Probe:
