@@ -33,7 +33,7 @@ from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.out_of_core import MemorySpec
-from dlbench.specs.sync import SyncSpec, fusion_bytes
+from dlbench.specs.sync import AUTO, SyncSpec
 from dlbench.specs.training import TrainSpec
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
@@ -77,8 +77,8 @@ def gathered(
     fusion: dict[str, float | None] = {}
     if plan.engine.name == "horovod":
         tuned = None if exchange is None else exchange.autotune
-        fused = plan.engine.kind.fusion if plan.sync.library_fusion == "auto" else plan.sync.library_fusion
-        threshold = (tuned and tuned.fusion_threshold_bytes) or fusion_bytes(fused) or 0
+        fused = plan.engine.kind.fusion if plan.sync.library_fusion == AUTO else plan.sync.library_fusion
+        threshold = (tuned and tuned.fusion_threshold_bytes) or fused.bytes or 0
         cycle_ms = None if tuned is None else tuned.cycle_time_ms
         cycle_ms = plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms
         fusion = {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
@@ -313,7 +313,7 @@ def _watts(runs: Iterable[Run], nodes: int) -> float | None:
             energy = read_machine(run).energy
         except IncompleteDataError:
             continue  # The report names damaged samples; here they only leave out a figure.
-        stages = [] if energy is None else [energy.stage(kind, "measured") for kind in KINDS]
-        watts = [one.mean_power_w for one in stages if one is not None and one.mean_power_w is not None]
+        powers = [] if energy is None else [energy.mean_power_w(kind, "measured") for kind in KINDS]
+        watts = [power for power in powers if power is not None]
         found += [sum(watts) / nodes] if watts else []
     return statistics.median(found) or None if found else None

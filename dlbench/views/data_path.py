@@ -11,7 +11,6 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
@@ -106,12 +105,11 @@ class DataPath:
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     """Where samples come from and how long ranks wait for them, by rank count."""
-    readings = machine_readings(table)
-    looked_at = set(list(readings.middle)[:MAX_POINTS])
-    middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    read_points = set(list(table.points)[:MAX_POINTS])
+    keys = [(group.id, point.ranks, point.nodes) for point in group.points]
     points = tuple(
-        _point(point, table, run, is_looked_at=key in looked_at)
-        for point, (key, run) in zip(group.points, middle.items(), strict=True)
+        _point(point, table, table.points[key][0], is_looked_at=key in read_points)
+        for point, key in zip(group.points, keys, strict=True)
     )
     data = group.sample.plan.workload.data
     return DataPath(
@@ -205,6 +203,7 @@ class DataPathView(GroupView):
     id = "data-path"
     title = "Data path"
     key = "data_path"
+    after = "exchange"
 
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)

@@ -381,6 +381,7 @@ class ExchangeView(GroupView):
     id = "exchange"
     title = "Gradient exchange"
     key = "exchange"
+    after = "ranks"
 
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
         return exchange_points(source.group, source.table)
@@ -399,7 +400,7 @@ class ExchangeView(GroupView):
         return Section(
             headline=headline,
             notes=tuple(why),
-            caption=f"{group.caption}. In brackets: the interval.",
+            caption="In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
             sheets=(times(points), what_ran(points)),

@@ -160,6 +160,7 @@ class ForecastView(GroupView):
     id = "forecast"
     title = "Projection and published figures"
     key = "forecast"
+    after = "causes"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
         """None for a group of one point, which scales against nothing."""

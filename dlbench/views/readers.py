@@ -236,6 +236,7 @@ class ReadingView(GroupView):
     id = "reading"
     title = "Reading"
     key = "reading"
+    after = "staging"
 
     def numbers(self, source: GroupSource) -> GroupReading | None:
         return reading(source.group, source.table)

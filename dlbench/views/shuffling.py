@@ -309,6 +309,7 @@ class ShuffleAuditView(GroupView):
     id = "shuffle-audit"
     title = "Shuffle audit"
     key = "shuffle_audit"
+    after = "reading"
 
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
@@ -340,6 +341,7 @@ class ShufflingView(ReportView):
     id = "shuffling"
     title = "Ways of shuffling compared"
     key = "shuffling"
+    after = "break-even"
 
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
         return comparisons(source.groups, source.table)

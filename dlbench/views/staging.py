@@ -201,6 +201,7 @@ class StagingView(GroupView):
     id = "staging"
     title = "Staging"
     key = "staging"
+    after = "data-path"
 
     def numbers(self, source: GroupSource) -> Staged | None:
         return staged(source.group, source.table)
@@ -259,6 +260,7 @@ class BreakEvenView(ReportView):
     id = "break-even"
     title = "Staged against read in place"
     key = "break_even"
+    after = "stalls"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
         # Every staged group next to the one that differs in nothing but staging, by rank count.

@@ -274,6 +274,7 @@ class StallsView(ReportView):
     id = "stalls"
     title = "Input stalls"
     key = "stalls"
+    after = "slow-nodes"
 
     def numbers(self, source: ReportSource) -> tuple[Stalls, ...]:
         return stalls(source.scan.runs)

@@ -300,6 +300,7 @@ class StepsView(GroupView):
     id = "steps"
     title = "Step times"
     key = "step_times"
+    after = "stragglers"
 
     def numbers(self, source: GroupSource) -> StepDistribution | None:
         return step_times(source.group, source.table)
@@ -331,6 +332,7 @@ class RanksView(GroupView):
 
     id = "ranks"
     title = "Ranks and steps"
+    after = "steps"
 
     def section(self, group: Group) -> Section | None:
         found = group.of(StepDistribution)

@@ -292,6 +292,7 @@ class UtilisationView(GroupView):
     id = "utilisation"
     title = "Hardware utilisation"
     key = "utilisation"
+    after = "noise"
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)

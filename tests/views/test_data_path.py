@@ -17,7 +17,7 @@ from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group, Report
 from dlbench.views.readers import GroupReading
-from dlbench.views.scaling_report import SCALING, assemble, document_of
+from dlbench.views.scaling_report import assemble, document_of, scaling_views
 from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text
 from tests.support.data_path_factory import (
@@ -45,7 +45,7 @@ def write(out: Path, wait_ms: float, record: dict[str, Any], **request: Any) -> 
 
 def page(out: Path) -> tuple[Report, Document]:
     report = assemble(scan(out))
-    return report, document_of(report, SCALING)
+    return report, document_of(report)
 
 
 def sections(document: Document) -> dict[str, Section]:
@@ -178,7 +178,7 @@ def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown:
     (point,) = one.of(Audit).points
     assert (point.num_bad, point.twice, point.never, point.sent, point.received) == (5, 5, 5, 1000, 995)
     assert point.novelty == pytest.approx(0.2)
-    view = next(view for view in SCALING.group if view.id == "shuffle-audit")
+    view = next(view for view in scaling_views().group if view.id == "shuffle-audit")
     section = view.section(one)
     assert [mark.severity for mark in section.marks] == ["serious"] * 5
     assert "a/17.jpeg" in section.marks[0].text

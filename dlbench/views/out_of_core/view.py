@@ -195,6 +195,7 @@ class OutOfCoreView(ReportView):
     id = "out-of-core"
     title = TITLE
     key = "out_of_core"
+    after = "large-batch"
 
     def numbers(self, source: ReportSource) -> tuple[MethodComparison, ...]:
         """Sets of runs that differ in nothing but method and batch."""

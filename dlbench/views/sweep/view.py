@@ -306,6 +306,7 @@ class SweepView(ReportView):
     id = "sweep"
     title = "Settings compared"
     key = "sweeps"
+    after = "summary"
 
     def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
         return sweeps(source.table)
