@@ -2,7 +2,7 @@
 
 Each machine is fitted at 2, 4, 8 and 16 nodes and asked at 32, 64 and 128. Its costs of messages are known to a few per
 cent, and its target is measured by runs of another session on nodes of which only sixteen were seen. What is held
-against the band is what was measured there, as `dlbench project --against` does it. Every kind is judged by itself,
+against the band is what was measured there, as `dlbench project score` does it. Every kind is judged by itself,
 and all of them together: a user does not know which kind his machine is.
 
 The oracle knows the kind: of the machines of one kind it knows how far the projected median is off at so many

@@ -17,7 +17,7 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
-from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
+from dlbench.perfmodels.training_time import TimeVerdict, consistency, time_to_train, total_throughput, training_samples
 from dlbench.units import format_number, format_seconds
 
 
@@ -244,7 +244,7 @@ def _amount(
     return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: TimeVerdict) -> str:
     if verdict.status == "impossible":
         return f"impossible: {verdict.speed_factor:.3g} times faster than the throughput allows"
     if verdict.status == "unexplained":

@@ -358,7 +358,7 @@ def ls(as_json: bool) -> None:
 
 
 _EXAMPLES = "examples of systems, to copy and edit"
-_MODELS = "systems by data sheet, for dlbench project --from-spec; nothing runs on them"
+_MODELS = "systems by data sheet, for dlbench project spec; nothing runs on them"
 
 
 def _heading(row: dict[str, Any]) -> str:

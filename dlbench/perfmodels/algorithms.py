@@ -24,7 +24,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import (
     Layout,
     Schedule,
-    Step,
+    ScheduleStep,
     Transfer,
     all_to_all_block,
     invalid,
@@ -103,7 +103,7 @@ def schedule(
         sends, receives = source == rank, target == rank
         arriving = (source[receives], into[receives], count[receives], added[receives] > 0)
         found.append(
-            Step(
+            ScheduleStep(
                 sends=tuple(map(Transfer, target[sends].tolist(), first[sends].tolist(), count[sends].tolist())),
                 receives=tuple(map(Transfer, *(one.tolist() for one in arriving))),
                 from_input=pattern.into is not None,

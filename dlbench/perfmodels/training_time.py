@@ -28,7 +28,7 @@ Status = Literal["fits", "impossible", "unexplained"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class TimeVerdict:
     """What a stated time is worth besides a throughput and an amount of training."""
 
     status: Status
@@ -64,7 +64,7 @@ def time_to_train(samples: float, throughput: float) -> float:
 
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
-) -> Verdict:
+) -> TimeVerdict:
     """Whether a throughput, an amount of training and a time can all be true.
 
     `throughput`: samples per second, all ranks together. `seconds`: the stated time to train. `tolerance`: share by
@@ -81,7 +81,7 @@ def consistency(
         status = "unexplained"
     near = [size for size in GROUP_SIZES if abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
     group = min(near, key=lambda size: abs(math.log(factor / size)), default=None)
-    return Verdict(
+    return TimeVerdict(
         status=status,
         expected_s=expected,
         stated_s=seconds,
@@ -92,7 +92,7 @@ def consistency(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingLength:
     """How much a full training is, by the plan."""
 
     epochs: float | None  # None where the plan counts steps or samples.
@@ -101,7 +101,7 @@ class Recipe:
     is_limit: bool  # Whether it is the most that would be trained, and not the length of the recipe.
 
 
-def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
+def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
     """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
 
     Both are those in force at the plan's global batch.
@@ -113,14 +113,14 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
         epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
     elif schedule.total_steps is not None:
         samples = float(schedule.total_steps * plan.global_batch)
-        return Recipe(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
+        return TrainingLength(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
     elif quality is not None and quality.max_epochs is not None and epoch_samples:
         epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
     elif quality is not None and quality.max_samples is not None:
-        return Recipe(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
+        return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
     else:
         return None
-    return Recipe(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
+    return TrainingLength(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
 
 
 def positive(name: str, value: float) -> float:

@@ -63,7 +63,7 @@ _UNCHECKED = "; not checked against the maker's own copy"
 
 
 @dataclass(frozen=True)
-class Sheet:
+class DataSheet:
     """One product."""
 
     product: str
@@ -101,31 +101,39 @@ _MI250X_SHEET = "AMD Instinct MI250X accelerator, data sheet, matrix (half: torc
 _MI300X_PAGE = "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix"
 _MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
 
-SHEETS: tuple[Sheet, ...] = (
-    Sheet("P40", r"P40", {"fp32": 12.0}, 0.346, "NVIDIA Tesla P40, data sheet"),
-    Sheet("V100 SXM2", r"V100-SXM[23](-\d+GB(-LS)?)?", {"fp32": 15.7, "fp16": 125.0}, 0.9, _V100_SHEET),
-    Sheet("V100 PCIe", r"V100-PCIE-\d+GB", {"fp32": 14.0, "fp16": 112.0}, 0.9, _V100_SHEET),
-    Sheet("V100S PCIe", r"V100S-PCIE-32GB", {"fp32": 16.4, "fp16": 130.0}, 1.134, _V100_SHEET),
-    Sheet("A100 SXM 40 GB", r"A100-SXM4-40GB", _A100, 1.555, _A100_SHEET),
-    Sheet("A100 SXM 80 GB", r"A100-SXM4-80GB", _A100, 2.039, _A100_SHEET),
-    Sheet("A100 PCIe 40 GB", r"A100-PCI[Ee]-40GB", _A100, 1.555, _A100_SHEET),
-    Sheet("A100 PCIe 80 GB", r"A100 80GB PCIe", _A100, 1.935, _A100_SHEET),
-    Sheet("A30", r"A30", _tensor(10.3, 82.0, 165.0), 0.933, "NVIDIA A30 Tensor Core GPU, data sheet (dense)"),
-    Sheet("A40", r"A40", _tensor(37.4, 74.8, 149.7), 0.696, "NVIDIA A40, data sheet (dense)"),
-    Sheet("L4", r"L4", _tensor(30.3, 60.0, 121.0), 0.3, f"NVIDIA L4 Tensor Core GPU, data sheet {_HALVED}"),
-    Sheet("L40S", r"L40S", _tensor(91.6, 183.0, 362.05), 0.864, "NVIDIA L40S, data sheet (dense)"),
-    Sheet("H100 SXM", r"H100 80GB HBM3", _HOPPER_SXM, 3.35, _HOPPER_PAPER),
-    Sheet("H100 PCIe", r"H100 PCIe", _tensor(51.2, 378.0, 756.0), 2.0, _HOPPER_PAPER),
-    Sheet("H100 NVL", r"H100 NVL", _HOPPER_NVL, 3.9, f"NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL {_HALVED}"),
-    Sheet("H200 SXM", r"H200", _HOPPER_SXM, 4.8, f"{_SAME_CHIP.format('H200')}; memory: NVIDIA H200, data sheet"),
-    Sheet("H200 NVL", r"H200 NVL", _HOPPER_NVL, 4.8, f"NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL {_HALVED}"),
+SHEETS: tuple[DataSheet, ...] = (
+    DataSheet("P40", r"P40", {"fp32": 12.0}, 0.346, "NVIDIA Tesla P40, data sheet"),
+    DataSheet("V100 SXM2", r"V100-SXM[23](-\d+GB(-LS)?)?", {"fp32": 15.7, "fp16": 125.0}, 0.9, _V100_SHEET),
+    DataSheet("V100 PCIe", r"V100-PCIE-\d+GB", {"fp32": 14.0, "fp16": 112.0}, 0.9, _V100_SHEET),
+    DataSheet("V100S PCIe", r"V100S-PCIE-32GB", {"fp32": 16.4, "fp16": 130.0}, 1.134, _V100_SHEET),
+    DataSheet("A100 SXM 40 GB", r"A100-SXM4-40GB", _A100, 1.555, _A100_SHEET),
+    DataSheet("A100 SXM 80 GB", r"A100-SXM4-80GB", _A100, 2.039, _A100_SHEET),
+    DataSheet("A100 PCIe 40 GB", r"A100-PCI[Ee]-40GB", _A100, 1.555, _A100_SHEET),
+    DataSheet("A100 PCIe 80 GB", r"A100 80GB PCIe", _A100, 1.935, _A100_SHEET),
+    DataSheet("A30", r"A30", _tensor(10.3, 82.0, 165.0), 0.933, "NVIDIA A30 Tensor Core GPU, data sheet (dense)"),
+    DataSheet("A40", r"A40", _tensor(37.4, 74.8, 149.7), 0.696, "NVIDIA A40, data sheet (dense)"),
+    DataSheet("L4", r"L4", _tensor(30.3, 60.0, 121.0), 0.3, f"NVIDIA L4 Tensor Core GPU, data sheet {_HALVED}"),
+    DataSheet("L40S", r"L40S", _tensor(91.6, 183.0, 362.05), 0.864, "NVIDIA L40S, data sheet (dense)"),
+    DataSheet("H100 SXM", r"H100 80GB HBM3", _HOPPER_SXM, 3.35, _HOPPER_PAPER),
+    DataSheet("H100 PCIe", r"H100 PCIe", _tensor(51.2, 378.0, 756.0), 2.0, _HOPPER_PAPER),
+    DataSheet(
+        "H100 NVL", r"H100 NVL", _HOPPER_NVL, 3.9, f"NVIDIA H100 Tensor Core GPU, data sheet, H100 NVL {_HALVED}"
+    ),
+    DataSheet("H200 SXM", r"H200", _HOPPER_SXM, 4.8, f"{_SAME_CHIP.format('H200')}; memory: NVIDIA H200, data sheet"),
+    DataSheet(
+        "H200 NVL", r"H200 NVL", _HOPPER_NVL, 4.8, f"NVIDIA H200 Tensor Core GPU, data sheet, H200 NVL {_HALVED}"
+    ),
     # 4 with HBM3, 4.9 with HBM3e
-    Sheet("GH200", r"GH200 (480GB|120GB|144G HBM3e)", _HOPPER_SXM, None, _SAME_CHIP.format("GH200")),
+    DataSheet("GH200", r"GH200 (480GB|120GB|144G HBM3e)", _HOPPER_SXM, None, _SAME_CHIP.format("GH200")),
     # 7.7 in an HGX, 8 in a DGX
-    Sheet("B200", r"B200", _tensor(80.0, 1100.0, 2250.0), None, _B200_BRIEF),
-    Sheet("MI250X (one of its two dies)", r"(?i:INSTINCT) MI250X", _tensor(47.85, None, 191.5), 1.6384, _MI250X_SHEET),
-    Sheet("MI300X", r"(?i:INSTINCT) MI300X( OAM)?", _tensor(163.4, 653.7, 1307.4), 5.3, _MI300X_PAGE, is_checked=True),
-    Sheet("MI300A", r"(?i:INSTINCT) MI300A", _tensor(122.6, 490.3, 980.6), 5.3, _MI300A_SHEET),
+    DataSheet("B200", r"B200", _tensor(80.0, 1100.0, 2250.0), None, _B200_BRIEF),
+    DataSheet(
+        "MI250X (one of its two dies)", r"(?i:INSTINCT) MI250X", _tensor(47.85, None, 191.5), 1.6384, _MI250X_SHEET
+    ),
+    DataSheet(
+        "MI300X", r"(?i:INSTINCT) MI300X( OAM)?", _tensor(163.4, 653.7, 1307.4), 5.3, _MI300X_PAGE, is_checked=True
+    ),
+    DataSheet("MI300A", r"(?i:INSTINCT) MI300A", _tensor(122.6, 490.3, 980.6), 5.3, _MI300A_SHEET),
 )
 
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (
@@ -137,7 +145,7 @@ _AMBIGUOUS: tuple[tuple[str, str], ...] = (
 )
 
 
-def sheet_of(device: str) -> Sheet | None:
+def sheet_of(device: str) -> DataSheet | None:
     """The product of a GPU, by the name that NVML or torch gives; None where the table has none of that name. `device`:
     e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
     """

@@ -24,7 +24,7 @@ from dlbench.projection.ingredients import (
     QualityFigures,
     QualityRun,
     RunFigures,
-    Supply,
+    StorageSupply,
 )
 from dlbench.projection.nodes import scatter_of
 from dlbench.records.registry import data_title, goal
@@ -244,7 +244,7 @@ def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
     return scatter_of(found)
 
 
-def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
+def _supply(points: Sequence[Point], table: RunTable) -> StorageSupply | None:
     """What storage gave to runs that read files; None where none did."""
     seen: list[tuple[float, float, float, Point]] = []  # Rate, demand, stored bytes of a sample.
     for point in points:
@@ -265,7 +265,7 @@ def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
     record = table.runs[points[-1].run_ids[0]].record
     rate, _, size, best = max(seen, key=lambda one: one[0])
     most, demand, *_ = max(seen, key=lambda one: one[1])
-    return Supply(
+    return StorageSupply(
         sample_bytes=size,
         bytes_per_s=rate,
         nodes=best.nodes,

@@ -50,7 +50,7 @@ rest)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of a step, seconds."""
 
     name: str  # One of `PARTS`.
@@ -86,7 +86,7 @@ class Target:
     step: Band  # Seconds.
     throughput: Band | None  # Samples per second, all ranks; None: the batch is not known.
     efficiency: Band | None  # Share of the ideal, against the smallest measured point.
-    parts: tuple[Part, ...]  # Empty: points only.
+    parts: tuple[StepPart, ...]  # Empty: points only.
     model_error: Band  # Factor on the step (1) that the model's own error puts there.
     algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]

@@ -32,12 +32,12 @@ from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, model_error
 from dlbench.projection.batch import own_work
 from dlbench.projection.costs import LIBRARY, Costs
-from dlbench.projection.exchange import Messages, NoModelError, Way, bisected, last_end, ready_at
-from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
+from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, StorageSupply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
-from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
+from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Projection, Refused, StepPart, Target
 from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
@@ -56,7 +56,7 @@ def project(
     ingredients: Ingredients,
     ranks: Sequence[int],
     *,
-    way: Way | None = None,
+    way: ExchangeMethod | None = None,
     misses: Sequence[Miss] = (),
     there: Ingredients | None = None,
     draws: int = DRAWS,
@@ -68,12 +68,12 @@ def project(
     earlier projections of the system, by its ledger.
     """
     place = there or ingredients
-    model: _Model | Refused | None = None
+    model: AnchoredModel | Refused | None = None
     held_out: list[HeldOut] = []
     seen = list(misses)
     if not place.is_series and not all(reasons(place, count) for count in ranks):
         model = _model(ingredients, draws)
-    if isinstance(model, _Model):
+    if isinstance(model, AnchoredModel):
         for one, miss in _held_out(model):
             held_out.append(one)
             seen.append(miss)
@@ -99,7 +99,7 @@ def project(
         why = reasons(place, count)
         if isinstance(model, Refused) and not why:
             why = (model,)
-        if isinstance(model, _Model) and not why:
+        if isinstance(model, AnchoredModel) and not why:
             try:
                 targets.append(model.at(count, error, way))
                 continue
@@ -124,11 +124,11 @@ def project(
         refused=tuple(dict.fromkeys(not_told)),
         held_out=tuple(held_out),
         flags=tuple(of_all),
-        cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, _Model) else 1.0,
+        cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, AnchoredModel) else 1.0,
     )
 
 
-def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
+def _held_out(model: AnchoredModel) -> list[tuple[HeldOut, Miss]]:
     """Every point from the third on, projected from those below it: from their runs and nodes, by the same network and
     the algorithms that all points leave open.
 
@@ -150,7 +150,7 @@ def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
             changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
         below = ingredients.model_copy(update=changed)
         less = None if reasons(below, point.ranks) else _model(below, len(model.rho), names)
-        if not isinstance(less, _Model):
+        if not isinstance(less, AnchoredModel):
             continue
         try:
             told = less.at(point.ranks, model_error((), prior_scale=0.0), None)
@@ -196,7 +196,7 @@ def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class AnchoredModel:
     """What all targets share: the draws of the anchor, and what anchors the models there."""
 
     ingredients: Ingredients  # Of the targets' system.
@@ -211,7 +211,7 @@ class _Model:
     session: Array  # Factor between the sessions of the anchor and of a target (1).
     is_home: bool = True  # Whether targets are of the system that was measured.
 
-    def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
+    def at(self, ranks: int, error: ModelError, way: ExchangeMethod | None) -> Target:
         """Raises `NoModelError`: the exchange has no model."""
         found, at = self.ingredients, self.figures
         draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
@@ -304,7 +304,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     return figures
 
 
-def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Model | Refused:
+def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> AnchoredModel | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
     `names`: algorithms that may stand for a library's own.
     """
@@ -341,7 +341,7 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY)
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
     slowed, scatter = slowed_by_hidden(ingredients, draws)
-    return _Model(
+    return AnchoredModel(
         ingredients=ingredients,
         costs=costs,
         figures=figures,
@@ -400,7 +400,7 @@ def _target(
         throughput=None if batch is None else Band.of(ranks * batch / step),
         # No rank is faster beside others, unless that was measured.
         efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
-        parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
+        parts=tuple(StepPart(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
         model_error=Band.of(error),
         algorithms=(),
         flags=told,
@@ -409,7 +409,7 @@ def _target(
 
 
 def _input_wait(
-    supply: Supply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
+    supply: StorageSupply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
 ) -> tuple[Array, tuple[Flag, ...]]:
     """What a step is longer because storage does not deliver, seconds by draw, and what to know of it. Only where it
     was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.

@@ -18,7 +18,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import (
     HOUR_S,
     UNSTATED_SAMPLES,
-    Recipe,
+    TrainingLength,
     recipe_of,
     time_to_train,
     training_samples,
@@ -223,16 +223,16 @@ def _workload(run: Run) -> str:
     return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
 
 
-def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
+def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
     """What is trained at the batch of a run; a recipe in steps trains as many samples as at the baseline's batch."""
     if asked.samples is not None:
-        return Recipe(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
+        return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
     epoch = asked.epoch_samples or run.epoch_samples
     if asked.epochs is not None:
         if not epoch:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
         samples = training_samples(epoch, asked.epochs)
-        return Recipe(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        return TrainingLength(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
     found = recipe_of(run.plan, epoch)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
@@ -244,7 +244,9 @@ def _start_s(run: Run) -> float:
     return max((rank.startup_s for rank in ranks), default=0.0)
 
 
-def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:
+def _amount_text(
+    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: Quality | None, asked: Asked
+) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
     if quality is not None:

@@ -19,7 +19,7 @@ from dlbench.cli import cli
 from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
-from dlbench.removed import OPTIONS
+from dlbench.removed import OPTIONS, PROJECTIONS
 from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
@@ -241,8 +241,11 @@ def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
             continue
         words = tuple(word for word in span.split()[1:] if word not in ("...", "|"))
         command, rest = command_of(words)
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())} | {"--help"}
+        commands = [command, *getattr(command, "commands", {}).values()]  # `dlbench project --set` is of any of these.
+        parameters = [parameter for one in commands for parameter in one.params]
+        known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
+        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())}
+        known |= {"--help", *PROJECTIONS}
         wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
         assert not wrong, f"{span}: {wrong}"
 

@@ -55,9 +55,9 @@ def test_what_a_name_does_not_tell_has_no_peak_and_a_reason(device: str, precisi
 @pytest.mark.parametrize("sheet", SHEETS, ids=lambda sheet: sheet.product)
 def test_every_sheet_is_dense_and_names_its_source(sheet: object) -> None:
     """A figure with sparsity would be twice its dense one: tf32 is half of bf16 on tensor cores, as printed."""
-    from dlbench.perfmodels.utilisation import Sheet
+    from dlbench.perfmodels.utilisation import DataSheet
 
-    assert isinstance(sheet, Sheet)
+    assert isinstance(sheet, DataSheet)
     assert sheet.source.startswith(("NVIDIA", "AMD"))
     assert "fp32" in sheet.tflops
     if "bf16" in sheet.tflops:

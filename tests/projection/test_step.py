@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import Miss
 from dlbench.projection.costs import LIBRARY
-from dlbench.projection.exchange import AS_IT_RAN, Cycle, Way, messages_of
-from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, Supply
+from dlbench.projection.exchange import AS_IT_RAN, Cycle, ExchangeMethod, messages_of
+from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, StorageSupply
 from dlbench.projection.nodes import lateness, scatter_of
 from dlbench.projection.projected import PARTS, Projection, Target
 from dlbench.projection.step import project
@@ -246,7 +246,7 @@ def test_what_storage_gave_limits_more_ranks_only_where_more_demand_gave_no_more
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
 
     def fed(**changes: Any) -> Projection:
-        supply = Supply(sample_bytes=1e6, bytes_per_s=3e9, nodes=4, **changes)
+        supply = StorageSupply(sample_bytes=1e6, bytes_per_s=3e9, nodes=4, **changes)
         return project(ingredients.model_copy(update={"supply": supply}), [16, 256], draws=DRAWS)
 
     without = project(ingredients, [16, 256], draws=DRAWS)
@@ -281,7 +281,7 @@ def test_another_way_is_what_it_changes() -> None:
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
 
     def exchange(ranks: int = 64, **changes: Any) -> float:
-        way = Way(**{"exchange": "flat", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 4, **changes})
+        way = ExchangeMethod(**{"exchange": "flat", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 4, **changes})
         return float(np.median(drawn(ingredients, ranks, way=way)["exchange"]))
 
     same = float(np.median(drawn(ingredients, 64)["exchange"]))
@@ -304,7 +304,7 @@ def test_another_way_is_what_it_changes() -> None:
     assert first is not None
     assert first.quantiles == pytest.approx((1.0,) * 9)
     assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
-    way = Way(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
+    way = ExchangeMethod(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
     for other, why in (
         (way, "exchange hybrid"),
         (replace(way, exchange="flat", wire="powersgd"), "wire powersgd"),

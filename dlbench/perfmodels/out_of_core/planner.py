@@ -103,7 +103,7 @@ CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class CapacityPoint:
     """A method with a batch and a capacity."""
 
     method: Method
@@ -166,7 +166,7 @@ def point(
     starts: Sequence[int] | None = None,
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = CURVE_EFFORT,
-) -> Point:
+) -> CapacityPoint:
     """A method with the chain's batch. One that treats all blocks alike does not know of the capacity: it fits or not.
 
     `rates`: of transfers; None: methods that swap do not fit. `method`: train.recompute and train.swap. `starts`: units
@@ -192,14 +192,14 @@ def point(
         else:
             plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
             plan = plan if plan.predicted.peak_bytes <= capacity_bytes else None
-    return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
+    return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
 def _one_by_one(
     wanted: Iterable[tuple[Chain, int]], rates: TransferRates | None, method: Method, starts: Sequence[int] | None
-) -> tuple[Point, ...]:
+) -> tuple[CapacityPoint, ...]:
     """Points of chains and capacities; each plan begins with the one before."""
-    found: list[Point] = []
+    found: list[CapacityPoint] = []
     for chain, capacity in wanted:
         known = [plan.blocks for one in found[-1:] if (plan := one.plan)]
         found.append(point(chain, rates, method, capacity, starts=starts, known=known))
@@ -214,7 +214,7 @@ def against_batch(
     batches: Iterable[int],
     *,
     starts: Sequence[int] | None = None,
-) -> tuple[Point, ...]:
+) -> tuple[CapacityPoint, ...]:
     """With one capacity, batch by batch."""
     return _one_by_one([(scaled(chain, batch), capacity_bytes) for batch in batches], rates, method, starts)
 

@@ -24,7 +24,7 @@ from operator import itemgetter
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts, cut, spans_of
-from dlbench.perfmodels.out_of_core.simulator import Setting, backward, begin, forward, last_bytes
+from dlbench.perfmodels.out_of_core.simulator import PassSetting, backward, begin, forward, last_bytes
 from dlbench.specs.out_of_core import Chain, Decision, TransferRates
 from dlbench.units import format_bytes
 
@@ -40,7 +40,7 @@ them, and the way before it. Plain, as hundreds of thousands are made."""
 
 def cheapest_fitting(
     costs: BlockCosts,
-    setting: Setting,
+    setting: PassSetting,
     decisions: Sequence[Decision],
     spans: Sequence[tuple[int, int]],
     price: float,
@@ -161,7 +161,7 @@ def _least_peak(
 ) -> int | None:
     """Peak of activations of some plan that keeps to the budget; None: there is none."""
     spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
-    setting = Setting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    setting = PassSetting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
     found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
     return None if found is None else found[1]
 
@@ -212,12 +212,17 @@ def best_found(
     effort: int = EFFORT,
 ) -> Blocks | None:
     """The best plan that was found; None where none fits."""
-    return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
+    return _Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
 class _Search:
     def __init__(
-        self, chain: Chain, setting: Setting, decisions: Sequence[Decision], starts: Sequence[int] | None, effort: int
+        self,
+        chain: Chain,
+        setting: PassSetting,
+        decisions: Sequence[Decision],
+        starts: Sequence[int] | None,
+        effort: int,
     ) -> None:
         self._chain = chain
         self._costs = BlockCosts(chain)
