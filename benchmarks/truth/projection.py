@@ -238,14 +238,14 @@ def patched(name: str, mutated: Any, owner: Any = module) -> Callable[[], Mutati
 
 def changed(**fields: Callable[[Any], Any]) -> Callable[[], Mutation]:
     """A model with fields that are made of it."""
-    model = module._model
+    model = module.anchored
 
     def mutated(*given: Any) -> Any:
         found = model(*given)
-        is_model = isinstance(found, module._Model)
+        is_model = isinstance(found, module.AnchoredModel)
         return replace(found, **{name: made(found) for name, made in fields.items()}) if is_model else found
 
-    return patched("_model", mutated)
+    return patched("anchored", mutated)
 
 
 def with_double_beta(costs: Any) -> Any:
