@@ -46,6 +46,26 @@ if TYPE_CHECKING:
     from dlbench.specs.workload import Workload
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
+SCALING = click.option(
+    "--scaling",
+    type=click.Choice(["weak", "strong"]),
+    help="weak: the batch per rank stays; strong: the global batch.  [default: as the runs]",
+)
+INGREDIENTS = click.option(
+    "--ingredients",
+    metavar="FILE",
+    type=FILE,
+    help="Write what the projection is made of, for `dlbench project ingredients`.",
+)
+STRATEGY = value_option(
+    "--strategy", "all|NAME", "What other ways of sharing the training would take and hold: all, or one, e.g. fsdp."
+)
+MEMORY_LIMIT = value_option(
+    "--memory-limit",
+    "SIZE",
+    "What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
+    callback=size_in_bytes,
+)
 
 
 class Sources(InOrder):
@@ -124,26 +144,6 @@ def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) 
 
 RUNS = click.argument("runs", nargs=-1, type=FILE, metavar="RUNS...", callback=_given_runs)
 TO = click.option("--to", "question", required=True, metavar="64,256", callback=_counts, help="Rank counts to project.")
-SCALING = click.option(
-    "--scaling",
-    type=click.Choice(["weak", "strong"]),
-    help="weak: the batch per rank stays; strong: the global batch.  [default: as the runs]",
-)
-INGREDIENTS = click.option(
-    "--ingredients",
-    metavar="FILE",
-    type=FILE,
-    help="Write what the projection is made of, for `dlbench project ingredients`.",
-)
-STRATEGY = value_option(
-    "--strategy", "all|NAME", "What other ways of sharing the training would take and hold: all, or one, e.g. fsdp."
-)
-MEMORY_LIMIT = value_option(
-    "--memory-limit",
-    "SIZE",
-    "What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
-    callback=size_in_bytes,
-)
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:

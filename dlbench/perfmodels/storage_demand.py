@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
+_DLIO = "DLIO benchmark, configs/workload"
+"""github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -23,11 +27,6 @@ class Demand:
     def bytes_per_s(self) -> float | None:
         """With samples of the published size."""
         return None if self.sample_bytes is None else self.samples_per_s * self.sample_bytes
-
-
-_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
-_DLIO = "DLIO benchmark, configs/workload"
-"""github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
 
 
 def _published(

@@ -106,13 +106,17 @@ def by_data_sheet(
         global_batch=batches,
         rows=tuple(rows),
     )
-    is_told = any(not row.refused and row.fits is not False for row in rows)
-    document = report.document(
+    title = f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}."
+    return _document(report, title, words), any(not row.refused and row.fits is not False for row in rows)
+
+
+def _document(report: IdealReport, title: str, words: Sequence[str]) -> Document:
+    return report.document(
         Section(
             id="ideal",
             title="Ideal throughput",
             level="answer",
-            about=(f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}.",),
+            about=(title,),
             words=tuple(words),
             brief=tuple(words),
             notes=(
@@ -127,4 +131,3 @@ def by_data_sheet(
         file_prefix="ideal-",
         command="dlbench project spec WORKLOAD",
     )
-    return document, is_told

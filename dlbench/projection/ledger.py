@@ -39,6 +39,8 @@ from dlbench.stats.estimates import Estimate
 FOLDER = ".projections"  # Scans of runs pass over hidden folders.
 _NAME = re.compile(r"\d{8}T\d{6}Z-(?P<digest>[0-9a-f]{12})\.json")
 _UTC = "%Y-%m-%dT%H:%M:%SZ"  # As plans say when they were made, so that texts compare as times do.
+_FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
+LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model is off there, instead of the prior.
 
 Quantiles = Annotated[tuple[Positive, ...], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
 
@@ -227,9 +229,6 @@ class Score:
     interval_score: float = field(metadata=column("Interval score", unit="fraction"))
 
 
-_FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
-
-
 def score(rows: Sequence[LedgerRow]) -> tuple[Score, ...]:
     """In all, then by doublings, rounded; none for no rows."""
     parts = {"in all": rows}
@@ -286,9 +285,6 @@ def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]
         interval_score=missed / measured,
         by=target.by,
     )
-
-
-LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model is off there, instead of the prior.
 
 
 def misses_of(rows: Sequence[LedgerRow], system: str) -> tuple[Miss, ...]:

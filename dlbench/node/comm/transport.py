@@ -1,8 +1,8 @@
 """What carries the messages of a schedule (gloo, NCCL or MPI), what they carried, and the execution of a schedule.
 
-A `ScheduleStep` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that
-is being sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first.
-Long messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
+A `ScheduleStep` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is
+being sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
+messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
 that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
 
 All that does not depend on what arrives is settled when a schedule is bound: over MPI each message is a persistent

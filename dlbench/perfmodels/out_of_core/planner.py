@@ -19,6 +19,20 @@ from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""
 PLANNER = "dynamic programming and local search"
+Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
+METHODS: tuple[Method, ...] = (
+    ("none", "none"),
+    ("blocks", "none"),
+    ("none", "offload"),
+    ("none", "streamed"),
+    ("blocks", "streamed"),
+    ("planned", "none"),
+    ("none", "planned"),
+    ("planned", "planned"),
+)
+LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
+LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
+CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out_of_core.search`).
 
 _DECISION: dict[tuple[Recompute, Swap], Decision] = {
     ("none", "none"): "keep",
@@ -83,23 +97,6 @@ def plan_blocks(
     blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
-
-
-Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
-
-METHODS: tuple[Method, ...] = (
-    ("none", "none"),
-    ("blocks", "none"),
-    ("none", "offload"),
-    ("none", "streamed"),
-    ("blocks", "streamed"),
-    ("planned", "none"),
-    ("none", "planned"),
-    ("planned", "planned"),
-)
-LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
-LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
-CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out_of_core.search`).
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,6 +31,13 @@ from dlbench.units import format_bytes
 Blocks = tuple[tuple[int, int, Decision], ...]  # First unit, last unit and decision of each block.
 
 FRONT = 12  # Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest.
+EFFORT = 120_000  # Blocks that are simulated at most; about 3 microseconds each.
+PATIENCE = 30  # Random changes in a row that may come to nothing.
+NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
+FEW = 16
+LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
+DESCENTS = 4  # First plans that are made better.
 
 
 _Way = tuple[int, float, int, tuple[int, int, Decision] | None, "_Way | None"]
@@ -190,15 +197,6 @@ def largest_items(chain: Chain, smallest_bytes: int) -> str:
 def exact_bytes(count: int) -> str:
     """Bytes as text that can be given as a capacity, and in words."""
     return f"{count} B" if count < 1024 else f"{count} B ({format_bytes(count)})"
-
-
-EFFORT = 120_000  # Blocks that are simulated at most; about 3 microseconds each.
-PATIENCE = 30  # Random changes in a row that may come to nothing.
-NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
-FEW = 16
-LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
-PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
-DESCENTS = 4  # First plans that are made better.
 
 
 def best_found(

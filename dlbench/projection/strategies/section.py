@@ -10,7 +10,7 @@ from operator import itemgetter
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Target
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, counted, gamma, limit, watched_layers
 from dlbench.projection.strategies.network import scaled
@@ -61,12 +61,10 @@ def case_of(
         )
     if network is None or record is None:
         raise UserError("--strategy needs costs of messages: --network FILE, or runs of dlbench comm beside RUNS")
-    wanted = ("forward", "backward", "optimizer", "exchange")
-    known = [one.parts for one in anchor.runs if all(name in one.parts for name in wanted)]
-    if not known or anchor.batch_per_rank is None:
+    parts = _mean_parts(anchor)
+    if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
-    parts = {name: statistics.fmean(one[name] for one in known) for name in wanted}
-    gathered_s = statistics.fmean(one.get("gather", 0.0) for one in known)
+    gathered_s = parts.pop("gather")
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
@@ -93,14 +91,21 @@ def case_of(
         average_every=plan.sync.average_every or AVERAGE_EVERY,
         scatter="allreduce" if record.exchange is not None and record.exchange.carrier == "gloo" else "reduce-scatter",
     )
-    said = (
-        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
-        f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
+    by = f"{len(layers)} layers {'as watched in warm-up' if watched else 'by multiply-adds'}"
+    return case, (
+        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {by}.",
         f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
-    return case, said
+
+
+def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
+    """Returns seconds of the parts of a step that strategies share or change, means over runs; None: not recorded."""
+    needed = ("forward", "backward", "optimizer", "exchange")
+    recorded = [run.parts for run in anchor.runs if all(name in run.parts for name in needed)]
+    means = {name: [parts.get(name, 0.0) for parts in recorded] for name in (*needed, "gather")}
+    return {name: statistics.fmean(seconds) for name, seconds in means.items()} if recorded else None
 
 
 def measured_rows(

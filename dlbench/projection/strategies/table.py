@@ -35,7 +35,7 @@ from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
 from dlbench.specs.layers import Layer
-from dlbench.specs.out_of_core import Chain, TransferRates, Unit
+from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
 from dlbench.units import format_bytes
 
 BUCKET_BYTES = 25 * 2**20  # Gradients that travel together: the default of DDP's bucket_cap_mb (torch.nn.parallel).
@@ -201,14 +201,18 @@ class StrategyCase:
 
     # --- what a group takes, and what all groups together
 
+    def _limited(self, name: str, replicas: int, most: int, reason: str) -> StrategyRow:
+        """Returns the row of a strategy with what limits its ranks, before anything is priced."""
+        limit, by = self.batch * most, f"batch x {reason}" if reason else "batch"
+        if name in ("serial", *INNER):
+            limit, by = most, reason or "one rank"
+        return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
+
     def _row(self, name: str, size: int, most: int, reason: str) -> StrategyRow:
         """Of groups of `size` ranks, of which a model can use `most` for that reason."""
         inner, ranks = name.removeprefix("data+"), 1 if name == "serial" else self.layout.ranks
         replicas = ranks // size
-        limit, by = self.batch * most, f"batch x {reason}" if reason else "batch"
-        if name in ("serial", *INNER):
-            limit, by = most, reason or "one rank"
-        row = StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
+        row = self._limited(name, replicas, most, reason)
         if size > most:
             return replace(row, refused=f"{size} ranks share a model, and it has {most} ({reason})")
         if replicas > self.batch:
@@ -241,21 +245,18 @@ class StrategyCase:
         elif name == "out-of-core":
             if self.memory_limit is None:
                 return replace(row, refused="it plans for a memory limit, and none is known")
-            chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
-            swap = self.rates is not None
             try:
-                plan = plan_blocks(chain, self.rates, self.memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+                plan = self._planned(batch, self.memory_limit)
             except DoesNotFitError as error:
                 return replace(row, bound_by="memory", refused=str(error))
             compute, held = plan.predicted.pass_s, plan.predicted.peak_bytes
-            done = ", ".join(sorted({block.decision for block in plan.blocks}))
-            notes = (f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {done}",)
+            notes = (self._plan_note(plan),)
         if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
             held = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
         fits = None if self.memory_limit is None else held <= self.memory_limit
         return replace(
             row,
-            bound_by="memory" if fits is False else by,
+            bound_by="memory" if fits is False else row.bound_by,
             step_s=compute + update + model.communication_s + exposed + self.rest_s,
             compute_s=compute + update,
             communication_s=model.communication_s + sent,
@@ -282,6 +283,16 @@ class StrategyCase:
         if inner == "pipeline":
             return self._pipeline(size, batch)
         return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
+
+    def _planned(self, batch: int, memory_limit: int) -> BlockPlan:
+        """Returns the plan out of core. Raises `DoesNotFitError`: there is none within the limit."""
+        chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
+        swap = self.rates is not None
+        return plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+
+    def _plan_note(self, plan: BlockPlan) -> str:
+        decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
+        return f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {decisions}"
 
     def _chain(self, batch: int) -> Chain:
         """The blocks of the network as a chain, whose activations can be recomputed."""

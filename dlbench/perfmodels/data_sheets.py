@@ -1,13 +1,8 @@
-"""Model FLOPs utilisation: what share of the hardware's peak a training turns into the model's own arithmetic.
+"""Peaks of devices and rates of their memory, as their makers state them, by the names that drivers give.
 
-MFU = FLOPs of training on one sample x samples per second / (peak of one rank x ranks), Chowdhery et al., "PaLM"
-(2022), appendix B. Only FLOPs that the model needs are counted, none that are computed again (see
-`dlbench.node.models.build`), so MFU cannot be raised by doing work twice.
-
-Peaks of GPUs are those that their makers state. Makers print figures with structured sparsity, which no training here
-uses; where a sheet has only those, half is taken, as its footnote says. fp32 is IEEE arithmetic (on AMD's cards the
-matrix cores' own); tf32 is NVIDIA's and AMD's TF32 in matrix products. Most figures were known from copies by others
-alone: their source says so.
+Makers print figures with structured sparsity, which no training here uses; where a sheet has only those, half is
+taken, as its footnote says. fp32 is IEEE arithmetic (on AMD's cards the matrix cores' own); tf32 is NVIDIA's and AMD's
+TF32 in matrix products. Most figures were known from copies by others alone: their source says so.
 """
 
 from __future__ import annotations
@@ -15,56 +10,34 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["TERA", "Peak", "datasheet_peak", "model_flops_utilisation", "why_no_peak"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Peak:
-    """The peak of one device, as its maker states it."""
-
-    flops_per_s: float  # Dense, without sparsity, floating-point operations per second.
-    memory_bytes_per_s: float | None  # Of its memory, bytes per second; None where cards of that name differ.
-    source: str  # Where the number is from.
-
-
-def datasheet_peak(device: str, precision: str) -> Peak | None:
-    """The stated peak of a GPU, or None where no data sheet gives one: then it must be given. `device`: name as torch
-    or NVML gives it, e.g. NVIDIA A100-SXM4-40GB.
-    """
-    sheet = sheet_of(device)
-    if sheet is None or precision not in sheet.tflops:
-        return None
-    return Peak(
-        flops_per_s=sheet.tflops[precision] * TERA,
-        memory_bytes_per_s=None if sheet.memory_tb_per_s is None else sheet.memory_tb_per_s * TERA,
-        source=sheet.source,
-    )
-
-
-def why_no_peak(device: str, precision: str) -> str:
-    """Why `datasheet_peak` has none, in a few words."""
-    sheet = sheet_of(device)
-    return why_no_sheet(device) if sheet is None else f"the {sheet.product} has no {precision} of its own"
-
-
-def model_flops_utilisation(
-    training_flops_per_sample: float, samples_per_s: float, peak_flops_per_s: float, ranks: int
-) -> float:
-    """MFU as a fraction; above 1, one of the numbers is wrong.
-
-    `training_flops_per_sample`: forward and backward of the model, operations (not multiply-adds). `peak_flops_per_s`:
-    peak of the device, or the cores, of one rank, for the precision in force.
-    """
-    return training_flops_per_sample * samples_per_s / (peak_flops_per_s * ranks)
-
-
 TERA = 1e12
 _UNCHECKED = "; not checked against the maker's own copy"
+
+_HOPPER_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4}
+_HOPPER_NVL = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5}
+_HOPPER_PAPER = "NVIDIA H100 Tensor Core GPU Architecture, white paper, table 2 (dense)"
+_A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
+_HALVED = "(half of its figures with sparsity)"
+_SAME_CHIP = f"{_HOPPER_PAPER}: the {{}} has the same chip"
+_A100_SHEET = "NVIDIA A100 Tensor Core GPU, data sheet (dense)"
+_V100_SHEET = "NVIDIA V100 Tensor Core GPU, data sheet"
+_B200_BRIEF = "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)"
+_MI250X_SHEET = "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)"
+_MI300X_PAGE = "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix"
+_MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
+
+_AMBIGUOUS: tuple[tuple[str, str], ...] = (
+    (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not say"),
+    (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
+    (r"Graphics Device|Radeon Graphics|\s*", "the driver names no product"),
+    (r"A100|A100-SXM4|H100|GH200", "the name does not say which variant of the product it is"),
+    (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
+)
 
 
 @dataclass(frozen=True)
 class DataSheet:
-    """One product."""
+    """The data sheet of one product."""
 
     product: str
     names: str  # Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD.
@@ -72,6 +45,10 @@ class DataSheet:
     memory_tb_per_s: float | None  # 1e12 bytes per second; None where cards of one name differ.
     document: str  # The maker's, that states these figures.
     is_checked: bool = False  # Whether the figures were held against that document itself.
+
+    @property
+    def memory_bytes_per_s(self) -> float | None:
+        return None if self.memory_tb_per_s is None else self.memory_tb_per_s * TERA
 
     @property
     def source(self) -> str:
@@ -87,19 +64,6 @@ def _tensor(fp32: float, tf32: float | None, half: float | None) -> dict[str, fl
         found |= {"bf16": half, "fp16": half}
     return found
 
-
-_HOPPER_SXM = _tensor(66.9, 494.7, 989.4)
-_HOPPER_NVL = _tensor(60.0, 417.5, 835.5)
-_HOPPER_PAPER = "NVIDIA H100 Tensor Core GPU Architecture, white paper, table 2 (dense)"
-_A100 = _tensor(19.5, 156.0, 312.0)
-_HALVED = "(half of its figures with sparsity)"
-_SAME_CHIP = f"{_HOPPER_PAPER}: the {{}} has the same chip"
-_A100_SHEET = "NVIDIA A100 Tensor Core GPU, data sheet (dense)"
-_V100_SHEET = "NVIDIA V100 Tensor Core GPU, data sheet"
-_B200_BRIEF = "NVIDIA Blackwell Architecture, technical brief, HGX B200 (dense)"
-_MI250X_SHEET = "AMD Instinct MI250X accelerator, data sheet, matrix (half: torch sees each of its two dies as a GPU)"
-_MI300X_PAGE = "AMD Instinct MI300 series microarchitecture, ROCm documentation, MI300X, matrix"
-_MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
 
 SHEETS: tuple[DataSheet, ...] = (
     DataSheet("P40", r"P40", {"fp32": 12.0}, 0.346, "NVIDIA Tesla P40, data sheet"),
@@ -136,14 +100,6 @@ SHEETS: tuple[DataSheet, ...] = (
     DataSheet("MI300A", r"(?i:INSTINCT) MI300A", _tensor(122.6, 490.3, 980.6), 5.3, _MI300A_SHEET),
 )
 
-_AMBIGUOUS: tuple[tuple[str, str], ...] = (
-    (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not say"),
-    (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
-    (r"Graphics Device|Radeon Graphics|\s*", "the driver names no product"),
-    (r"A100|A100-SXM4|H100|GH200", "the name does not say which variant of the product it is"),
-    (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
-)
-
 
 def sheet_of(device: str) -> DataSheet | None:
     """The product of a GPU, by the name that NVML or torch gives; None where the table has none of that name. `device`:
@@ -151,6 +107,12 @@ def sheet_of(device: str) -> DataSheet | None:
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)
+
+
+def why_no_peak(device: str, precision: str) -> str:
+    """Returns in a few words why no data sheet gives the peak of a GPU at a precision."""
+    sheet = sheet_of(device)
+    return why_no_sheet(device) if sheet is None else f"the {sheet.product} has no {precision} of its own"
 
 
 def why_no_sheet(device: str) -> str:
