@@ -17,7 +17,7 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
-from dlbench.perfmodels.training_time import TimeVerdict, consistency, time_to_train, total_throughput, training_samples
+from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.units import format_number, format_seconds
 
 _CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
@@ -150,14 +150,13 @@ def _estimate_workload(
     """Prints the time to train a workload at a throughput. `ranks`: of which it is that of one; None: of all."""
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
-    total = total_throughput(throughput, ranks, efficiency or 1.0) if ranks else throughput
-    count = training_samples(per_epoch, passes)
+    total = throughput * ranks * (efficiency or 1.0) if ranks else throughput
     _row("training", amount)
     if samples is None:
         _row("data set", "--epoch-samples" if epoch_samples else data_set)
     parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if ranks else ""
     _row("throughput", f"{_count(total)} {unit}/s{parts}")
-    _row("time to train", _time(time_to_train(count, total)))
+    _row("time to train", _time(per_epoch * passes / total))
     if stated is None:
         return
     verdict = consistency(total, per_epoch, passes, stated)
@@ -254,7 +253,7 @@ def _amount(
         )
     if epochs is None:
         raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
-    total = round(training_samples(per_epoch, epochs))
+    total = round(per_epoch * epochs)
     return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
 
 

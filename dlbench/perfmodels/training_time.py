@@ -47,33 +47,16 @@ class TimeVerdict:
         return None if self.group is None else self.expected_s / self.group
 
 
-def training_samples(samples_per_epoch: int, epochs: float) -> float:
-    """Samples of a training over all ranks. Raises `ValueError`: a number is not positive or not finite."""
-    return positive("samples_per_epoch", samples_per_epoch) * positive("epochs", epochs)
-
-
-def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples per second of `ranks` ranks by that of one rank at the same batch and the weak-scaling efficiency."""
-    return positive("per_rank", per_rank) * positive("ranks", ranks) * positive("efficiency", efficiency)
-
-
-def time_to_train(samples: float, throughput: float) -> float:
-    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks."""
-    return positive("samples", samples) / positive("throughput", throughput)
-
-
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
 ) -> TimeVerdict:
-    """Whether a throughput, an amount of training and a time can all be true.
+    """Returns whether a throughput, an amount of training and a time, all above zero, can be true together.
 
     `throughput`: samples per second, all ranks together. `seconds`: the stated time to train. `tolerance`: share by
     which the two times may differ; 0.05 for figures of two digits.
     """
-    if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
-    expected = time_to_train(positive("samples", samples) * positive("epochs", epochs), throughput)
-    factor = expected / positive("seconds", seconds)
+    expected = samples * epochs / throughput
+    factor = expected / seconds
     status: Status = "fits"
     if factor > 1 + tolerance:
         status = "impossible"
@@ -120,11 +103,4 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None
         return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
     else:
         return None
-    return TrainingLength(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
-
-
-def positive(name: str, value: float) -> float:
-    """The value. Raises `ValueError`: it is not positive or not finite; names it."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} {value} is not a positive, finite number")
-    return value
+    return TrainingLength(epochs=epochs, samples=epoch_samples * epochs, key=key, is_limit=limit)

@@ -20,8 +20,6 @@ from dlbench.perfmodels.training_time import (
     UNSTATED_SAMPLES,
     TrainingLength,
     recipe_of,
-    time_to_train,
-    training_samples,
 )
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
@@ -166,7 +164,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             place += f" ({count} GPUs held)"
         if quality is None:
             seconds = {
-                key: time_to_train(samples, rates[run.plan.run_id]) + (_start_s(run) if is_whole else 0.0)
+                key: samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
                 for key, run in of_point.items()
             }
         else:
@@ -231,8 +229,7 @@ def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
     if asked.epochs is not None:
         if not epoch:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        samples = training_samples(epoch, asked.epochs)
-        return TrainingLength(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        return TrainingLength(epochs=asked.epochs, samples=epoch * asked.epochs, key="--epochs", is_limit=False)
     found = recipe_of(run.plan, epoch)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
