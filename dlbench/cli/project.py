@@ -68,6 +68,9 @@ MEMORY_LIMIT = value_option(
 )
 
 
+Write = Callable[["Document", str], None]  # Writes a document; of CSV the named table.
+
+
 class Sources(InOrder):
     """The commands of `dlbench project`; words as earlier versions took them are answered with the new ones."""
 
@@ -78,18 +81,6 @@ class Sources(InOrder):
         if is_option or is_path:
             ctx.fail(respelt_projection(args))
         return super().parse_args(ctx, args)
-
-
-class Page(NamedTuple):
-    """Where and how a projection is printed."""
-
-    format_name: FormatName
-    output: Path | None
-    full: bool
-
-    def write(self, document: Document, table: str) -> None:
-        """Writes a projection; of CSV the named table."""
-        emit(document, self.format_name, self.output, table, full=self.full)
 
 
 class Question(NamedTuple):
@@ -147,12 +138,12 @@ TO = click.option("--to", "question", required=True, metavar="64,256", callback=
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of how a projection is printed, which the command gets as its `page`."""
+    """Adds the options of how a projection is printed, and passes the command `write`."""
 
     @functools.wraps(function)
     def command(output: Path | None, format_name: FormatName | None, full: bool, **arguments: Any) -> None:
-        page = Page(prepared("project", output, format_name), output, full)
-        function(page=page, **arguments)
+        chosen = prepared("project", output, format_name)
+        function(write=lambda document, table: emit(document, chosen, output, table, full=full), **arguments)
 
     shown = click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
     return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), shown])
@@ -218,7 +209,7 @@ def project_runs(
     record: bool,
     strategy: str | None,
     memory_limit: int | None,
-    page: Page,
+    write: Write,
 ) -> None:
     """Project from RUNS: folders of runs, single runs, histories.
 
@@ -248,21 +239,23 @@ def project_runs(
     _write_ingredients(groups, ingredients)
     projected = []
     for group, sample in zip(groups, measured.samples, strict=True):
-        compared = _Compared(strategies, memory_limit, sample, groups) if strategies else None
-        one = _projected(group, question, rows, compared)
+        compare = None
+        if strategies:
+            compare = functools.partial(_strategies, question.system, strategies, memory_limit, sample, groups)
+        one = _projected(group, question, rows, compare)
         projected.append(one)
         if record and one.projection.targets:
             path = ledger.record(expanded(runs)[0], group, one.projection, datetime.now(UTC))
             click.echo(f"{path}: recorded; after larger runs: dlbench project score {named(runs)}", err=True)
     report = ProjectionReport(as_of=measured.as_of, groups=tuple(projected), ledger=rows, damaged=problems)
-    _write(report, question, page, measured.damaged)
+    _write(report, question, write, measured.damaged)
 
 
 @project.command("ingredients")
 @click.argument("file", type=FILE)
 @_changes("those in FILE")
 @_page_options
-def project_ingredients(file: Path, question: Question, page: Page) -> None:
+def project_ingredients(file: Path, question: Question, write: Write) -> None:
     """Project from FILE, which holds what a projection is made of: written by `project runs --ingredients`, or by hand
     of figures of another tool or a publication (`dlbench show --schema ingredients`).
 
@@ -277,7 +270,7 @@ def project_ingredients(file: Path, question: Question, page: Page) -> None:
     made_by = "dlbench project runs RUNS --ingredients"
     group = read_given(file, Ingredients, "ingredients of a projection", made_by)
     group = _changed(group, question.costs_of_groups or group.network, question)
-    _write(ProjectionReport(groups=(_projected(group, question),)), question, page)
+    _write(ProjectionReport(groups=(_projected(group, question),)), question, write)
 
 
 @project.command("points")
@@ -287,7 +280,7 @@ def project_ingredients(file: Path, question: Question, page: Page) -> None:
 @INGREDIENTS
 @_page_options
 def project_points(
-    file: Path, question: Question, scaling: Literal["weak", "strong"] | None, ingredients: Path | None, page: Page
+    file: Path, question: Question, scaling: Literal["weak", "strong"] | None, ingredients: Path | None, write: Write
 ) -> None:
     """Project from any series up to 4 times as far. Columns of FILE.csv: ranks, nodes, run, and step_s or samples_per_s
     with batch_per_rank.
@@ -302,7 +295,7 @@ def project_points(
     check_writable(ingredients)
     group = read_points(file, scaling or "weak")
     _write_ingredients([group], ingredients)
-    _write(ProjectionReport(groups=(_projected(group, question),)), question, page)
+    _write(ProjectionReport(groups=(_projected(group, question),)), question, write)
 
 
 @project.command("spec")
@@ -322,7 +315,7 @@ def project_spec(
     scaling: str | None,
     strategy: str | None,
     memory_limit: int | None,
-    page: Page,
+    write: Write,
 ) -> None:
     """Project the training of WORKLOAD by data sheets alone, without runs. The result is ideal.
 
@@ -341,7 +334,7 @@ def project_spec(
         is_strong=scaling == "strong",
         memory_limit=memory_limit,
     )
-    page.write(document, "strategies")
+    write(document, "strategies")
     finish((), "" if is_answered else f"{question.to}: no strategy of these fits; the report says why")
 
 
@@ -349,7 +342,7 @@ def project_spec(
 @RUNS
 @where_option("--where", "runs")
 @_page_options
-def project_score(runs: tuple[Path, ...], where: tuple[str, ...], page: Page) -> None:
+def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) -> None:
     """Score the projections recorded in RUNS (project runs --record) by runs that were planned since.
 
     Ends with 4 if nothing recorded was measured since, or a record was changed.
@@ -365,24 +358,20 @@ def project_score(runs: tuple[Path, ...], where: tuple[str, ...], page: Page) ->
     recorded, problems = read_ledger(*expanded(runs))
     rows = against(recorded, measured.runs)
     report = ProjectionReport(as_of=measured.as_of, groups=(), ledger=rows, damaged=problems)
-    page.write(document_of(report), "ledger")
+    write(document_of(report), "ledger")
     nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
     finish((*measured.damaged, *problems), "" if rows else nothing)
 
 
-class _Compared(NamedTuple):
-    """What a table of strategies holds besides the projection."""
-
-    strategies: tuple[str, ...]
-    memory_limit: int | None  # Bytes of a rank.
-    sample: Run  # A run of the largest point.
-    groups: Sequence[Ingredients]  # All of RUNS, of which some may differ in strategy alone.
-
-
 def _projected(
-    group: Ingredients, question: Question, rows: Sequence[LedgerRow] = (), compared: _Compared | None = None
+    group: Ingredients,
+    question: Question,
+    rows: Sequence[LedgerRow] = (),
+    compare: Callable[[Ingredients, Ingredients | None, Projection], Section] | None = None,
 ) -> ProjectedGroup:
-    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system."""
+    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system; `compare`:
+    makes the table of strategies.
+    """
     from dlbench.projection.cost import cost_section
     from dlbench.projection.ledger import misses_of
     from dlbench.projection.page import projected_group
@@ -397,8 +386,8 @@ def _projected(
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:
-        if compared is not None:
-            sections.append(_strategies(name, group, there, projection, question.system, compared))
+        if compare is not None:
+            sections.append(compare(group, there, projection))
         cost = cost_section(name, group, projection.targets, *question.price)
         if cost is not None:
             sections.append(cost)
@@ -408,35 +397,34 @@ def _projected(
 
 
 def _strategies(
-    name: str,
+    system: SystemSpec | None,
+    strategies: Sequence[str],
+    memory_limit: int | None,
+    sample: Run,
+    groups: Sequence[Ingredients],
     group: Ingredients,
     there: Ingredients | None,
     projection: Projection,
-    system: SystemSpec | None,
-    compared: _Compared,
 ) -> Section:
-    """Returns the table of strategies at the targets of a group's projection, with measured ones next to them."""
+    """Returns the table of strategies at the targets of a group, with measured ones next to them. `sample`: a run of
+    its largest point; `groups`: all of RUNS, of which some may differ in strategy alone.
+    """
     from dlbench.projection.strategies.section import case_of, measured_rows, projected_rows, section
 
-    priced, scale = there or group, projection.cost_scale
-    case, basis = case_of(priced, compared.sample, scale, memory_limit=compared.memory_limit, system=system)
+    priced = there or group
+    case, basis = case_of(priced, sample, projection.cost_scale, memory_limit=memory_limit, system=system)
     # Of another system no run is a measurement.
-    measured = () if there else measured_rows(case, group, compared.groups)
-    rows = projected_rows(
-        case,
-        projection.targets,
-        is_strong=priced.scaling == "strong",
-        strategies=compared.strategies,
-        own=group.anchor.strategy or "data",
-    )
-    return section((*measured, *rows), basis, anchor=f"strategies-{name}")
+    measured = () if there else measured_rows(case, group, groups)
+    is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
+    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=strategies, own=strategy)
+    return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 
 
-def _write(report: ProjectionReport, question: Question, page: Page, damaged: Sequence[str] = ()) -> None:
+def _write(report: ProjectionReport, question: Question, write: Write, damaged: Sequence[str] = ()) -> None:
     """Writes a report; ends the command with 4 where no rank count was projected or one of the runs is damaged."""
     from dlbench.projection.page import document_of
 
-    page.write(document_of(report), "targets")
+    write(document_of(report), "targets")
     nothing = f"{question.to}: no rank count can be projected; each refusal says what would mend it"
     finish(damaged, "" if any(group.projection.targets for group in report.groups) else nothing)
 

@@ -192,17 +192,6 @@ def point(
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
-def _one_by_one(
-    wanted: Iterable[tuple[Chain, int]], rates: TransferRates | None, method: Method, starts: Sequence[int] | None
-) -> tuple[CapacityPoint, ...]:
-    """Points of chains and capacities; each plan begins with the one before."""
-    found: list[CapacityPoint] = []
-    for chain, capacity in wanted:
-        known = [plan.blocks for one in found[-1:] if (plan := one.plan)]
-        found.append(point(chain, rates, method, capacity, starts=starts, known=known))
-    return tuple(found)
-
-
 def against_batch(
     chain: Chain,
     rates: TransferRates | None,
@@ -212,8 +201,14 @@ def against_batch(
     *,
     starts: Sequence[int] | None = None,
 ) -> tuple[CapacityPoint, ...]:
-    """With one capacity, batch by batch."""
-    return _one_by_one([(scaled(chain, batch), capacity_bytes) for batch in batches], rates, method, starts)
+    """Returns the points of a method with one capacity, batch by batch; each plan begins with the one before."""
+    points: list[CapacityPoint] = []
+    blocks: list[Sequence[PlannedBlock]] = []
+    for batch in batches:
+        points.append(point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=blocks))
+        plan = points[-1].plan
+        blocks = [] if plan is None else [plan.blocks]
+    return tuple(points)
 
 
 def largest_batch(
