@@ -35,7 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(out / "single", repeats=1, series="s2", overrides={"train.batch_per_rank": 16})
     inside = NETWORK.model_copy(update={"inside": NETWORK.across})
     (out / "box.json").write_text(inside.model_dump_json())
-    (out / "other.json").write_text(inside.model_copy(update={"system": "elsewhere"}).model_dump_json())
+    for name in ("elsewhere", "p40-roce"):
+        (out / f"{name}.json").write_text(inside.model_copy(update={"system": name}).model_dump_json())
     (out / "series.csv").write_text(SERIES)
     fours = Machine(run_sd=0.005).ingredients(np.random.default_rng(1), (1, 2, 4))  # Nodes of four ranks.
     (out / "fours.json").write_text(fours.model_dump_json())
@@ -117,39 +118,37 @@ def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path)
     ("words", "told"),
     [
         (["runs", "--to", "8"], "2 .*project runs: RUNS is missing; name the folders of runs behind it"),
-        (["runs", "given", "--to", "0"], "2 --to '0': must be 1 or more"),
-        (["runs", "given", "--to", "16", "--network", "other.json"], "2 the network's costs are of system elsewhere"),
         (["ingredients", "series.csv", "--to", "16"], "4 .*series.csv: damaged"),
-        (
-            ["runs", "given", "--to", "16", "--set", "train.batch_per_rank=8"],
-            "2 --set train.batch_per_rank: a projection changes",
-        ),
-        (["runs", "given", "--to", "16", "--set", "sync.fusion=12"], "2 --set sync.fusion: 12 is 12 bytes"),
-        (
-            ["runs", "given", "--to", "16", "--set", "sync.group_size=2"],
-            "2 --set sync.group_size has no effect on exchange flat",
-        ),
-        (
-            ["runs", "given", "--to", "16", "--set", "sync.topk_density=0.1"],
-            "2 --set sync.topk_density has no effect on .* fp32",
-        ),
-        (
-            ["runs", "given", "--to", "16", "--set", "sync.wire=bf16"],
-            "2 --set: sync.wire bf16: Horovod has no bfloat16",
-        ),
-        *(
-            (["runs", "given", "--to", "16", "--record", *more], "2 --record keeps what later runs can score")
-            for more in (["--set", "sync.wire=fp16"], ["--system", "p40-roce"], ["--scaling", "strong"])
-        ),
-        (["runs", "given", "--to", "16", "--memory-limit", "1GiB"], "2 --memory-limit has no effect without"),
-        (["runs", "given", "--to", "16", "--where", "engine=ddp"], "2 --where engine=ddp: no run of"),
         (["runs", "given", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
+        *(
+            (["runs", "given", "--to", "16", *more.split()], told)
+            for more, told in (
+                ("--network elsewhere.json", "2 the network's costs are of system elsewhere"),
+                ("--set train.batch_per_rank=8", "2 --set train.batch_per_rank: a projection changes"),
+                ("--set sync.fusion=12", "2 --set sync.fusion: 12 is 12 bytes"),
+                ("--set sync.group_size=2", "2 --set sync.group_size has no effect on exchange flat"),
+                ("--set sync.topk_density=0.1", "2 --set sync.topk_density has no effect on .* fp32"),
+                ("--set sync.wire=bf16", "2 --set: sync.wire bf16: Horovod has no bfloat16"),
+                ("--record --set sync.wire=fp16", "2 --record keeps what later runs can score"),
+                ("--record --system p40-roce", "2 --record keeps what later runs can score"),
+                ("--record --scaling strong", "2 --record keeps what later runs can score"),
+                ("--price-per-node-hour cheap", "2 .* must be an amount above zero, e.g. '9 EUR'"),
+                ("--price-per-node-hour 9/GPU-hour", "2 .* give that of a node-hour"),
+                ("--memory-limit 1GiB", "2 --memory-limit has no effect without"),
+                ("--where engine=ddp", "2 --where engine=ddp: no run of"),
+            )
+        ),
     ],
 )
 def test_what_makes_no_sense_is_one_line(folder: Path, words: list[str], told: str) -> None:
     line = problem(ask(folder, *words))
     assert re.match(told, line), line
     assert "\n" not in line
+
+
+def test_costs_of_the_other_system_are_priced_there(folder: Path) -> None:
+    words = ("--to", "64", "--system", "p40-roce", "--network", "p40-roce.json", "--full")
+    assert "by torch-gloo" in " ".join(ask(folder, "ingredients", "fours.json", *words).stdout.split())
 
 
 @pytest.mark.parametrize(

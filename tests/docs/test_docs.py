@@ -19,7 +19,7 @@ from dlbench.cli import cli
 from dlbench.perfmodels.topology import read_topology
 from dlbench.records.files import Named, Numbered
 from dlbench.records.folder import RunFolder
-from dlbench.removed import OPTIONS, PROJECTIONS
+from dlbench.removed import OPTIONS
 from dlbench.specs.choices import Choices, Ladder, WorkloadFile, choose, choose_system
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.problems import models_in
@@ -241,11 +241,10 @@ def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
             continue
         words = tuple(word for word in span.split()[1:] if word not in ("...", "|"))
         command, rest = command_of(words)
-        commands = [command, *getattr(command, "commands", {}).values()]  # `dlbench project --set` is of any of these.
-        parameters = [parameter for one in commands for parameter in one.params]
+        # Of a group, `dlbench project --set`, the options of its commands.
+        parameters = [param for one in (command, *getattr(command, "commands", {}).values()) for param in one.params]
         known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
-        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())}
-        known |= {"--help", *PROJECTIONS}
+        known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())} | {"--help"}
         wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
         assert not wrong, f"{span}: {wrong}"
 

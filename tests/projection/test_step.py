@@ -18,7 +18,7 @@ from dlbench.projection.exchange import AS_IT_RAN, Cycle, ExchangeMethod, messag
 from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, StorageSupply
 from dlbench.projection.nodes import lateness, scatter_of
 from dlbench.projection.projected import PARTS, Projection, Target
-from dlbench.projection.step import project
+from dlbench.projection.step import StepAt, _held_out, anchored, project
 from tests.support.training_machine import Machine, network_of
 
 DRAWS = 200
@@ -222,6 +222,20 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     # Farther away it grows, and nothing is off where nothing is extrapolated.
     assert width(target(ingredients, 128)) > 1.05 * width(one.targets[0])
     assert width(target(ingredients, 32)) == 0
+
+
+def test_what_runs_scatter_is_in_a_miss_and_hidden_exchange_in_the_wait_for_a_late_node() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
+    runs, shares = ingredients.anchor.runs, np.linspace(0.9, 1.1, len(ingredients.anchor.runs))
+    apart = [run.model_copy(update={"step_s": 0.1 * share}) for run, share in zip(runs, shares, strict=True)]
+    anchor = ingredients.anchor.model_copy(update={"runs": tuple(apart)})
+    model = anchored(ingredients, DRAWS)
+    wide = ingredients.model_copy(update={"points": (*ingredients.points[:-1], anchor)})
+    (miss,) = _held_out(replace(model, ingredients=wide))[1]
+    assert miss.scatter**2 > shares.var(ddof=1) / len(shares)
+    at = StepAt(model=model, ranks=64, way=None)
+    begun = at.computing["input"] + at.computing["forward"] + at.backward_alone + model.slowed * sum(at.costs[:-1])
+    assert at.straggler().values == pytest.approx(np.maximum(0.0, model.figures["straggler"] + begun * at.late))
 
 
 def test_strong_scaling_has_the_work_of_the_smaller_batch() -> None:

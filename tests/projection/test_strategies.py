@@ -21,7 +21,7 @@ from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted, watched_layers
 from dlbench.projection.strategies.network import Groups
-from dlbench.projection.strategies.table import INNER, STRATEGIES, StrategyCase, StrategyRow, best, cut
+from dlbench.projection.strategies.table import INNER, STRATEGIES, StrategyCase, best, cut
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
@@ -51,13 +51,11 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
 
 
-def rows_of(
-    layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any
-) -> list[StrategyRow]:
+def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> Any:
     given.setdefault("times", LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5))
     layout = Layout(ranks=ranks, group_size=node or ranks)
-    fixed = {"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2}
-    case = StrategyCase(**{**fixed, **given})
+    given = {"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2, **given}
+    case = StrategyCase(**given)
     return list(case.table(names or STRATEGIES))
 
 
