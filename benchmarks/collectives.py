@@ -25,7 +25,7 @@ from benchmarks.shaped_cluster import (
     wait_for,
 )
 from dlbench.comm.fits import Scope, fit_of
-from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network
 from dlbench.perfmodels.patterns import Sharing
@@ -221,7 +221,7 @@ def _in_band(runs: Sequence[CommRun]) -> Iterator[Figure]:
         )
         for one in seen:
             if (one.num_bytes, one.layout.ranks) == (size, ranks):
-                wanted = Wanted(sizes=(size,), algorithms=(one.algorithm,), group_size=one.layout.group_size)
+                wanted = PredictionRequest(sizes=(size,), algorithms=(one.algorithm,), group_size=one.layout.group_size)
                 series = predict_all(fit.network, [ranks], wanted).predictions[0].series[0]
                 if series.low is not None and series.high is not None:
                     held.append(series.low[0] <= one.seconds <= series.high[0])

@@ -12,6 +12,16 @@ import errno
 from collections.abc import Iterable
 from enum import IntEnum
 
+MACHINE_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOLCK"),
+        *("ENOSYS", "ETXTBSY", "EBUSY", "EREMOTEIO", "ENOTCONN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED"),
+        *("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRINUSE", "EADDRNOTAVAIL", "ETIMEDOUT", "EPIPE"),
+    )
+)
+"""What another path would not mend: the machine lacks space, memory, descriptors, a device that works, a network."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of every dlbench command. Never a count."""
@@ -38,17 +48,6 @@ class ExitCode(IntEnum):
     """Stopped by a time limit or by the watchdog."""
     INTERRUPTED = 130
     """Stopped by the user's Ctrl-C (128 + SIGINT, as shells say it)."""
-
-
-MACHINE_ERRORS = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS", "ESTALE", "EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOLCK"),
-        *("ENOSYS", "ETXTBSY", "EBUSY", "EREMOTEIO", "ENOTCONN", "ECONNREFUSED", "ECONNRESET", "ECONNABORTED"),
-        *("EHOSTUNREACH", "ENETUNREACH", "ENETDOWN", "EADDRINUSE", "EADDRNOTAVAIL", "ETIMEDOUT", "EPIPE"),
-    )
-)
-"""What another path would not mend: the machine lacks space, memory, descriptors, a device that works, a network."""
 
 
 class DlbenchError(Exception):

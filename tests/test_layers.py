@@ -62,7 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "node.data": NODE_FLOOR
     | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
-    "node.out_of_core": NODE_FLOOR | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background"},
+    "node.out_of_core": NODE_FLOOR
+    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.sync"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -81,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.rendezvous",
         "node.page_locked",
     },
-    "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous"},
+    "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.sync"},
     "node.comm": NODE_FLOOR
     | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
     | {"node.watching", "node.devices"},

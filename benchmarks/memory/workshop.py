@@ -19,7 +19,7 @@ from dlbench.machine.host_memory import peak_resident_bytes, reset_peak, residen
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.device_memory import CpuPeaks, trim
-from dlbench.node.out_of_core.host_update import HostUpdate, host_parameters
+from dlbench.node.out_of_core.host_update import HostUpdater, host_parameters
 from dlbench.node.out_of_core.planning import MemoryPlan, Workbench, far_tier, planned
 from dlbench.node.training.activations import ActivationMemory, sample_batches, sample_loss
 from dlbench.node.training.precision import Precision
@@ -106,10 +106,10 @@ class Workshop:
         self._loss_of = sample_loss(self.model, loss_for(spec), precision)
         self._batch_of = sample_batches(plan, self.device)
         self._samples = self._batch_of(plan.workload.train.batch_per_rank)
-        self.host: HostUpdate | None = None
+        self.host: HostUpdater | None = None
         if host:
             parameters = host_parameters(self.model.parameters(), self.device, plan.workload.train.optimizer)
-            self.host = HostUpdate(self.model, self._optimizer, plan.workload.train.optimizer, parameters)
+            self.host = HostUpdater(self.model, self._optimizer, plan.workload.train.optimizer, parameters)
 
     def _expanded(self, more: Mapping[str, AxisValue]) -> RunPlan:
         overrides: dict[str, AxisValue] = {**self._settings, **more}

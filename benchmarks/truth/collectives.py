@@ -98,7 +98,7 @@ def rank(folder: Path) -> None:
 
     from dlbench.node.comm.contestants import MpiReference, TorchReference
     from dlbench.node.comm.control import Control, Deadline
-    from dlbench.node.comm.measure import Measurement
+    from dlbench.node.comm.measure import CollectiveTimer
     from dlbench.node.comm.transport import start_mpi, stop_mpi
     from dlbench.node.ranks import detect
     from dlbench.records.folder import RunFolder
@@ -111,7 +111,7 @@ def rank(folder: Path) -> None:
     mpi = start_mpi(place, "mpirun")
     group = control.new_group("gloo", "bench")
     cpu = torch.device("cpu")
-    measurement = Measurement(comm, place, cpu, control, Deadline(place.rank, comm.timeout_s), lambda where: None)
+    measurement = CollectiveTimer(comm, place, cpu, control, Deadline(place.rank, comm.timeout_s), lambda where: None)
     contestants = (
         MpiReference("allreduce", place, mpi),
         MpiReference("allreduce", place, mpi, in_place=False),

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.figures import Figure
 from benchmarks.gate import share
-from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.perfmodels.link_fit import Observation, fit_network, hold_out_largest
 from dlbench.perfmodels.predictions import features, predict
 from dlbench.perfmodels.schedules import Layout
@@ -183,7 +183,7 @@ def congested(*, trials: int = 10) -> Figure:
 def predicted_times(case: str, *, trials: int = 10, runs: int = 5, scatter: float = 0.02) -> Iterator[Figure]:
     """Coverage of `dlbench comm predict` at the largest fitted rank count and beyond, and width of its intervals."""
     slow, sizes = CASES[case], (SIZES[0], SIZES[2], SIZES[-1])
-    wanted = Wanted(sizes=sizes, group_size=GROUP, algorithms=("ring", "recursive-doubling", "hierarchical"))
+    wanted = PredictionRequest(sizes=sizes, group_size=GROUP, algorithms=("ring", "recursive-doubling", "hierarchical"))
     hits: dict[int, list[bool]] = {16: [], 32: [], 64: []}
     widths: dict[int, list[float]] = {ranks: [] for ranks in hits}
     for trial in range(trials):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic
 
 from dlbench import pool
 from dlbench.analysis.causes import Causes, causes_of
@@ -14,23 +14,33 @@ from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.digest import StepDigest, digest_of
 from dlbench.analysis.measures import RunMeasures, load_steps, measure
 from dlbench.analysis.sessions import allocations_of
+from dlbench.analysis.telemetry.readings import MachineReading, Samples, read_machines
 from dlbench.errors import IncompleteDataError
 from dlbench.records.registry import describe
 from dlbench.records.rows.damage import damaged_traces
 from dlbench.records.rows.shared import file_of
-from dlbench.records.scan import Run, Scan
+from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
 FigureRow = dict[str, Any]  # By name of column.
+PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutFigures:
+class WithoutFigures(Generic[R]):
     """A run that yields no figure, and why."""
 
-    run: Run
-    state: str  # invalid, failed, incomplete, or damaged (a valid record whose step files are not whole).
+    run: R
+    state: str
+    """invalid, failed, incomplete, damaged (a copy, or a valid record whose step files are not whole), or empty (a
+    valid run of the collective benchmark in which no point has a figure)."""
     why: str
+
+
+def copy_problem(run: LaunchedRun, first: LaunchedRun) -> str:
+    """Returns why a run yields no figure whose id an earlier run has."""
+    where = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}"
+    return f"{where}; a copy is no repeat and is left out"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +52,31 @@ class RunTable:
     """Of the same runs: seconds per step of each of `PARTS` (they sum to the step), `exchange_wait` and
     `exchange_wait_first`."""
     runs: dict[str, Run]  # Runs with figures, by run id.
-    without: tuple[WithoutFigures, ...]
+    without: tuple[WithoutFigures[Run], ...]
     damaged: tuple[str, ...]
     """Damaged files, one line each; their runs yield no figure, unless it is spans or samples that are damaged."""
     causes: dict[str, Causes] = field(default_factory=dict)  # By run id; empty unless they were asked for.
     digests: dict[str, StepDigest] = field(default_factory=dict)
     """Of the runs with figures, by run id; empty unless they were asked for."""
+    samples: Samples = "some"  # How many samples of its runs may be read.
+
+    @cached_property
+    def points(self) -> dict[PointKey, list[Run]]:
+        """Returns the runs of every scaling point: the one whose throughput is in the middle first, then those next to
+        it; points with most ranks first.
+        """
+        runs: dict[PointKey, list[Run]] = {}
+        for run_id, row in self.figures.items():
+            runs.setdefault((row["group"], row["ranks"], row["nodes"]), []).append(self.runs[run_id])
+        keys = sorted(runs, key=lambda key: (-key[1], -key[2], key[0]))
+        return {key: _from_the_middle(runs[key], self.rates) for key in keys}
+
+    @cached_property
+    def readings(self) -> dict[str, MachineReading]:
+        """Reads what samplers saw of the runs with figures, each file once, when a view first asks for it. By run id;
+        runs whose samples were not read are not in it.
+        """
+        return read_machines(self.points.values(), self.samples)
 
     @cached_property
     def sessions(self) -> dict[str, str]:
@@ -68,6 +97,13 @@ class RunTable:
         }
 
 
+def _from_the_middle(runs: Sequence[Run], rates: Mapping[str, float]) -> list[Run]:
+    by_rate = sorted(runs, key=lambda run: (rates[run.plan.run_id], run.plan.run_id))
+    middle = (len(runs) - 1) // 2
+    order = sorted(range(len(runs)), key=lambda number: (abs(number - middle), number))
+    return [by_rate[number] for number in order]
+
+
 def without_resumed(table: RunTable) -> RunTable:
     """The same, where runs that went on after an interruption yield no figure: for repeats that must be alike."""
     why = "resumed after an interruption, so no repeat of runs that ran through"
@@ -77,7 +113,9 @@ def without_resumed(table: RunTable) -> RunTable:
     return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
 
 
-def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = False) -> RunTable:
+def tabulate(
+    scan: Scan, *, with_causes: bool = False, with_digests: bool = False, samples: Samples = "some"
+) -> RunTable:
     """Figures of every valid run, if `with_causes` the causes of its step, and if `with_digests` its steps in short.
 
     Columns of `figures`: every name of the registry (text; `ranks` and `nodes` are integers), then `run_id`, `group`
@@ -93,7 +131,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
     loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
     found: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
-    without: list[WithoutFigures] = []
+    without: list[WithoutFigures[Run]] = []
     damaged = list(scan.problems)
     for run in scan.runs:
         if run.state != "valid":
@@ -102,10 +140,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         one = next(loaded)
         first = runs.get(run.plan.run_id)
         if first is not None or isinstance(one, IncompleteDataError):
-            why = str(one)
-            if first is not None:
-                why = f"{run.folder.path}: holds run {run.plan.run_id} once more, like {first.folder.path}; "
-                why += "a copy is no repeat and is left out"
+            why = str(one) if first is None else copy_problem(run, first)
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
@@ -120,6 +155,7 @@ def tabulate(scan: Scan, *, with_causes: bool = False, with_digests: bool = Fals
         damaged=tuple(damaged),
         causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
         digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+        samples=samples,
     )
 
 

@@ -40,7 +40,7 @@ from dlbench.cli.report import (
 from dlbench.errors import ExitCode, UserError, nearest
 
 if TYPE_CHECKING:
-    from dlbench.comm.fits import Fit
+    from dlbench.comm.fits import NetworkFit
     from dlbench.specs.base import Precision
     from dlbench.specs.comm import Collective
     from dlbench.specs.expand import CommRuns
@@ -120,7 +120,7 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: Fit, output: Path | None, left_out: tuple[str, ...] = ()) -> None:
+def _show_fit(found: NetworkFit, output: Path | None, left_out: tuple[str, ...] = ()) -> None:
     from dlbench.comm.document import fit_document
 
     emit(fit_document(found, left_out), "text", None, full=True)
@@ -209,8 +209,8 @@ def table_(
     require_modules("comm table", "numpy", "scipy")
     from dlbench.comm.costs import cost
     from dlbench.comm.document import costs_document
-    from dlbench.comm.predictions import Wanted, layout_asked, permitted
-    from dlbench.comm.report import COLLECTIVE_TITLES
+    from dlbench.comm.predictions import PredictionRequest, layout_asked, permitted
+    from dlbench.comm.wording import COLLECTIVE_TITLES
     from dlbench.records.comm import read_network
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.specs.requests import parse_counts
@@ -220,7 +220,7 @@ def table_(
     if network is not None and network.is_dir():
         raise UserError(f"{network}: folders of runs have their costs in `dlbench comm report RUNS --full`")
     fitted = None if network is None else read_network(network)
-    wanted = Wanted(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
+    wanted = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
     tables = {}
     for count in parse_counts(ranks, "--ranks"):
         layout = layout_asked(count, wanted)
@@ -270,8 +270,8 @@ def predict(
       dlbench comm predict --topology fat-tree.yaml --ranks 64 --sizes 1MiB:64MiB
     """
     require_modules("comm predict", "numpy", "scipy")
-    from dlbench.comm.document import predictions_document
-    from dlbench.comm.predictions import CABLES, Wanted, predict_all
+    from dlbench.comm.prediction_page import predictions_document
+    from dlbench.comm.predictions import CABLES, PredictionRequest, predict_all
     from dlbench.perfmodels.topology import read_topology
     from dlbench.records.comm import read_network
     from dlbench.specs.comm import ALGORITHMS, ELEMENT_BYTES, NetworkModel
@@ -286,7 +286,7 @@ def predict(
     precision = cast("Precision", dtype)
     _require_counts(more, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
-    wanted = Wanted(
+    wanted = PredictionRequest(
         algorithms=tuple(algorithms.split(",")) if algorithms else (),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,

@@ -20,11 +20,14 @@ from dlbench.units import format_bytes
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
-    from dlbench.datasets.verification import Verdict
+    from dlbench.datasets.verification import DatasetCheck
 
 _LINE_EVERY_S = 10.0
 Meter = Callable[[str, int, int], None]
 """Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
+_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
+_COUNT = click.IntRange(min=1)
+WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
 
 
 def available_cores() -> int:
@@ -65,11 +68,6 @@ def meter() -> Iterator[Meter]:
                 progress.update(tasks[what], completed=done)
 
             yield report
-
-
-_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
-_COUNT = click.IntRange(min=1)
-WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
 
 
 @click.command()
@@ -191,13 +189,13 @@ def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | N
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def summary(verdict: Verdict) -> list[str]:
+def summary(verdict: DatasetCheck) -> list[str]:
     """What a person should know of a verdict, apart from the single bad files."""
-    from dlbench.datasets.recognition import TITLES
+    from dlbench.datasets.kinds import KINDS
 
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
-    lines = [f"{verdict.source}: {TITLES[verdict.kind]}" + (f", {counts}" if counts else "")]
+    lines = [f"{verdict.source}: {KINDS[verdict.kind].title}" + (f", {counts}" if counts else "")]
     if verdict.account is not None:
         lines.append(verdict.account.line())
     if verdict.public_set is not None:

@@ -48,7 +48,7 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
     require_modules("export metrics", "numpy")
     from dlbench.analysis.table import tabulate
     from dlbench.exports.metrics import measured_points, to_openmetrics
-    from dlbench.views.scaling_report import run_rows
+    from dlbench.views.runs import run_rows
 
     found = read_runs(runs, where)
     table = tabulate(found)

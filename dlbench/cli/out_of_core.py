@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dlbench.cli.report import FormatName
     from dlbench.specs.out_of_core import Chain, TransferRates
     from dlbench.specs.plan import RunPlan
-    from dlbench.views.out_of_core.plan import MemoryPlan
+    from dlbench.views.out_of_core.plan import CapacityPlan
 
 _SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
 _OF_WORKLOADS = ("preset", "overrides", "system", "dry_run")
@@ -106,7 +106,7 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
     return shared.expand_request(request, trains=False)[0]
 
 
-def _of_workload(asked: RunPlan) -> MemoryPlan:
+def _of_workload(asked: RunPlan) -> CapacityPlan:
     from dlbench.jobs.node_program import memory_profile
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes
@@ -126,7 +126,7 @@ def _of_workload(asked: RunPlan) -> MemoryPlan:
     return _planned(asked, profile.chain, profile.rates, capacity, **of)
 
 
-def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> MemoryPlan:
+def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> CapacityPlan:
     """The plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
     from dlbench.perfmodels.out_of_core.blocks import block_starts
     from dlbench.views.out_of_core.plan import Measured, memory_plan
@@ -137,7 +137,7 @@ def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity:
     return memory_plan(Measured(**of), chain, rates, capacity, starts=starts)
 
 
-def _of_run(folder: Path, batch: int | None, capacity: str | None) -> MemoryPlan:
+def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPlan:
     """From what a run says; nothing is measured."""
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run

@@ -19,7 +19,7 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
 from dlbench.units import format_number, format_seconds
 
 if TYPE_CHECKING:
-    from dlbench.jobs.local import Outcome
+    from dlbench.jobs.local import RunOutcome
     from dlbench.jobs.processes import OnProgress
 
 DRAWN_PER_S = 1.0  # The line is drawn on the cores that the ranks compute on.
@@ -145,7 +145,7 @@ def _throughput(plan: RunPlan, per_s: float) -> str:
     return f"{format_number(per_s, 3)} {plan.workload.sample_unit}/s"
 
 
-class Lines:
+class ProgressLines:
     """A line for each run that has ended."""
 
     def __init__(self, plans: Sequence[LaunchPlan]) -> None:
@@ -159,11 +159,11 @@ class Lines:
         self.progress.begin()
         return self.progress.report
 
-    def end(self, plan: LaunchPlan, outcome: Outcome) -> None:
+    def end(self, plan: LaunchPlan, outcome: RunOutcome) -> None:
         took = self.progress.end()
         self._say(self._ended(plan, outcome, took), is_bad=bool(outcome.detail))
 
-    def _ended(self, plan: LaunchPlan, outcome: Outcome, took: float) -> str:
+    def _ended(self, plan: LaunchPlan, outcome: RunOutcome, took: float) -> str:
         head = f"[{self.progress.num_done}/{len(self._plans)}] {self._place(plan)}"
         if outcome.detail:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
@@ -186,7 +186,7 @@ class Lines:
         click.echo(text, err=True)
 
 
-class Bar(Lines):
+class Bar(ProgressLines):
     """The same, and below them a live line of the run that runs."""
 
     def __init__(self, plans: Sequence[LaunchPlan], bar: Any) -> None:
@@ -231,10 +231,10 @@ def _series(plan: LaunchPlan) -> SeriesSpec | CommSeries:
 
 
 @contextmanager
-def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[Lines]:
+def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLines]:
     """What is said of a series while it runs, on standard error; `bar` on a terminal."""
     if not bar:
-        yield Lines(plans)
+        yield ProgressLines(plans)
         return
     from rich.progress import BarColumn, Progress, TextColumn
     from rich.table import Column

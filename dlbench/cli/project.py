@@ -519,7 +519,7 @@ def _read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool =
     from dlbench.analysis.table import tabulate
     from dlbench.projection.gathering import gathered
     from dlbench.projection.ledger import measured_in
-    from dlbench.views.model import is_control
+    from dlbench.views.controls import is_control
 
     require_modules("project", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)
@@ -559,7 +559,7 @@ def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> ExchangeMethod
     """Another way of exchanging gradients than the runs had."""
     from pydantic import ValidationError
 
-    from dlbench.projection.exchange import AS_IT_RAN, ExchangeMethod
+    from dlbench.projection.exchange import ExchangeMethod
     from dlbench.specs.problems import problem_of
     from dlbench.specs.requests import parse_set
     from dlbench.specs.sync import GROUPED, SyncSpec, layout_problem
@@ -585,7 +585,7 @@ def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> ExchangeMethod
         raise UserError(f"--set: {problem}")
     return ExchangeMethod(
         exchange=sync.exchange,
-        fusion=sync.fusion if "fusion" in asked else AS_IT_RAN,
+        fusion=sync.fusion if "fusion" in asked else None,
         wire=sync.wire,
         group_size=sync.group_size or ran.group_size,
         topk_density=sync.topk_density if sync.wire == "topk" else None,

@@ -22,8 +22,8 @@ from dlbench.cli.streams import os_error_words
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode, IncompleteDataError, UserError
 
 if TYPE_CHECKING:
-    from dlbench.cli.progress import Lines
-    from dlbench.jobs.local import Outcome
+    from dlbench.cli.progress import ProgressLines
+    from dlbench.jobs.local import RunOutcome
     from dlbench.records.scan import Scan
     from dlbench.specs.plan import LaunchPlan, RunPlan
     from dlbench.specs.requests import Request
@@ -255,20 +255,20 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
     return worst
 
 
-def _run_one(plan: LaunchPlan, root: Path, lines: Lines) -> Outcome:
+def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
     """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series."""
     from dlbench.jobs import local
-    from dlbench.jobs.local import Outcome
+    from dlbench.jobs.local import RunOutcome
     from dlbench.records.folder import create
 
     on_progress = lines.begin(plan)
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
-        outcome = Outcome(exit_code=error.exit_code, detail=str(error))
+        outcome = RunOutcome(exit_code=error.exit_code, detail=str(error))
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
-        outcome = Outcome(exit_code=code, detail=os_error_words(error))
+        outcome = RunOutcome(exit_code=code, detail=os_error_words(error))
     lines.end(plan, outcome)
     return outcome
 

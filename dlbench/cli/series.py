@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.job import Job
 
-
 EARLIER = "JOB_ID_OF_{}"  # Stands for the id of an earlier job, which Slurm gives it.
+
+MOST_SOURCES = 6  # Lines of a dry run about where times come from.
 
 
 def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool) -> None:
@@ -129,9 +130,6 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
         yield f"Time of {_counted(runs, 'run')}: {text}."
     if len(sources) > MOST_SOURCES:
         yield f"Time of the others: {_counted(len(sources) - MOST_SOURCES, 'more estimate')}."
-
-
-MOST_SOURCES = 6  # Lines of a dry run about where times come from.
 
 
 def _least(jobs: Sequence[Job]) -> Iterator[str]:
@@ -240,11 +238,11 @@ def resume_series(options: dict[str, Any]) -> None:
 
 def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
     """The jobs that a series submits next: those that were never taken, each within its limit, and the new ones."""
-    from dlbench.jobs.campaign.campaign import Campaign, Estimate
+    from dlbench.jobs.campaign.campaign import Campaign, TimeEstimate
     from dlbench.jobs.scripts.job import limit_seconds
 
     estimates = {
-        plan.run_id: Estimate(seconds=limit_seconds(job.time_limit) / (1 if job.is_array else len(job.plans)))
+        plan.run_id: TimeEstimate(seconds=limit_seconds(job.time_limit) / (1 if job.is_array else len(job.plans)))
         for job in missing
         for plan in job.plans
     }

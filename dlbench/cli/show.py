@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import click
@@ -23,8 +22,9 @@ from pydantic_core import PydanticUndefined
 from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
-from dlbench.specs.merge import Layers
+from dlbench.specs.merge import SettingLayers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
+from dlbench.specs.sync import Fusion
 from dlbench.units import exact_bytes
 
 _UNITS = {
@@ -38,9 +38,44 @@ _UNITS = {
 }
 """Units by the end of a key's name."""
 
+WIDTH = 80
+_VALUE = 16  # Columns of a value; a longer one has a line of its own.
+
+_SCHEMAS = {
+    "report": "views.scaling_report.scaling_views",
+    "diagnosis": "views.diagnosis.views_of",
+    "estimate": "views.estimate.views_of",
+    "comparison": "gate.report.ComparisonReport",
+    "trends": "history.report.TrendsReport",
+    "projection": "projection.page.ProjectionReport",
+    "recorded-projection": "projection.ledger.RecordedProjection",
+    "ingredients": "projection.ingredients.Ingredients",
+    "ideal-projection": "projection.ideal.IdealReport",
+    "collectives": "comm.report.CollectivesReport",
+    "io": "views.storage.Io",
+    "io-tiers": "views.stalls.IoTiers",
+    "memory-plan": "views.out_of_core.plan.CapacityPlan",
+    "plan": "specs.plan.RunPlan",
+    "record": "records.record.Record",
+    "comm-plan": "specs.comm.CommPlan",
+    "comm": "records.comm.CommRecord",
+    "rank-status": "records.status.RankStatus",
+    "node-status": "records.status.NodeStatuses",
+    "preflight": "records.preflight.PreflightReport",
+    "failure": "records.status.Failure",
+    "submission": "jobs.scheduler.Submission",
+    "series": "jobs.campaign.series_file.SeriesFile",
+    "acknowledgement": "history.store.Acknowledgement",
+}
+
+_HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
+"""Keys that stand above the table, where they are their own explanation."""
+_EXAMPLES = "examples of systems, to copy and edit"
+_MODELS = "systems by data sheet, for dlbench project spec; nothing runs on them"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class KeyLine:
     """One key with what was decided."""
 
     section: str  # Dotted name of the keys above it; empty for the first level.
@@ -52,7 +87,7 @@ class Setting:
     origin: str | None  # Who set what is no default (a file, a preset of it, an option); None for a default.
 
 
-def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Layers) -> Iterator[Setting]:
+def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: SettingLayers) -> Iterator[KeyLine]:
     """The keys of a decided specification in their order. `content`: its values, as in JSON."""
     seen: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
@@ -70,7 +105,7 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Laye
             yield _setting(key, value, layers)
         else:
             section, meaning = ".".join(path[:-1]), section_meaning(model, path)
-            yield Setting(section=section, name=path[-1], value="none", meaning=meaning, default=None, origin=None)
+            yield KeyLine(section=section, name=path[-1], value="none", meaning=meaning, default=None, origin=None)
 
 
 def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapping[str, Any] | None = None) -> str:
@@ -84,10 +119,11 @@ def section_meaning(model: type[BaseModel], path: tuple[str, ...], content: Mapp
     return _sentences(models[0].__doc__ or "")[0] if models else ""
 
 
-def _setting(key: Key, value: Any, layers: Layers) -> Setting:
+def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     default = key.field.get_default(call_default_factory=True)
     required = default is PydanticUndefined
-    plain = list(default) if isinstance(default, tuple) else default
+    plain = str(default) if isinstance(default, Fusion) else default
+    plain = list(default) if isinstance(default, tuple) else plain
     differs = required or value != plain
     sentences = _sentences(key.field.description or "")
     # Descriptions of choices say `value: meaning.` in turn.
@@ -95,7 +131,7 @@ def _setting(key: Key, value: Any, layers: Layers) -> Setting:
     said = (own or sentences or [""])[0]
     others = [str(one) for one in typing.get_args(key.field.annotation) if isinstance(one, str)]
     unsaid = [one for one in others if one != value and not re.search(rf"\b{re.escape(one)}\b", said)]
-    return Setting(
+    return KeyLine(
         section=".".join(key.path[:-1]),
         name=key.path[-1],
         value=_value(key, value),
@@ -133,43 +169,11 @@ def _sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.?!])(?<!e\.g\.)(?<!i\.e\.)\s+", " ".join(text.split()))
 
 
-WIDTH = 80
-_VALUE = 16  # Columns of a value; a longer one has a line of its own.
-
-
-_SCHEMAS = {
-    "report": "views.scaling_report.SCALING",
-    "diagnosis": "views.diagnosis.views_of",
-    "estimate": "views.estimate.views_of",
-    "comparison": "gate.report.ComparisonReport",
-    "trends": "history.report.TrendsReport",
-    "projection": "projection.page.ProjectionReport",
-    "recorded-projection": "projection.ledger.RecordedProjection",
-    "ingredients": "projection.ingredients.Ingredients",
-    "ideal-projection": "projection.ideal.IdealReport",
-    "collectives": "comm.report.CollectivesReport",
-    "io": "views.storage.Io",
-    "io-tiers": "views.stalls.IoTiers",
-    "memory-plan": "views.out_of_core.plan.MemoryPlan",
-    "plan": "specs.plan.RunPlan",
-    "record": "records.record.Record",
-    "comm-plan": "specs.comm.CommPlan",
-    "comm": "records.comm.CommRecord",
-    "rank-status": "records.status.RankStatus",
-    "node-status": "records.status.NodeStatuses",
-    "preflight": "records.preflight.PreflightReport",
-    "failure": "records.status.Failure",
-    "submission": "jobs.scheduler.Submission",
-    "series": "jobs.campaign.series_file.SeriesFile",
-    "acknowledgement": "history.store.Acknowledgement",
-}
-
-
 def schemas() -> dict[str, Any]:
     """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
     places = {name: place.rpartition(".") for name, place in _SCHEMAS.items()}
     found = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
-    return {name: one() if isinstance(one, FunctionType) else one for name, one in found.items()}
+    return {name: one if isinstance(one, type) else one() for name, one in found.items()}
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -181,7 +185,9 @@ def schema(name: str) -> dict[str, Any]:
         raise UserError(f"--schema {name}: {nearest(name, known)}")
     found = known[name]
     if not isinstance(found, type):
-        views: dict[str, Any] = found.schema()
+        from dlbench.views.model import Group, Report
+
+        views: dict[str, Any] = found.schema(Report, Group)
         return views
     return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
 
@@ -259,11 +265,7 @@ def show(
             click.echo(cleaned(line))
 
 
-_HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
-"""Keys that stand above the table, where they are their own explanation."""
-
-
-def _explained(made: BaseModel, content: dict[str, Any], layers: Layers, presets: list[str]) -> Iterator[str]:
+def _explained(made: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:
@@ -300,7 +302,7 @@ def _who(origin: str) -> str:
     return origin if origin.startswith("--") else Path(origin).name
 
 
-def _table(settings: list[Setting], marks: dict[str, str], width: int) -> Iterator[str]:
+def _table(settings: list[KeyLine], marks: dict[str, str], width: int) -> Iterator[str]:
     names = max(len(one.name) for one in settings) + 2
     values = min(max(len(one.value) for one in settings), _VALUE) + 2
     indent = 2 + names + values
@@ -355,10 +357,6 @@ def ls(as_json: bool) -> None:
             for row in apart:
                 click.echo(cleaned(f"  {row['name']:<{width}} {row['title'].removeprefix('Example: ')}"))
             click.echo(cleaned(f"    {Path(apart[0]['file']).parent}"))
-
-
-_EXAMPLES = "examples of systems, to copy and edit"
-_MODELS = "systems by data sheet, for dlbench project spec; nothing runs on them"
 
 
 def _heading(row: dict[str, Any]) -> str:

@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from dlbench.jobs.campaign.run_status import RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
-
 _TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run, in JSON.
+
+_JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
+_RANK_LOG = re.compile(r"rank-\d+\.log")
+_MAX_BYTES = 1 << 22  # Of each log, its end.
 
 
 @click.command()
@@ -185,10 +188,6 @@ def _one_line(text: str) -> str:
     return " ".join(text.splitlines())
 
 
-_JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
-_RANK_LOG = re.compile(r"rank-\d+\.log")
-
-
 def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     """The logs of a run that are there: of its job, of its launcher, and of its ranks.
 
@@ -212,9 +211,6 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
     if not found:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
     return found
-
-
-_MAX_BYTES = 1 << 22  # Of each log, its end.
 
 
 @click.command()

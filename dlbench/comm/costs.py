@@ -15,6 +15,16 @@ from dlbench.specs.comm import ELEMENT_BYTES, Collective, Level, NetworkModel, P
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 
+_BYTE = Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=1),))
+BYTES_ALONE = NetworkModel(system="", transport="", inside=_BYTE, across=_BYTE)
+COST_WORDS = (
+    "Steps: rounds in which messages travel at once. A rank that takes several in a round (two of double-binary-tree, "
+    "all others of direct) pays a start-up for each. Volume: bytes that the busiest rank sends. Over ideal: time, "
+    "measured or else predicted, over a lower bound: the largest of what the fewest start-ups, bytes and additions of "
+    "any algorithm take. Without costs of messages: bytes one after the other along the longest path, over the fewest "
+    "that any algorithm needs (2 (p - 1)/p n in an all-reduce of p ranks). k: servers; c: chunks."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
@@ -29,10 +39,6 @@ class Cost:
     over_ideal: float = field(metadata=column("Over ideal", text=lambda one: f"{one:.3g}x", is_brief=True))
     measured: Estimate | None = field(metadata=column("Measured", "measured_s", is_brief=True))
     minimum_s: float | None = field(metadata=column("Minimum", unit="s", is_brief=True))
-
-
-_BYTE = Level(pieces=(Piece(alpha_s=0, beta_s_per_byte=1),))
-BYTES_ALONE = NetworkModel(system="", transport="", inside=_BYTE, across=_BYTE)
 
 
 def cost(
@@ -102,13 +108,6 @@ def ideal_seconds(collective: Collective, layout: Layout, num_bytes: int, networ
 
 
 COSTS = columns_of(Cost)
-COST_WORDS = (
-    "Steps: rounds in which messages travel at once. A rank that takes several in a round (two of double-binary-tree, "
-    "all others of direct) pays a start-up for each. Volume: bytes that the busiest rank sends. Over ideal: time, "
-    "measured or else predicted, over a lower bound: the largest of what the fewest start-ups, bytes and additions of "
-    "any algorithm take. Without costs of messages: bytes one after the other along the longest path, over the fewest "
-    "that any algorithm needs (2 (p - 1)/p n in an all-reduce of p ranks). k: servers; c: chunks."
-)
 
 
 def sheet_of(rows: Sequence[Cost], num_bytes: int) -> Sheet[Cost]:

@@ -17,9 +17,10 @@ from types import MappingProxyType
 from dlbench.analysis.comparability import system_content
 from dlbench.analysis.environments import side_by_side
 from dlbench.analysis.repeats import named
-from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series
+from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, MeasuredSeries, Measurement
 from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
+from dlbench.report.table import column
 from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
 from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
 
@@ -41,22 +42,25 @@ class Scope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Errors:
-    """Errors of predictions over some points."""
+class PredictionErrors:
+    """PredictionErrors of predictions over some points."""
 
-    scope: str
-    num_points: int
-    median: float  # Median of |predicted / measured - 1|.
-    worst: float
-    is_poor: bool = False  # Whether it is one algorithm whose predictions are no advice.
+    scope: str = field(metadata=column("Points", ""))
+    num_points: int = field(metadata=column("Count", ""))
+    median: float = field(metadata=column("Median error", "", unit="fraction"))  # Of |predicted / measured - 1|.
+    worst: float = field(metadata=column("Worst", "", unit="fraction"))
+    is_poor: bool = field(
+        default=False, metadata=column("Advice", "", text=lambda poor: "none: the fit misses it" if poor else None)
+    )
+    """Whether it is one algorithm whose predictions are no advice."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(Scope):
+class NetworkFit(Scope):
     """The fitted costs of one system, carrier and type of element."""
 
     network: NetworkModel
-    errors: tuple[Errors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
+    errors: tuple[PredictionErrors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
     predicted: Mapping[PointKey, float] = field(default_factory=dict, metadata={"json": False})
     """Seconds by a fit without the point."""
 
@@ -65,30 +69,31 @@ class Fit(Scope):
 class Fits:
     """All fits of a table."""
 
-    fits: tuple[Fit, ...]
+    fits: tuple[NetworkFit, ...]
     unfitted: tuple[str, ...]
 
-    def of(self, group: CollectiveGroup, carrier: str) -> Fit | None:
+    def of(self, group: CollectiveGroup, carrier: str) -> NetworkFit | None:
         wanted = (group.sample.plan.system.name, carrier, group.dtype)
         return next((fit for fit in self.fits if (fit.system, fit.carrier, fit.dtype) == wanted), None)
 
-    def with_predictions(self, group: CollectiveGroup) -> CollectiveGroup:
-        """A group with what fits that did not see its points predict of them."""
-        found = []
-        for series in group.series:
-            fit = None if series.is_library else self.of(group, series.carrier)
-            rows = []
-            for row in series.rows:
-                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
-                ratio = None if seconds is None else seconds / row.time.value
-                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
-            found.append(replace(series, rows=tuple(rows)))
-        return replace(group, series=tuple(found))
+    def with_predictions(self, group: CollectiveGroup) -> tuple[MeasuredSeries, ...]:
+        """Returns the series of a group with what fits that did not see its points predict of them."""
+        return tuple(
+            replace(series, rows=tuple(self._with_prediction(group, row) for row in series.rows))
+            for series in group.series
+        )
+
+    def _with_prediction(self, group: CollectiveGroup, row: Measurement) -> Measurement:
+        fit = None if row.series.is_library else self.of(group, row.series.carrier)
+        seconds = None if fit is None else fit.predicted.get((group.id, row.series.title, row.num_bytes))
+        if seconds is None:
+            return row
+        return replace(row, predicted_s=seconds, predicted_over_measured=seconds / row.time.value)
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
     """Fits of every system, carrier and type in a table, or of one; `fitted` is the time that models say, ISO 8601."""
-    scopes: dict[Scope, list[tuple[CollectiveGroup, Series]]] = {}
+    scopes: dict[Scope, list[tuple[CollectiveGroup, MeasuredSeries]]] = {}
     for group in table.groups:
         for series in group.series:
             if not series.is_library:
@@ -119,7 +124,7 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
 
 def fit_one(
     table: CollectiveTable, *, system: str | None, transport: str | None, dtype: str | None, fitted: str, where: str
-) -> Fit:
+) -> NetworkFit:
     """The fit that a file (`*.network.json`) holds: of one system, one carrier, one type of element.
 
     Where only libraries were measured the model has no levels, and holds their lines alone. What is not chosen is the
@@ -153,7 +158,7 @@ def fit_one(
         raise IncompleteDataError(f"{where}: {scope.title}: one size only; a line needs two or more (--sizes)")
     runs = tuple(dict.fromkeys(run.plan.run_id for group in groups for run in group.runs))
     network = NetworkModel(system=chosen, transport=carrier, collectives=lines, sources=runs, fitted=fitted)
-    return Fit(**vars(scope), network=network)
+    return NetworkFit(**vars(scope), network=network)
 
 
 def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
@@ -204,7 +209,7 @@ def _half_width(rows: Sequence[Measurement]) -> float | None:
     return math.expm1(NormalDist().inv_cdf(0.975) * stretch(runs) * math.sqrt(1 - 1 / runs) * median)
 
 
-def line_name(group: CollectiveGroup, series: Series) -> str:
+def line_name(group: CollectiveGroup, series: MeasuredSeries) -> str:
     """What a line is called: of all-reduces the carrier as exchanges of training call it, and `flat` or the algorithm.
 
     A library's all-reduce is what the exchange `flat` calls, in place. Other collectives have their name between the
@@ -218,8 +223,8 @@ def line_name(group: CollectiveGroup, series: Series) -> str:
 
 
 def _fit(
-    scope: Scope, found: Sequence[tuple[CollectiveGroup, Series]], lines: tuple[LineCost, ...], fitted: str
-) -> tuple[Fit, str]:
+    scope: Scope, found: Sequence[tuple[CollectiveGroup, MeasuredSeries]], lines: tuple[LineCost, ...], fitted: str
+) -> tuple[NetworkFit, str]:
     # Groups inside one node say nothing of messages between nodes: next to real ones they are left out.
     used, left = list(found), ""
     if any(group.sample.plan.layout.nodes > 1 for group, _ in found):
@@ -258,7 +263,7 @@ def fit_of(
     lines: tuple[LineCost, ...],
     fitted: str,
     keys: Mapping[int, PointKey] = MappingProxyType({}),
-) -> Fit:
+) -> NetworkFit:
     """The costs that points show. `by_run`: of each point its seconds by run. `keys`: of points that a report shows, by
     id of the observation.
     """
@@ -274,47 +279,40 @@ def fit_of(
         runs=min(map(len, by_run)),
     )
     errors, of_algorithms = _errors(predictions)
-    held_out = {"largest_held_out": hold_out_largest(observations), "errors": of_algorithms}
-    return Fit(
+    held_out = {"largest_held_out": hold_out_largest(observations), "errors": tuple(of_algorithms)}
+    return NetworkFit(
         **vars(scope),
         network=network.model_copy(update={"collectives": lines, **held_out}),
-        errors=errors,
+        errors=tuple(errors),
         predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
     )
 
 
-def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[tuple[Errors, ...], tuple[FitError, ...]]:
-    """Over all points, over large ones and by algorithm; and the last as the file holds them."""
-    scopes: dict[str, list[float]] = {"all": [], "1 MB and more": []}
-    own: dict[tuple[str, str], list[float]] = {}
-    for seen, seconds in predictions:
-        error = abs(seconds / seen.seconds - 1)
-        scopes["all"].append(error)
-        if seen.num_bytes >= LARGE_BYTES:
-            scopes["1 MB and more"].append(error)
-        own.setdefault((seen.collective, seen.algorithm), []).append(error)
-    of_algorithms = {
-        f"{collective}, {name}": FitError(
-            collective=collective, algorithm=name, median=statistics.median(errors), worst=max(errors)
-        )
-        for (collective, name), errors in own.items()
-    }
-    scopes |= dict(zip(of_algorithms, own.values(), strict=True))
-    found = (
-        Errors(
-            scope=scope,
-            num_points=len(errors),
-            median=statistics.median(errors),
-            worst=max(errors),
-            is_poor=scope in of_algorithms and of_algorithms[scope].is_poor,
-        )
-        for scope, errors in scopes.items()
-        if errors
-    )
-    return tuple(found), tuple(of_algorithms.values())
+def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[list[PredictionErrors], list[FitError]]:
+    """Returns errors over all points, over large ones and by algorithm; and the last as the file holds them."""
+    everything, large = list[float](), list[float]()
+    by_algorithm: dict[tuple[str, str], list[float]] = {}
+    for observation, seconds in predictions:
+        error = abs(seconds / observation.seconds - 1)
+        everything.append(error)
+        if observation.num_bytes >= LARGE_BYTES:
+            large.append(error)
+        by_algorithm.setdefault((observation.collective, observation.algorithm), []).append(error)
+    rows = [_errors_over(scope, errors) for scope, errors in (("all", everything), ("1 MB and more", large)) if errors]
+    of_algorithms = []
+    for (collective, algorithm), errors in by_algorithm.items():
+        row = _errors_over(f"{collective}, {algorithm}", errors)
+        fit_error = FitError(collective=collective, algorithm=algorithm, median=row.median, worst=row.worst)
+        of_algorithms.append(fit_error)
+        rows.append(replace(row, is_poor=fit_error.is_poor))
+    return rows, of_algorithms
 
 
-def _observations(found: Iterable[tuple[CollectiveGroup, Series]]) -> Iterator[tuple[PointKey, Observation]]:
+def _errors_over(scope: str, errors: Sequence[float]) -> PredictionErrors:
+    return PredictionErrors(scope=scope, num_points=len(errors), median=statistics.median(errors), worst=max(errors))
+
+
+def _observations(found: Iterable[tuple[CollectiveGroup, MeasuredSeries]]) -> Iterator[tuple[PointKey, Observation]]:
     for group, series in found:
         for one in series.rows:
             yield (

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from dlbench.comm.fits import Fit, Scope, fit_of
-from dlbench.comm.tables import IN_PLACE, OUT_OF_PLACE, ROUNDED, Series, read_output
+from dlbench.comm.fits import NetworkFit, Scope, fit_of
+from dlbench.comm.tables import IN_PLACE, OUT_OF_PLACE, ROUNDED, OutputSeries, read_output
 from dlbench.errors import UserError
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.link_fit import Observation, choose_sharing
@@ -37,11 +37,11 @@ LAYOUTS: dict[LevelName, Layout] = {
 }
 """Two ranks whose messages belong to a level."""
 
-Measured = Sequence[tuple[Series, Layout]]
+Measured = Sequence[tuple[OutputSeries, Layout]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportedFit(Fit):
+class ImportedFit(NetworkFit):
     """The costs that outputs give, and what of them was not used, in words."""
 
     left_out: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def import_tables(
     for series, count in _each("--ranks", ranks, [series for series in whole if not series.ranks]).items():
         series.ranks = count
     groups = _each("--group-size", [group_size] if group_size else [], [series for series in whole if not series.nodes])
-    placed: dict[str, list[tuple[Series, Layout]]] = {}
+    placed: dict[str, list[tuple[OutputSeries, Layout]]] = {}
     for series in all_series:
         layout = LAYOUTS[pairs[series]] if series in pairs else _layout(series, groups.get(series))
         placed.setdefault(series.measures, []).append((series, layout))
@@ -110,7 +110,7 @@ def import_tables(
 
 def _chosen(
     paths: Sequence[Path], collective: Collective | None, dtype: str | None, op: str | None
-) -> tuple[list[Series], list[str]]:
+) -> tuple[list[OutputSeries], list[str]]:
     """Returns one series of each table of the files, and in words what else they hold."""
     outputs = [(path, read_output(path)) for path in paths]
     left_out = [f"{path.name}: {text}" for path, output in outputs for text in output.left_out]
@@ -126,7 +126,7 @@ def _chosen(
     all_series = _only("--type", "dtype", dtype, all_series, left_out)
     all_series = _only("--op", "op", op, all_series, left_out)
     all_series = _one_root_and_side(all_series, left_out)
-    by_content: dict[str, Series] = {}
+    by_content: dict[str, OutputSeries] = {}
     for series in all_series:
         content = f"{series.title} {series.measures} {series.ranks} {series.nodes} {series.seconds}"
         same = by_content.setdefault(content, series)
@@ -136,8 +136,8 @@ def _chosen(
 
 
 def _only(
-    option: str, attribute: str, asked: str | None, all_series: Sequence[Series], left_out: list[str]
-) -> list[Series]:
+    option: str, attribute: str, asked: str | None, all_series: Sequence[OutputSeries], left_out: list[str]
+) -> list[OutputSeries]:
     """Returns the series of the type or operation that is asked for, and notes the others in `left_out`."""
     chosen = []
     for kind in dict.fromkeys(series.measures for series in all_series):
@@ -158,9 +158,9 @@ def _only(
     return chosen
 
 
-def _one_root_and_side(all_series: Sequence[Series], left_out: list[str]) -> list[Series]:
+def _one_root_and_side(all_series: Sequence[OutputSeries], left_out: list[str]) -> list[OutputSeries]:
     """Returns one series of each table: of its lowest root, in place where the collective has such a form."""
-    tables: dict[tuple[Path, int], list[Series]] = {}
+    tables: dict[tuple[Path, int], list[OutputSeries]] = {}
     for series in all_series:
         tables.setdefault((series.path, series.line), []).append(series)
     chosen = []
@@ -181,11 +181,11 @@ def _one_root_and_side(all_series: Sequence[Series], left_out: list[str]) -> lis
     return chosen
 
 
-def _short(series: Series) -> str:
+def _short(series: OutputSeries) -> str:
     return f"{series.path.name}: line {series.line}" if series.line else series.path.name
 
 
-def _source(series: Series, layout: Layout, assumed: str) -> str:
+def _source(series: OutputSeries, layout: Layout, assumed: str) -> str:
     words = [f"{layout.ranks} ranks", LABELS.get(series.dtype, series.dtype), series.op, series.side]
     words.append("" if series.is_checked else "results not compared")
     words.append(f"{series.cycles} cycles" if series.cycles > 1 else "")
@@ -210,7 +210,7 @@ def _lines(collective: Collective, measured: Measured, left_out: list[str]) -> I
         yield line.model_copy(update={"sizes": (min(rows), max(rows))})
 
 
-def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[Series, LevelName]) -> NetworkModel:
+def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[OutputSeries, LevelName]) -> NetworkModel:
     """Returns the network with the rates of osu_bw for large messages."""
     for series, _ in measured:
         level = network.levels.get(pairs[series])
@@ -223,7 +223,7 @@ def _with_bandwidth(network: NetworkModel, measured: Measured, pairs: Mapping[Se
     return network
 
 
-def _each(option: str, given: Sequence[Any], tables: Sequence[Series]) -> dict[Series, Any]:
+def _each(option: str, given: Sequence[Any], tables: Sequence[OutputSeries]) -> dict[OutputSeries, Any]:
     """By table what an option says of those that do not say it: one value for all, or one for each."""
     if given and not tables:
         raise UserError(f"{option}: none of these outputs needs it; leave it out")
@@ -235,7 +235,7 @@ def _each(option: str, given: Sequence[Any], tables: Sequence[Series]) -> dict[S
     return dict(zip(tables, list(given) * (len(tables) if len(given) == 1 else 1), strict=True))
 
 
-def _layout(series: Series, group_size: int | None) -> Layout:
+def _layout(series: OutputSeries, group_size: int | None) -> Layout:
     kind, count = cast("Collective", series.measures), series.ranks or 0
     group = max(1, count // series.nodes) if series.nodes else min(group_size or count, count)
     if count < 2 or count % group or (series.nodes and group * series.nodes != count):

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from dlbench.analysis.comparability import digest_of, system_content
+from dlbench.analysis.comparability import Condition, digest_of, system_content
+from dlbench.analysis.doubts import Doubt
+from dlbench.analysis.table import WithoutFigures, copy_problem
 from dlbench.lazy import np
 from dlbench.perfmodels.lines import fit_line
 from dlbench.perfmodels.predictions import bus_factor
@@ -53,40 +55,42 @@ class SeriesName:
 class Measurement:
     """One series at one size."""
 
+    series: SeriesName = field(metadata={"json": False})
     num_bytes: int = field(metadata=column("Size", unit="bytes", is_brief=True))  # Of each rank's whole buffer.
     time: Estimate = field(metadata=column("Time, median", "time_s", is_brief=True))
     """Seconds: the median over runs of each run's median over iterations. For a single run the interval is the middle
     half of its iterations (`within-run`)."""
     minimum_s: float = field(metadata=column("Minimum", unit="s"))  # The fastest iteration of all.
-    algbw: Estimate = field(metadata=column("algbw, GB/s", "algbw_gb_per_s"))  # 1e9 bytes per second.
-    busbw: Estimate | None = field(metadata=column("busbw, GB/s", "busbw_gb_per_s", is_brief=True))
+    algbw: Estimate = field(metadata=column(name="algbw_gb_per_s"))  # 1e9 bytes per second.
+    busbw: Estimate | None = field(metadata=column(name="busbw_gb_per_s"))
     """GB/s; None for one rank, where nothing crosses a bus."""
     iterations: int  # Timed iterations of each run, at least.
-    operations: int = field(default=1, metadata=column("Operations", unit="count"))
-    """Of an iteration, back to back, at least: its time is divided by them."""
+    operations: int = 1  # Of an iteration, back to back, at least: its time is divided by them.
     timing: str = "host clock"  # What the time is by; see `CommPoint`.
-    single_call_s: float | None = field(default=None, metadata=column("Single call", unit="s", is_brief=True))
+    single_call_s: float | None = None
     """Median over all iterations of one operation alone by the host's clock, seconds; None where that is the time."""
-    skew_s: float | None = field(default=None, metadata=column("Start skew", unit="s", is_brief=True))
+    skew_s: float | None = None
     """Median over all iterations of how far apart ranks began, seconds; None: not recorded."""
     chunks: int | None = field(default=None, metadata={"json": False})  # `CommPoint.chunks_run`.
     # Counted, the most of any rank; None for libraries.
-    steps: int | None = field(default=None, metadata=column("Steps", unit="count"))
-    messages: int | None = field(default=None, metadata=column("Messages", unit="count"))
-    bytes_sent: int | None = field(default=None, metadata=column("Bytes sent", unit="count", is_brief=True))
-    bytes_across: int | None = field(default=None, metadata=column("Of it between groups", unit="count"))
-    predicted_s: float | None = field(default=None, metadata=column("Predicted", unit="s", is_brief=True))
-    """Seconds that a fit without this point expects; None where there is none."""
-    predicted_over_measured: float | None = field(
-        default=None, metadata=column("Pred/meas", text=lambda ratio: f"{ratio:.2f}", is_brief=True)
-    )
+    steps: int | None = None
+    messages: int | None = None
+    bytes_sent: int | None = None
+    bytes_across: int | None = None  # Of the bytes sent those that left the group.
+    predicted_s: float | None = None  # Seconds that a fit without this point expects; None where there is none.
+    predicted_over_measured: float | None = None
     is_best: bool = False
     by_run: dict[RunKey, float] = field(metadata={"json": False})
     """Seconds of each run; series measured in one run have equal keys, so that ratios pair them."""
 
+    @property
+    def rate(self) -> Estimate:
+        """Returns busbw, GB/s, or algbw for one rank."""
+        return self.busbw or self.algbw
+
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
+class MeasuredSeries:
     """One algorithm over one carrier, or one library."""
 
     title: str  # Unique in its group.
@@ -98,17 +102,43 @@ class Series:
     per_byte_s: float | None = None
 
     def at(self, num_bytes: int) -> Measurement | None:
-        return next((one for one in self.rows if one.num_bytes == num_bytes), None)
+        return next((row for row in self.rows if row.num_bytes == num_bytes), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredGroup:
+    """What a report says of a group of runs, whether they measured a collective or pairs of ranks."""
+
+    id: str
+    label: str
+    conditions: tuple[Condition, ...]
+    doubts: tuple[Doubt, ...]
+    num_runs: int
+    series: tuple[MeasuredSeries, ...]
+
+    @property
+    def points(self) -> tuple[Measurement, ...]:
+        """Returns all measurements, by series and size."""
+        return tuple(row for series in self.series for row in series.rows)
+
+    @property
+    def short_titles(self) -> dict[str, str]:
+        """Returns by title what each series is called in the group's tables: without a carrier that all share."""
+        carriers = {series.carrier for series in self.series if not series.is_library}
+        return {
+            series.title: series.algorithm if len(carriers) == 1 and not series.is_library else series.title
+            for series in self.series
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rejected:
     """Points without a figure, and why."""
 
-    title: str
-    num_bytes: int
-    why: str
-    runs: tuple[str, ...]
+    title: str = field(metadata=column("Series", "algorithm"))
+    num_bytes: int = field(metadata=column("Size", unit="bytes"))
+    why: str = field(metadata=column("Why", "problem"))
+    runs: tuple[str, ...] = field(metadata=column("Runs", value=len, text=", ".join))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +149,7 @@ class CollectiveGroup:
     collective: Collective
     dtype: Precision
     runs: tuple[CommRun, ...]
-    series: tuple[Series, ...]  # dlbench's own algorithms first, then libraries; each in the order of `dlbench comm`.
+    series: tuple[MeasuredSeries, ...]  # dlbench's own algorithms first, then libraries; in the order of `ALGORITHMS`.
     rejected: tuple[Rejected, ...]
 
     @property
@@ -147,21 +177,12 @@ class CollectiveGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WithoutFigures:
-    """A run that yields no figure, and why."""
-
-    run: CommRun
-    state: str  # invalid, failed, incomplete, damaged (a copy) or empty (a valid run in which no point has a figure).
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class CollectiveTable:
     """All runs of a scan."""
 
     groups: tuple[CollectiveGroup, ...]  # By system, collective, type, ranks, nodes and group size.
     pairs: tuple[CollectiveGroup, ...] = ()  # Of pairs of ranks, without series: see `dlbench.comm.pairs`.
-    without: tuple[WithoutFigures, ...]
+    without: tuple[WithoutFigures[CommRun], ...]
     damaged: tuple[str, ...]
 
 
@@ -171,15 +192,12 @@ def tabulate(scan: CommScan) -> CollectiveTable:
     A run whose record is invalid held a wrong result somewhere, and yields no figure at all.
     """
     groups: dict[str, list[CommRun]] = {}
-    without: list[WithoutFigures] = []
+    without: list[WithoutFigures[CommRun]] = []
     damaged = list(scan.problems)
     seen: dict[str, CommRun] = {}
     for run in scan.runs:
         if run.plan.run_id in seen:
-            why = (
-                f"{run.folder.path}: holds run {run.plan.run_id} once more, like "
-                f"{seen[run.plan.run_id].folder.path}; a copy is no repeat and is left out"
-            )
+            why = copy_problem(run, seen[run.plan.run_id])
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
@@ -318,12 +336,12 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
     )
 
 
-def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> Series:
+def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> MeasuredSeries:
     """A series and the line through its sizes; `fastest` has the least time of each size."""
     line = None
     if len(found) > 1:
         line = fit_line(name.title, ranks, [one.num_bytes for one in found], [one.time.value for one in found])
-    return Series(
+    return MeasuredSeries(
         title=name.title,
         carrier=name.carrier,
         algorithm=name.algorithm,
@@ -348,6 +366,7 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
     alone = [seconds for _, point in points for seconds in point.single_call_s]
     skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
+        series=name_of(one),
         num_bytes=one.num_bytes,
         time=time,
         minimum_s=min(map(min, times.values())),

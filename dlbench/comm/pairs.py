@@ -8,8 +8,8 @@ from typing import Any
 
 from dlbench.analysis.comparability import Condition
 from dlbench.analysis.doubts import Doubt
-from dlbench.comm.fits import Fit, Fits
-from dlbench.comm.measurements import CollectiveGroup, Measurement, Series, measurement, why_not
+from dlbench.comm.fits import Fits, NetworkFit
+from dlbench.comm.measurements import CollectiveGroup, MeasuredGroup, Measurement, measurement, why_not
 from dlbench.lazy import np
 from dlbench.perfmodels.lines import fit_line
 from dlbench.records.comm import CommPoint
@@ -49,20 +49,14 @@ class LevelCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsReport:
+class PairsReport(MeasuredGroup):
     """Pairs of ranks at one layout."""
 
-    id: str
-    label: str
-    conditions: tuple[Condition, ...]
-    doubts: tuple[Doubt, ...]
     words: tuple[str, ...]
-    num_runs: int
-    series: tuple[Series, ...]
     figures: tuple[PairFigure, ...]
     ends: tuple[PairFigure, ...]  # Of these the smallest ping-pong of each pair and the largest window.
     costs: tuple[LevelCosts, ...]
-    fit: Fit | None  # To collectives of the same system, carrier and type.
+    fit: NetworkFit | None  # To collectives of the same system, carrier and type.
     hosts: tuple[str, ...]  # Of each rank.
 
 

@@ -45,7 +45,7 @@ CPU_TIME = "is the time of the host's calls (nccl-tests -C 1), not of the collec
 
 
 @dataclass(kw_only=True, eq=False)
-class Series:
+class OutputSeries:
     """The times of one type, operation, root and side in a table."""
 
     path: Path
@@ -80,33 +80,25 @@ class Series:
             self.seconds.setdefault(size, []).append(seconds)
 
 
-@dataclass(kw_only=True)
-class Output:
-    """The content of a file."""
-
-    series: list[Series] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)  # Programs without costs, each with its line.
-
-
-class Table:
+class OutputTable:
     """A table while its rows are read."""
 
-    def __init__(self, head: Series, columns: Sequence[str] = ()) -> None:
+    def __init__(self, head: OutputSeries, columns: Sequence[str] = ()) -> None:
         self.head = head
         self.columns = columns
-        self.series: dict[tuple[str, ...], Series] = {}
+        self.series: dict[tuple[str, ...], OutputSeries] = {}
 
     @property
     def has_figures(self) -> bool:
         return any(series.seconds for series in self.series.values())
 
-    def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> Series:
+    def of(self, dtype: str, op: str = "", root: str = "", side: str = "") -> OutputSeries:
         """Returns the series of these, a new one if the table has none yet."""
         new = replace(self.head, dtype=dtype, op=op, root=root, side=side, seconds={})
         return self.series.setdefault((dtype, op, root, side), new)
 
 
-class NcclTable(Table):
+class NcclTable(OutputTable):
     """A table of nccl-tests. A row that other text tears is put together again where the number of its cells fits."""
 
     cells: tuple[str, ...] = ()  # Of the row that is not complete yet.
@@ -155,7 +147,7 @@ class NcclTable(Table):
                 series.bus = busbw / algbw
 
 
-class OsuTable(Table):
+class OsuTable(OutputTable):
     """A table of OSU's micro-benchmarks. No line ends it: lines that are no rows are passed over."""
 
     dtype = ""
@@ -192,11 +184,12 @@ class OsuTable(Table):
             raise ValueError(f"{text!r}: the second column must be in {unit}")
 
 
-class Reader:
+class OutputReader:
     """Reads the lines of an output, one after the other."""
 
     def __init__(self, path: Path) -> None:
-        self.output = Output()
+        self.series: list[OutputSeries] = []
+        self.left_out: list[str] = []  # Programs without costs, each with its line.
         self.line = 0
         self._path = path
         self._prefix: re.Pattern[str] | None = None  # Of each line, by a launcher: ``[1,0]<stdout>:`` or ``0: ``.
@@ -250,7 +243,9 @@ class Reader:
             return
         carrier = "mpi" if library == "MPI" else "nccl"
         title = f"OSU {name} {version or ''}".strip()
-        self._table = OsuTable(Series(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind))
+        self._table = OsuTable(
+            OutputSeries(path=self._path, line=self.line, carrier=carrier, title=title, measures=kind)
+        )
 
     def _open_nccl(self, columns: Sequence[str]) -> None:
         self.end()
@@ -266,7 +261,7 @@ class Reader:
         self._table = NcclTable(replace(head, line=self.line), columns)
 
     def _leave_out(self, program: str) -> None:
-        self.output.left_out.append(f"line {self.line}: no costs are made of {program}")
+        self.left_out.append(f"line {self.line}: no costs are made of {program}")
 
     def _close(self) -> None:
         if isinstance(self._table, NcclTable):
@@ -274,7 +269,7 @@ class Reader:
         if self._table and not self._table.has_figures:
             raise ValueError(f"no row of {self._table.head.title} until here; give the whole output")
         if self._table:
-            self.output.series += self._table.series.values()
+            self.series += self._table.series.values()
         self._table = None
 
     def end(self) -> None:
@@ -290,46 +285,47 @@ def kind_of(name: str) -> str | None:
     return KINDS.get(letters) if letters else ""
 
 
-def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> Series:
+def nccl_head(path: Path, kind: str, ranks: int, hosts: set[str], groups: set[Any]) -> OutputSeries:
     """Returns what a table of nccl-tests says in front of its rows. Raises `ValueError`: the ranks are split."""
     if len(groups) > 1:
         raise ValueError(
             f"the {ranks} ranks are split into {len(groups)} groups, which run at once (NCCL_TESTS_SPLIT): no costs "
             "are made of them"
         )
-    head = Series(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
+    head = OutputSeries(path=path, line=0, carrier="nccl", title="nccl-tests", measures=kind)
     return replace(head, ranks=ranks or None, nodes=len(hosts) or None)
 
 
-def read_output(path: Path) -> Output:
+def read_output(path: Path) -> OutputReader:
     """Returns all series of a file. Raises `UserError`: it is unreadable or damaged, or nothing in it gives costs."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8", "replace")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}") from None
     lines = text.splitlines()
-    reader = Reader(path)
+    reader = OutputReader(path)
     if text.lstrip().startswith("{"):
         try:
-            return Output(series=_series_of_json(path, parse_json(text)))
+            reader.series = _series_of_json(path, parse_json(text))
         except (LookupError, TypeError, AttributeError, OverflowError) as error:
             raise UserError(f"{path}: is no JSON of nccl-tests (-J), version 3: {error}") from None
         except ValueError as error:
             raise UserError(f"{path}: {why_unreadable(error)}") from None
+        return reader
     try:
         for number, line in enumerate(lines, 1):
             reader.take(line, is_cut=number == len(lines) and not text.endswith("\n"))
         reader.end()
     except ValueError as error:
         raise UserError(f"{path}: line {reader.line}: {error}") from None
-    if not reader.output.series and reader.output.left_out:
-        raise UserError(f"{path}: {reader.output.left_out[0]}, but of {KIND_NAMES}")
-    if not reader.output.series:
+    if not reader.series and reader.left_out:
+        raise UserError(f"{path}: {reader.left_out[0]}, but of {KIND_NAMES}")
+    if not reader.series:
         raise UserError(f"{path}: no table of nccl-tests or OSU in {len(lines)} lines; give all that one printed")
-    return reader.output
+    return reader
 
 
-def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[Series]:
+def _series_of_json(path: Path, report: Mapping[str, Any]) -> list[OutputSeries]:
     """Raises `LookupError`, `TypeError`, `AttributeError`: it is of another form; `ValueError`: it has no figures."""
     program = PROGRAM.search(report["args"][0])
     kind = kind_of(program[1] if program else "")

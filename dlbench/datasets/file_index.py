@@ -19,6 +19,10 @@ from typing import Any
 from dlbench.lazy import np
 from dlbench.opening import parse_json
 
+_HEAD = struct.Struct("<q")
+_ALIGNED = 64
+_KINDS = frozenset("biuf")  # of the arrays: numbers and truth values
+
 
 class Files(Sequence[Path]):
     """Paths of a data set's files, each made when it is asked for: a million of them take seconds and 400 MB."""
@@ -35,11 +39,6 @@ class Files(Sequence[Path]):
 
     def __iter__(self) -> Iterator[Path]:
         return map(self._path, range(self._num))  # several threads may share it, as they may not a generator
-
-
-_HEAD = struct.Struct("<q")
-_ALIGNED = 64
-_KINDS = frozenset("biuf")  # of the arrays: numbers and truth values
 
 
 def packed(value: Any) -> Iterator[bytes | memoryview]:

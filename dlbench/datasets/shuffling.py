@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from dlbench.specs.workload import DataSpec
 
 _PARTITION = 0x9A27  # with the seed, so that the partition is none of the epochs' permutations
+_ORDER, _LOTS = 0x0DE2, 0x107
+"""With the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
+_KEPT_EPOCHS = 3
+NOBODY = -1  # in the last column of `parts`: the rank holds one sample less than others
+_MASK = (1 << 64) - 1
+_SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # Without pattern: two unrelated sums.
 
 
 def first_parts(
@@ -41,14 +47,8 @@ def first_parts(
     return np.array_split(order, ranks)
 
 
-_ORDER, _LOTS = 0x0DE2, 0x107
-"""With the seed and the epoch, so that the draws have nothing to do with each other or with a global permutation."""
-_KEPT_EPOCHS = 3
-NOBODY = -1  # in the last column of `parts`: the rank holds one sample less than others
-
-
 @dataclass(frozen=True)
-class Exchange:
+class EpochExchange:
     """What one rank sends and receives during an epoch, in the order of slots; without what it sends to itself."""
 
     slots: NDArray[np.int64]  # (n,) the slots in which this rank sends to another, ascending
@@ -136,17 +136,17 @@ class Ownership:
         order: NDArray[np.int64] = row[self._keys(epoch)[rank, : len(row)].argsort(kind="stable")]
         return order
 
-    def exchange(self, epoch: int, rank: int) -> Exchange:
+    def exchange(self, epoch: int, rank: int) -> EpochExchange:
         if not self.slots:
             nothing = np.empty(0, np.int64)
-            return Exchange(nothing, nothing, nothing, nothing, nothing)
+            return EpochExchange(nothing, nothing, nothing, nothing, nothing)
         places = self._keys(epoch).argsort(axis=1, kind="stable")[:, : self.slots]
         first = np.take_along_axis(self.parts(epoch), places, axis=1)
         lots = self._lots(epoch)
         slots = np.flatnonzero(lots[:, rank] != rank)
         senders = np.nonzero(lots == rank)[1]
         coming = np.flatnonzero(senders != rank)
-        return Exchange(
+        return EpochExchange(
             slots=slots,
             samples=first[rank, slots],
             receivers=lots[slots, rank],
@@ -178,10 +178,6 @@ def ownership_for(spec: DataSpec, num_samples: int, ranks: int, *, seed: int) ->
 def released(slots: int, *, done: int, batches: int) -> int:
     """Slots that are sent once `done` batches of an epoch have been handed out: Q * b for each, all with the last."""
     return slots if done >= batches else slots * done // batches
-
-
-_MASK = (1 << 64) - 1
-_SALTS = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # Without pattern: two unrelated sums.
 
 
 @dataclass(frozen=True)

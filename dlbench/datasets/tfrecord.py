@@ -37,6 +37,8 @@ _TAIL = struct.Struct("<I")
 FRAME = _HEAD.size + _TAIL.size  # bytes of a record besides its payload
 _LARGEST = 2**31 - 1  # bytes of a payload: the largest protocol buffer
 _EXPANDS = 1032  # what deflate makes of one byte at most (zlib.net, "zlib technical details")
+_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 @lru_cache(maxsize=1)
@@ -241,10 +243,6 @@ class RecordWriter:
             with self._file:
                 if self._engine is not None:
                     self._file.write(self._engine.flush())
-
-
-_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5
-_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 
 
 def example_views(payload: bytes | memoryview) -> dict[str, list[memoryview] | NDArray[Any]]:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import h5py
     from numpy.typing import NDArray
 
+    from dlbench.specs.workload import CosmoFlowModel
+
     Volume: TypeAlias = tuple[NDArray[np.int16], NDArray[np.float32]]  # (S, S, S, C) and (T,) of one sample.
 else:
     Volume = tuple
@@ -56,7 +58,7 @@ _PART_BYTES = 1 << 19
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileShape:
+class VolumeShape:
     """How many samples of which shape one file holds."""
 
     num: int
@@ -65,7 +67,7 @@ class FileShape:
     num_targets: int
     spans: bool = False  # whether reading one sample decompresses others
 
-    def fits(self, other: FileShape) -> bool:
+    def fits(self, other: VolumeShape) -> bool:
         """Whether volumes and targets have the same shapes."""
         return (self.size, self.channels, self.num_targets) == (other.size, other.channels, other.num_targets)
 
@@ -80,7 +82,7 @@ class Volumes:
     SUFFIXES: ClassVar[tuple[str, ...]]
 
     @staticmethod
-    def inspect(path: Path) -> FileShape:
+    def inspect(path: Path) -> VolumeShape:
         """How many volumes of which shape; volumes of HDF5 and .npy are not read.
 
         Raises OSError: it cannot be read. ValueError: it is damaged or empty, or lacks `x` or `y`, or has them in
@@ -141,7 +143,7 @@ class Hdf5Volumes(Volumes):
         self._files = OpenFiles()
 
     @staticmethod
-    def inspect(path: Path) -> FileShape:
+    def inspect(path: Path) -> VolumeShape:
         try:
             with damage_as_oserror(), open_hdf5(path) as file:
                 x, y = _dataset(file, "x", "int16", (4, 5)), _dataset(file, "y", "float32", (1, 2))
@@ -156,7 +158,7 @@ class Hdf5Volumes(Volumes):
         if len(targets) != (2 if several else 1) or (several and targets[0] != shape[0]):
             raise ValueError(f"y has shape {targets}, which does not fit x of shape {shape}")
         num = shape[0] if several else 1
-        return FileShape(num=num, size=volume[0], channels=volume[3], num_targets=targets[-1], spans=spans)
+        return VolumeShape(num=num, size=volume[0], channels=volume[3], num_targets=targets[-1], spans=spans)
 
     @staticmethod
     def samples(path: Path) -> Iterator[Volume]:
@@ -228,7 +230,7 @@ class TfrecordVolumes(Volumes):
     SUFFIXES = (".tfrecord", ".tfrecords", ".tfrecord.gz", ".tfrecords.gz")
 
     @staticmethod
-    def inspect(path: Path) -> FileShape:
+    def inspect(path: Path) -> VolumeShape:
         return _shape_of(*_record(path))
 
     @staticmethod
@@ -278,7 +280,7 @@ class NpyVolumes(Volumes):
     SUFFIXES = (_DATA,)
 
     @staticmethod
-    def inspect(path: Path) -> FileShape:
+    def inspect(path: Path) -> VolumeShape:
         return _shape_of(*_npy_pair(path))
 
     @staticmethod
@@ -305,18 +307,12 @@ def _npy_pair(path: Path) -> Volume:
 
 
 CONTAINERS: dict[str, type[Volumes]] = {"hdf5": Hdf5Volumes, "tfrecord": TfrecordVolumes, "npy": NpyVolumes}
-SUFFIXES = tuple(suffix for container in CONTAINERS.values() for suffix in container.SUFFIXES)
 LAYOUT = ", or ".join(container.LAYOUT for container in CONTAINERS.values())
 
 
 def container_of(name: str) -> str | None:
     """The container that a file's name says; None if it is no file of volumes."""
     return next((c for c, volumes in CONTAINERS.items() if name.lower().endswith(volumes.SUFFIXES)), None)
-
-
-def is_volume_name(name: str) -> bool:
-    """Returns whether a file's name is one of volumes."""
-    return container_of(name) is not None
 
 
 def target_fault(y: NDArray[np.float32]) -> str | None:
@@ -342,9 +338,9 @@ def _require_int16(x: NDArray[np.int16]) -> None:
             )
 
 
-def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> FileShape:
+def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> VolumeShape:
     _require_int16(x)
-    return FileShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
+    return VolumeShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -397,7 +393,8 @@ def volume_files(folder: Path, split: Split | None) -> tuple[str, list[str]]:
         raise UserError(f"{error.filename!r}: cannot be listed: {error.strerror}") from None
     if not found:
         foreign = foreign_form(names) or f"expected {LAYOUT}"
-        raise UserError(f"{str(folder)!r} holds no file that ends in {', '.join(SUFFIXES)}; {foreign}")
+        endings = ", ".join(suffix for volumes in CONTAINERS.values() for suffix in volumes.SUFFIXES)
+        raise UserError(f"{str(folder)!r} holds no file that ends in {endings}; {foreign}")
     if len(found) > 1:
         examples = " and ".join(repr(min(names)) for names in found.values())
         raise UserError(f"{str(folder)!r} holds {examples}: a data set is of one container; move the others away")
@@ -455,7 +452,15 @@ def index_density(folder: Path, split: Split | None = None) -> DensityIndex:
     )
 
 
-def file_shape(folder: Path, name: str, container: str) -> FileShape:
+def require_sizes(stored: VolumeShape | DensityIndex, model: CosmoFlowModel, where: str) -> None:
+    """Raises UserError: volumes or targets have another size than the network takes. `where`: key and path."""
+    sizes = {"input_size": stored.size, "input_channels": stored.channels, "num_targets": stored.num_targets}
+    for name, size in sizes.items():
+        if size != getattr(model, name):
+            raise UserError(f"{where} has {name} {size}, model.{name} is {getattr(model, name)}")
+
+
+def file_shape(folder: Path, name: str, container: str) -> VolumeShape:
     """What one file holds; UserError if it is damaged, or lacks `x` or `y`, or has them in another type or shape."""
     try:
         return CONTAINERS[container].inspect(folder / name)
@@ -463,7 +468,7 @@ def file_shape(folder: Path, name: str, container: str) -> FileShape:
         raise UserError(f"{str(folder / name)!r}: {why_unreadable(error)}") from None
 
 
-def checked_file(folder: Path, container: str, name: str) -> FileShape | str:
+def checked_file(folder: Path, container: str, name: str) -> VolumeShape | str:
     """What one file holds after all of it was read, or what is wrong with it."""
     number, shape = 0, None
     try:

@@ -74,7 +74,7 @@ def open_history(path: Path, *, create: bool = False, notify: Notify = lambda li
 
 
 def _entry(
-    run: Run, without: WithoutFigures | None, figures: Mapping[str, float], causes: Causes | None
+    run: Run, without: WithoutFigures[Run] | None, figures: Mapping[str, float], causes: Causes | None
 ) -> HistoryEntry:
     plan = run.plan
     record = run.record

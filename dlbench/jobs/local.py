@@ -43,9 +43,28 @@ if TYPE_CHECKING:  # What reads runs is imported when the ranks have started: no
     from dlbench.records.record import QualityResult
     from dlbench.records.scan import LaunchedRun
 
+# The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
+_PRODUCT = """
+import json, time, numpy
+one = numpy.ones((1024, 1024), numpy.float32)
+def seconds():
+    start = time.perf_counter()
+    one @ one
+    return time.perf_counter() - start
+print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
+"""
+
+_ANSWER_S = 20  # A machine that has not multiplied two matrices after so long is busy with other things.
+
+MARGIN_S = 60.0
+"""Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
+
+_LOOK_S = 5.0  # How often statuses are looked at; rank 0 reports its step about as often.
+_START_S = 120  # How long a Python may take to start and to find dlbench; file systems of clusters are slow at first.
+
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """What became of a run."""
 
     exit_code: ExitCode
@@ -68,7 +87,9 @@ def what_became(folder: RunFolder) -> str:
     return ""
 
 
-def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = "") -> Outcome:
+def verdict(
+    folder: RunFolder, ending: Ending | None, stopped: Collection[int] = (), *, given_up: str = ""
+) -> RunOutcome:
     """The outcome of a run whose processes have ended; nothing is raised, so that a series goes on.
 
     `ending`: how the process ended that failed first; None if none did. `stopped`: processes of this machine that were
@@ -79,22 +100,22 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
 
     if became := what_became(folder):
         detail = f"{folder.path} {became} while the run went on: its ranks were ended, and it has no result"
-        return Outcome(exit_code=ExitCode.RUN_FAILED, detail=detail)
+        return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail=detail)
     try:
         done = read_launched(folder.path)
     except DlbenchError as error:
         words = f"; {ending.text}" if ending is not None else ""
-        return Outcome(exit_code=error.exit_code, detail=f"{error}{words}")
+        return RunOutcome(exit_code=error.exit_code, detail=f"{error}{words}")
     if done.state == "valid":
         record = done.record if isinstance(done, Run) else None
-        outcome = Outcome(exit_code=ExitCode.OK, detail="", throughput=None if record is None else record.throughput)
+        outcome = RunOutcome(exit_code=ExitCode.OK, detail="", throughput=None if record is None else record.throughput)
         if record is None or record.quality is None:
             return outcome
         return replace(outcome, quality=_came_to(record.quality), reached=record.quality.reached)
     if done.state == "interrupted":
-        return Outcome(exit_code=ExitCode.REQUEUE, detail=done.detail)
+        return RunOutcome(exit_code=ExitCode.REQUEUE, detail=done.detail)
     if done.state == "invalid":
-        return Outcome(exit_code=ExitCode.RUN_FAILED, detail=f"no figure: {done.detail}")
+        return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail=f"no figure: {done.detail}")
     if given_up:
         seen = Failure(reason=given_up, at=utc_now(), stopped=_stopped_ranks(done, stopped))
         return replace(_failed(folder, done, seen), exit_code=ExitCode.TIMEOUT)
@@ -104,7 +125,7 @@ def verdict(folder: RunFolder, ending: Ending | None, stopped: Collection[int] =
     return replace(outcome, exit_code=ExitCode.ENVIRONMENT) if is_lack else outcome
 
 
-def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outcome:
+def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> RunOutcome:
     """The outcome of a run without a record; `seen` is what the launcher adds to what the ranks say."""
     if seen is not None:
         done = replace(done, failure=seen)
@@ -112,8 +133,8 @@ def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> Outco
             write_failure(folder, seen.reason, rank=seen.rank, at=seen.at, stopped=seen.stopped)
         except RunError as error:
             # Told here, since `dlbench status` cannot know.
-            return Outcome(exit_code=_code(done), detail=f"{done.detail}; {error}")
-    return Outcome(exit_code=_code(done), detail=done.detail)
+            return RunOutcome(exit_code=_code(done), detail=f"{done.detail}; {error}")
+    return RunOutcome(exit_code=_code(done), detail=done.detail)
 
 
 def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
@@ -172,18 +193,6 @@ def _came_to(result: QualityResult) -> str:
 
 __all__ = ["has_gpu", "hidden_gpus", "precision_problem", "product_rate"]
 
-# The best of five: others may compute at the same time. 1,024 is large enough for a library's best kernel.
-_PRODUCT = """
-import json, time, numpy
-one = numpy.ones((1024, 1024), numpy.float32)
-def seconds():
-    start = time.perf_counter()
-    one @ one
-    return time.perf_counter() - start
-print(json.dumps(2 * 1024**3 / min(seconds() for _ in range(5))))
-"""
-_ANSWER_S = 20  # A machine that has not multiplied two matrices after so long is busy with other things.
-
 
 def precision_problem(plan: RunPlan) -> str:
     """Why the ranks of a plan do not compute in its precision, if they run here: the CPU has no arithmetic of that
@@ -218,12 +227,6 @@ def product_rate() -> float | None:
         return float(json.loads(done.stdout))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
-
-
-MARGIN_S = 60.0
-"""Beyond the time after which ranks end themselves: from their first status to their watchdogs they import torch."""
-
-_LOOK_S = 5.0  # How often statuses are looked at; rank 0 reports its step about as often.
 
 
 class HangDetector:
@@ -265,9 +268,6 @@ class HangDetector:
         return f"no rank gave a sign of life for {silent:.0f} s (stall_timeout_s and {MARGIN_S:.0f} s): all hang"
 
 
-_START_S = 120  # How long a Python may take to start and to find dlbench; file systems of clusters are slow at first.
-
-
 def require_python(python: str) -> None:
     """Proves that ranks can be started by a Python.
 
@@ -290,7 +290,7 @@ def require_python(python: str) -> None:
         raise EnvironmentLacksError(f"python: {python}: cannot load dlbench (Python 3.11 or later is needed): {last}")
 
 
-def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> Outcome:
+def run(plan: LaunchPlan, folder: RunFolder, on_progress: OnProgress) -> RunOutcome:
     """Runs a plan on this machine with launcher `local` or `mpirun`, or with srun inside an allocation.
 
     Modules and setup lines of the system come first, as in a job; with launcher `local` each rank's shell runs them.

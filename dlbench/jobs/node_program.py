@@ -33,6 +33,16 @@ from dlbench.specs.problems import problem_of
 
 READING = "dlbench.node.data.reader_rate"
 
+MODULE = "dlbench.node.out_of_core_profile"
+S = TypeVar("S", bound=Spec)
+_PREFIX = "dlbench: error: "
+_KINDS: Mapping[int, type[DlbenchError]] = {
+    ExitCode.USAGE: UserError,
+    ExitCode.INCOMPLETE: IncompleteDataError,
+    ExitCode.ENVIRONMENT: EnvironmentLacksError,
+    ExitCode.TIMEOUT: StalledError,
+}
+
 
 def reader_command(python: str) -> list[str]:
     """The program under its supervisor."""
@@ -49,9 +59,6 @@ def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
 
 
-MODULE = "dlbench.node.out_of_core_profile"
-
-
 def profile_command(python: str) -> list[str]:
     """The program under its supervisor."""
     return supervised(python, MODULE)
@@ -66,17 +73,6 @@ def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     else as `answer_of`. `RunError` or `KeyboardInterrupt`: as `answer_of`.
     """
     return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
-
-
-S = TypeVar("S", bound=Spec)
-
-_PREFIX = "dlbench: error: "
-_KINDS: Mapping[int, type[DlbenchError]] = {
-    ExitCode.USAGE: UserError,
-    ExitCode.INCOMPLETE: IncompleteDataError,
-    ExitCode.ENVIRONMENT: EnvironmentLacksError,
-    ExitCode.TIMEOUT: StalledError,
-}
 
 
 def supervised(python: str, module: str) -> list[str]:

@@ -35,6 +35,36 @@ from dlbench.units import utc_text
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+KEPT_LINES = 60  # Last lines of output that the launcher keeps: a full disk takes the log, mpirun ends with a page.
+_MAX_WORDS = 300  # Characters of the last words that are said.
+_OWN_WORDS = "dlbench: error: "
+_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
+_LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
+# Up to the line of dashes: what mpirun saw of a signal is read by itself (`dlbench.records.job`).
+_NOTICED = re.compile(r"(?:mpirun|prterun)\s+noticed\b.*(?:\n(?!---).*)*")
+
+_WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
+"""Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
+
+_SENT = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
+"""Signals that others send: what a process says before one has nothing to do with it."""
+
+_AS_ROOT = "has detected an attempt to run as root"
+_ROOT_REMEDY = (
+    "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
+)
+
+_MODULE_REMEDY = (
+    "install 'dlbench[node]' into the Python that runs the ranks, or name another with `python` in the system file"
+)
+
+GRACE_S = 10.0  # How long the other ranks may take to end by themselves after one has failed.
+END_S = 3.5  # How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter.
+_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept with its log.
+POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
+FOLDER_POLL_S = 1.0  # How often the launcher looks for the run's folder, whose file system may be far away.
+
 
 class Interruption:
     """A context in which these signals do no more than to be counted; one that nobody asked about counts at its end.
@@ -103,29 +133,6 @@ def interrupted_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-KEPT_LINES = 60  # Last lines of output that the launcher keeps: a full disk takes the log, mpirun ends with a page.
-
-_MAX_WORDS = 300  # Characters of the last words that are said.
-
-_OWN_WORDS = "dlbench: error: "
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
-_LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# Up to the line of dashes: what mpirun saw of a signal is read by itself (`dlbench.records.job`).
-_NOTICED = re.compile(r"(?:mpirun|prterun)\s+noticed\b.*(?:\n(?!---).*)*")
-_WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)
-"""Of Python's module `warnings`, of most programs, and of torch's C++ (glog: a letter, month and day)."""
-_SENT = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-"""Signals that others send: what a process says before one has nothing to do with it."""
-_AS_ROOT = "has detected an attempt to run as root"
-_ROOT_REMEDY = (
-    "mpirun does not run as root: run as another user or, in a container of your own, set OMPI_ALLOW_RUN_AS_ROOT=1 and "
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
-)
-_MODULE_REMEDY = (
-    "install 'dlbench[node]' into the Python that runs the ranks, or name another with `python` in the system file"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,16 +216,6 @@ def stopped_among(processes: Collection[int], proc: Path = Path("/proc")) -> set
                 found.add(pid)
     return found
 
-
-GRACE_S = 10.0  # How long the other ranks may take to end by themselves after one has failed.
-
-END_S = 3.5  # How long supervisors have between SIGTERM and SIGKILL; they need less, as their own grace is shorter.
-
-_KEPT_BYTES = 2000  # Of a line of a rank's output that is kept with its log.
-
-POLL_S = 0.1  # How often the launcher looks; it shares the cores with the ranks.
-
-FOLDER_POLL_S = 1.0  # How often the launcher looks for the run's folder, whose file system may be far away.
 
 OnProgress = Callable[[int, int, str], None]  # Called with the step or point, how many there are, and the stage.
 

@@ -27,10 +27,20 @@ from dlbench.machine.sources import (
 from dlbench.machine.storage import mounts
 
 _UNLIMITED = 2**62  # Version 1 says `none` by a number near 2^63.
+MEMORY_FILES = {
+    1: {
+        "limit": "memory.limit_in_bytes",
+        "used": "memory.usage_in_bytes",
+        "kills": "memory.oom_control",
+        "met": "memory.failcnt",
+    },
+    2: {"limit": "memory.max", "used": "memory.current", "kills": "memory.events", "met": "memory.events"},
+}
+"""Files of a group by its version: the limit of memory, what is used, processes killed, how often the limit was met."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class ControlGroup:
     """The process's own group of one controller."""
 
     version: int
@@ -69,7 +79,7 @@ def cgroup_readings(root: Path, unavailable: dict[str, str], facts: dict[str, st
     return readings
 
 
-def own_group(root: Path, controller: str) -> Group:
+def own_group(root: Path, controller: str) -> ControlGroup:
     """This process's group of a controller; `ReadingFailedError` where it cannot be seen."""
     paths: dict[str, str] = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
@@ -82,7 +92,7 @@ def own_group(root: Path, controller: str) -> Group:
             is_it = mount.kind == "cgroup2" if version == 2 else mount.kind == "cgroup" and controller in mount.options
             if is_it and key in paths:
                 top = root / mount.place.lstrip("/")
-                return Group(version=version, top=top, own=_below(top, paths[key], mount.root))
+                return ControlGroup(version=version, top=top, own=_below(top, paths[key], mount.root))
     raise ReadingFailedError(f"no cgroup of the controller {controller} is mounted")
 
 
@@ -102,7 +112,7 @@ def _below(top: Path, path: str, mount_root: str) -> Path:
     return folder
 
 
-def tightest(group: Group, limit_of: Callable[[Group, Path], float | None]) -> tuple[Path, str]:
+def tightest(group: ControlGroup, limit_of: Callable[[ControlGroup, Path], float | None]) -> tuple[Path, str]:
     """The group with the lowest limit, and that limit as a fact; the own group and `none` without any."""
     best: tuple[float, Path] | None = None
     for folder in group.upwards():
@@ -117,7 +127,7 @@ def tightest(group: Group, limit_of: Callable[[Group, Path], float | None]) -> t
     return (group.own, "none") if best is None else (best[1], f"{best[0]:.15g}")
 
 
-def _cpu_limit(group: Group, folder: Path) -> float | None:
+def _cpu_limit(group: ControlGroup, folder: Path) -> float | None:
     """Cores' worth of time that the group may use."""
     if group.version == 1:
         quota = read_line(folder / "cpu.cfs_quota_us")
@@ -132,17 +142,17 @@ def _cpu_limit(group: Group, folder: Path) -> float | None:
     return number_in(quota, folder) / length
 
 
-def memory_limit(group: Group, folder: Path) -> float | None:
+def memory_limit(group: ControlGroup, folder: Path) -> float | None:
     """Bytes that a group may use; None where it has no limit. `ReadingFailedError` where that cannot be read."""
-    name = "memory.limit_in_bytes" if group.version == 1 else "memory.max"
-    text = read_line(folder / name)
+    path = folder / MEMORY_FILES[group.version]["limit"]
+    text = read_line(path)
     if text == "max":
         return None
-    limit = number_in(text, folder / name)
+    limit = number_in(text, path)
     return None if limit >= _UNLIMITED else float(limit)
 
 
-def _throttled(group: Group, folder: Path) -> Callable[[], Values]:
+def _throttled(group: ControlGroup, folder: Path) -> Callable[[], Values]:
     key, factor = ("throttled_time", 1e-9) if group.version == 1 else ("throttled_usec", 1e-6)
     path = folder / "cpu.stat"
 
@@ -155,6 +165,6 @@ def _throttled(group: Group, folder: Path) -> Callable[[], Values]:
     return call
 
 
-def _memory(group: Group, folder: Path) -> Callable[[], Values]:
-    name = "memory.usage_in_bytes" if group.version == 1 else "memory.current"
-    return lambda: [float(read_number(folder / name))]
+def _memory(group: ControlGroup, folder: Path) -> Callable[[], Values]:
+    path = folder / MEMORY_FILES[group.version]["used"]
+    return lambda: [float(read_number(path))]

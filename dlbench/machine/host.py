@@ -39,7 +39,6 @@ from dlbench.machine.sources import (
 
 MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
 _SATURATED = 2**32 - 1
-_ENDS = ("received_bytes", "sent_bytes")
 KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
 MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
 
@@ -56,19 +55,20 @@ _ABOUT = {
 
 
 def _moved_bytes(
-    names: list[str], counters: Callable[[], Mapping[str, Any]], members: tuple[str, ...]
-) -> Callable[[], Values]:
-    """Counters of several devices from one call of psutil: for each name, each member, in this order."""
+    group: str, names: list[str], counters: Callable[[], Mapping[str, Any]], members: Mapping[str, str]
+) -> Reading:
+    """Counters of several devices from one call of psutil; `members`: its name of each, by the end of the field's."""
 
     def call() -> Values:
         devices = counters()
         return [
             float(getattr(devices[name], member)) if name in devices else ReadingFailedError(f"{fact(name)} is gone")
             for name in names
-            for member in members
+            for member in members.values()
         ]
 
-    return call
+    fields = _fields(f"{group}.", field_parts(names).values(), members)
+    return Reading(fields=fields, call=call)
 
 
 def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
@@ -96,12 +96,12 @@ def _interface_readings(root: Path, unavailable: dict[str, str], facts: dict[str
     left_out = sorted(known.keys() - set(chosen))
     if left_out:
         facts["host.net.left_out"] = fact(", ".join(left_out))
-    fields = _fields("host.net.", field_parts(chosen).values())
-    return [Reading(fields=fields, call=_moved_bytes(chosen, all_interfaces, ("bytes_recv", "bytes_sent")))]
+    members = {"received_bytes": "bytes_recv", "sent_bytes": "bytes_sent"}
+    return [_moved_bytes("host.net", chosen, all_interfaces, members)]
 
 
-def _fields(prefix: str, parts: Iterable[str]) -> tuple[Field, ...]:
-    return tuple(Field(name=f"{prefix}{part}.{end}", kind=DOUBLE) for part in parts for end in _ENDS)
+def _fields(prefix: str, parts: Iterable[str], ends: Iterable[str]) -> tuple[Field, ...]:
+    return tuple(Field(name=f"{prefix}{part}.{end}", kind=DOUBLE) for part in parts for end in ends)
 
 
 def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
@@ -130,10 +130,9 @@ def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[st
         except ReadingFailedError as error:
             unavailable[name] = error.reason
             continue
-        for field, counter in zip(
-            _fields("host.infiniband.", [part]), ("port_rcv_data", "port_xmit_data"), strict=True
-        ):
-            readings.append(Reading(fields=(field,), call=_port_bytes(port / "counters" / counter)))
+        for end, counter in (("received_bytes", "port_rcv_data"), ("sent_bytes", "port_xmit_data")):
+            fields = _fields("host.infiniband.", [part], [end])
+            readings.append(Reading(fields=fields, call=_port_bytes(port / "counters" / counter)))
     return readings
 
 
@@ -346,9 +345,5 @@ def _disk_readings(root: Path, unavailable: dict[str, str]) -> list[Reading]:
     if not names:
         unavailable["host.disk"] = "the kernel lists no disk"
         return []
-    ends = ("read_bytes", "written_bytes")
-    fields = [
-        Field(name=f"host.disk.{part}.{end}", kind=DOUBLE) for part in field_parts(names).values() for end in ends
-    ]
-    call = _moved_bytes(names, all_disks, ("read_bytes", "write_bytes"))
-    return [Reading(fields=tuple(fields), call=call)]
+    members = {"read_bytes": "read_bytes", "written_bytes": "write_bytes"}
+    return [_moved_bytes("host.disk", names, all_disks, members)]

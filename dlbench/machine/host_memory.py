@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from dlbench.machine.cgroup import Group, memory_limit, own_group
+from dlbench.machine.cgroup import MEMORY_FILES, ControlGroup, memory_limit, own_group
 from dlbench.machine.sources import ReadingFailedError, keyed_number, read_number
 from dlbench.machine.storage import file_system_of
 from dlbench.opening import read_text
@@ -63,18 +63,20 @@ def memory_room(root: Path = Path("/")) -> int | None:
     return min((room for room in rooms if room is not None), default=None)
 
 
-def _room(group: Group, folder: Path) -> int | None:
+def _room(group: ControlGroup, folder: Path) -> int | None:
     """What a group's limit leaves; None without a limit, or where it cannot be read."""
-    names = ("memory.usage_in_bytes", "total_") if group.version == 1 else ("memory.current", "")
+    files = ("inactive_file", "active_file")
+    if group.version == 1:
+        files = ("total_inactive_file", "total_active_file")
     try:
         limit = memory_limit(group, folder)
         if limit is None:
             return None
-        used = int(read_number(folder / names[0]))
+        used = int(read_number(folder / MEMORY_FILES[group.version]["used"]))
         cached = 0
         for line in read_text(folder / "memory.stat", _MAX_FILE).splitlines():
             name, _, value = line.partition(" ")
-            if name in (f"{names[1]}inactive_file", f"{names[1]}active_file"):
+            if name in files:
                 cached += int(value)
     except (ReadingFailedError, OSError, ValueError):
         return None
@@ -87,7 +89,7 @@ class MemoryKills:
     def __init__(self, root: Path = Path("/")) -> None:
         """`root`: where `proc` and the mounted hierarchies are."""
         try:
-            self._group: Group | None = own_group(root, "memory")
+            self._group: ControlGroup | None = own_group(root, "memory")
         except ReadingFailedError:
             self._group = None
         self._kills = self._count()
@@ -102,31 +104,25 @@ class MemoryKills:
         limits = [limit for folder, (limit, times) in now.items() if times > before.get(folder, (0.0, times))[1]]
         if not limits:
             return "its counter oom_kill rose, and no limit of a cgroup was met: the machine's own memory was full"
-        return f"the cgroup's limit is {format_bytes(min(limits))} ({self._names[1]})"
-
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        """Files of kills, of the limit, and of how often it was met."""
-        if self._group is not None and self._group.version == 1:
-            return "memory.oom_control", "memory.limit_in_bytes", "memory.failcnt"
-        return "memory.events", "memory.max", "memory.events"
+        return f"the cgroup's limit is {format_bytes(min(limits))} ({MEMORY_FILES[self._group.version]['limit']})"
 
     def _count(self) -> int | None:
         """Processes of the own group that were killed so far; None where the kernel does not say."""
         if self._group is None:
             return None
         with suppress(ReadingFailedError):
-            return keyed_number(self._group.own / self._names[0], "oom_kill")
+            return keyed_number(self._group.own / MEMORY_FILES[self._group.version]["kills"], "oom_kill")
         return None
 
     def _times_full(self) -> dict[Path, tuple[float, int]]:
         """Limit in bytes of each group that has one, and how often it was met."""
+        if self._group is None:
+            return {}
         found = {}
-        for folder in self._group.upwards() if self._group is not None else ():
-            assert self._group is not None
+        for folder in self._group.upwards():
+            path = folder / MEMORY_FILES[self._group.version]["met"]
             try:
                 limit = memory_limit(self._group, folder)
-                path = folder / self._names[2]
                 times = read_number(path) if self._group.version == 1 else keyed_number(path, "oom")
             except ReadingFailedError:  # the root of a hierarchy has none
                 continue

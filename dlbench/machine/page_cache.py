@@ -51,7 +51,9 @@ class _Range(ctypes.Structure):
     _fields_ = (("start", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
-class _Counts(ctypes.Structure):
+class PageCounts(ctypes.Structure):
+    """The answer of cachestat(2), in pages."""
+
     _fields_ = tuple((name, ctypes.c_uint64) for name in ("cached", "dirty", "writeback", "evicted", "recent"))
 
 
@@ -92,7 +94,7 @@ def _look(
 ) -> tuple[str, int, int] | None:
     """The way of asking, pages found cached, and pages asked for; None where the kernel does not say."""
     pages = -(-size // mmap.PAGESIZE)
-    counts = _Counts()
+    counts = PageCounts()
     arguments = ctypes.c_uint(opened), ctypes.byref(_Range(0, 0)), ctypes.byref(counts), ctypes.c_uint(0)
     if library.syscall(ctypes.c_long(_CACHESTAT), *arguments) == 0:
         return "cachestat", min(int(counts.cached), pages), pages

@@ -21,7 +21,6 @@ from dlbench.perfmodels.extrapolation import free_running
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
-    AS_IT_RAN,
     FASTEST,
     Cycle,
     ExchangeMethod,
@@ -37,7 +36,7 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
-from dlbench.specs.sync import GROUPED, fusion_bytes
+from dlbench.specs.sync import GROUPED
 from dlbench.stats.pairing import SEED
 
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
@@ -203,12 +202,13 @@ class Costs:
         found, result = self.ingredients, self.ingredients.exchange
         assert result is not None
         fusion = (way or self.ran).fusion
-        if fusion == AS_IT_RAN and result.fusion == "own:mgwfbp" and ranks != found.anchor.ranks:
-            fusion = "mgwfbp"
+        ran = result.fusion_rule
+        if fusion is None and ran is not None and ran.rule == "mgwfbp" and ranks != found.anchor.ranks:
+            fusion = ran
         cycle = None
         if found.engine == "horovod" and result.by == "backend" and result.gradients:
-            threshold = found.fusion_threshold_bytes if fusion == AS_IT_RAN else fusion_bytes(fusion)
-            if threshold is not None and not fusion.startswith("own:"):
+            threshold = found.fusion_threshold_bytes if fusion is None else fusion.bytes
+            if threshold is not None and (fusion is None or fusion.by == "library"):
                 cycle = Cycle(threshold_bytes=threshold, cycle_s=found.cycle_s or 0.0)
         price = self._prices(ranks, way)[0]
         backward = float(np.median(computing["backward"]))

@@ -22,7 +22,7 @@ from dlbench.perfmodels.predictions import Features, features
 from dlbench.perfmodels.schedules import Layout, level_chunks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.specs.comm import LineCost, NetworkModel
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.sync import Fusion
 
 ALGORITHM = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
 """Algorithm that stands for an exchange; the others have no model."""
@@ -33,7 +33,6 @@ FASTEST = "the faster of ring and double-binary-tree"
 WIRE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}  # Bytes of an element on the wire.
 _PAIR_BYTES = 8  # A number and its place, of wire topk.
 
-AS_IT_RAN = "as it ran"  # The messages of the run stay as they were.
 
 _HALVINGS = 50  # Of a scale of costs, or of its logarithm: to the last digit that is printed, and far beyond.
 _GRID = 16  # Sizes through which a line is laid, where messages are merged by it.
@@ -51,7 +50,7 @@ class ExchangeMethod:
     """How gradients go."""
 
     exchange: str
-    fusion: str  # `AS_IT_RAN`, `single`, `none`, `mgwfbp`, or a size such as 64MiB; with or without `own:`.
+    fusion: Fusion | None  # None: the messages of the run stay as they were.
     wire: str
     group_size: int
     topk_density: float | None = None  # Share of entries that wire topk sends.
@@ -64,7 +63,7 @@ def way_of(result: ExchangeResult, engine: str) -> ExchangeMethod:
     """How gradients went in a run."""
     return ExchangeMethod(
         exchange=result.exchange,
-        fusion=AS_IT_RAN,
+        fusion=None,
         wire=result.wire,
         group_size=result.group_size,
         by=(engine, result.carrier),
@@ -136,7 +135,7 @@ def price_of(network: NetworkModel, layout: Layout, way: ExchangeMethod, algorit
 
 def messages_of(
     result: ExchangeResult,
-    fusion: str,
+    fusion: Fusion | None,
     seconds: Callable[[float], float],
     ranks: int,
     *,
@@ -147,8 +146,7 @@ def messages_of(
     `backward_s`: the backward pass to which readiness is scaled, None: that of the run; `cycle`: how Horovod fuses,
     None: another engine. Raises `NoModelError`: the run does not say enough.
     """
-    rule = fusion.removeprefix("own:")
-    if rule == AS_IT_RAN and cycle is None:
+    if fusion is None and cycle is None:
         sizes = [float(message.num_bytes) for message in result.of_gradients]
         known = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
     else:
@@ -163,7 +161,9 @@ def messages_of(
     ready = [one * new_s / ran_s if ran_s > 0 else 0.0 for one in known]
     if cycle is not None:
         sizes, ready = _by_cycles(sizes, ready, seconds, cycle)
-    elif rule == "mgwfbp":
+    elif fusion is None or fusion.rule == "none":
+        pass
+    elif fusion.rule == "mgwfbp":
         # Messages in the order of sending may be ready out of order; one that is ready earlier waits all the same.
         ready = list(itertools.accumulate(ready, max))
         low, high = min(sizes), sum(sizes)
@@ -172,12 +172,12 @@ def messages_of(
             grid = [round(low * (high / low) ** (i / (_GRID - 1))) for i in range(_GRID)]
             line = fit_line("merging", ranks, grid, [seconds(size) for size in grid])
         sizes, ready = map(list, overlap.merged(overlap.best_merge(sizes, ready, line), sizes, ready))
-    elif rule == "single":
+    elif fusion.rule == "single":
         sizes, ready = [sum(sizes)], [max(ready)]
-    elif rule not in (AS_IT_RAN, "none"):
-        least = fusion_bytes(rule)
-        if least is None:
-            raise NoModelError(f"fusion {fusion} has no model")
+    elif fusion.bytes is None:
+        raise NoModelError(f"fusion {fusion} has no model")
+    else:
+        least = fusion.bytes
         groups: list[int] = []
         held: float = least
         for size in sizes:

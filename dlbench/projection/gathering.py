@@ -35,7 +35,7 @@ from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.out_of_core import MemorySpec
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import SyncSpec, fusion_bytes
+from dlbench.specs.sync import AUTO, SyncSpec
 from dlbench.specs.training import TrainSpec
 
 WAITED = 0.01  # Share of a step that waits for input from which on storage gave all it could.
@@ -110,8 +110,8 @@ def _fusion(plan: RunPlan, exchange: ExchangeResult | None) -> dict[str, float]:
     if plan.engine.name != "horovod":
         return {}
     tuned = None if exchange is None else exchange.autotune
-    fused = plan.engine.kind.fusion if plan.sync.library_fusion == "auto" else plan.sync.library_fusion
-    threshold = (tuned and tuned.fusion_threshold_bytes) or fusion_bytes(fused) or 0
+    fused = plan.engine.kind.fusion if plan.sync.library_fusion == AUTO else plan.sync.library_fusion
+    threshold = (tuned and tuned.fusion_threshold_bytes) or fused.bytes or 0
     cycle_ms = plan.engine.horovod.cycle_time_ms
     if tuned is not None and tuned.cycle_time_ms is not None:
         cycle_ms = tuned.cycle_time_ms
@@ -320,7 +320,7 @@ def _watts(runs: Iterable[Run], nodes: int) -> float | None:
             energy = read_machine(run).energy
         except IncompleteDataError:
             continue  # The report names damaged samples; here they only leave out a figure.
-        stages = [] if energy is None else [energy.stage(kind, "measured") for kind in KINDS]
-        watts = [one.mean_power_w for one in stages if one is not None and one.mean_power_w is not None]
+        powers = [] if energy is None else [energy.mean_power_w(kind, "measured") for kind in KINDS]
+        watts = [power for power in powers if power is not None]
         found += [sum(watts) / nodes] if watts else []
     return statistics.median(found) or None if found else None

@@ -119,7 +119,7 @@ def _changes(ingredients: Ingredients, there: Ingredients | None, way: ExchangeM
     if way is not None:
         groups = f", groups of {way.group_size} ranks" if way.exchange in GROUPED else ""
         density = f", density {way.topk_density:g}" if way.topk_density else ""
-        changes.append(f"exchange {way.exchange}{groups}, fusion {way.fusion}, wire {way.wire}{density}")
+        changes.append(f"exchange {way.exchange}{groups}, fusion {way.fusion or 'as it ran'}, wire {way.wire}{density}")
     if there is not None:
         changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
     return tuple(changes)

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Ranks, Spec
 from dlbench.specs.comm import LineCost
+from dlbench.specs.sync import Fusion, read_fusion
 
 NOT_OF_GRADIENTS = ("broadcast", "all-gather", "activations", "updates")
 """How methods end whose messages carry parameters or activations; local SGD's are `average every 8 updates`."""
@@ -104,6 +105,14 @@ class ExchangeResult(Spec):
     costs: tuple[LineCost, ...] = Field((), description="Lines measured or given for mgwfbp and hybrid.")
     hybrid_threshold_bytes: CountOrZero | None = Field(None, description="Threshold in force, for hybrid.")
     autotune: AutotuneResult | None = Field(None, description="Horovod's autotuner, if it was on.")
+
+    @property
+    def fusion_rule(self) -> Fusion | None:
+        """Returns `fusion` as plans know it; None for what no plan can ask for, e.g. messages by blocks of FSDP."""
+        try:
+            return read_fusion(self.fusion)
+        except ValueError:
+            return None
 
     @property
     def of_gradients(self) -> tuple[Message, ...]:

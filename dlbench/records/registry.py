@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dlbench.records.scan import Run
+from dlbench.specs.sync import AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ def _sync(run: Run) -> str:
     chosen = sync.model_dump(mode="json", exclude_defaults=True)
     if sync.exchange != "none":
         fusion = sync.fusion_in_force
-        chosen["fusion"] = f"auto ({kind.fusion})" if fusion == "auto" and kind.fusion else fusion
+        chosen["fusion"] = f"auto ({kind.fusion})" if fusion == AUTO and kind.fusion.bytes else str(fusion)
     return ", ".join(f"{key}={value}" for key, value in chosen.items())
 
 

@@ -7,18 +7,19 @@ Text from outside is made harmless when it enters a section.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import dlbench
 from dlbench.report.charts.chart import Chart
-from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet
+from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
 from dlbench.report.wording import clean, runs_text
 
 Level = Literal["answer", "evidence", "appendix"]
 """How deep a section stands: read at once, opened where its headline makes curious, looked up."""
 
 
+MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
 FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become lines of a list next to a narrow one.
 
 
@@ -153,17 +154,27 @@ class BaseReport:
     as_of: str  # When the newest run finished, UTC; empty if none did. Not the report's time: equal runs, equal report.
     dlbench_version: str = dlbench.__version__
 
-    def document(self, *sections: Section, **more: Any) -> Document:
-        """The report ready for every format; `more` are further fields of `Document`."""
+    def document(self, *sections: Section, runs: Sequence[ListedRun] | None = None, **more: Any) -> Document:
+        """Returns the report ready for every format; `more` are further fields of `Document`. With `runs` the line
+        under the title says how many there are, and how many yield no figure.
+        """
+        if runs is not None:
+            more["meta"] = (runs_line(len(runs), len(without_figure(runs))),)
         title, version = self.title, self.dlbench_version
         return Document(title=title, dlbench_version=version, as_of=self.as_of, sections=sections, data=self, **more)
 
 
+def runs_line(num_runs: int, num_excluded: int) -> str:
+    """Returns how many runs a report is of, e.g. ``12 runs, 2 excluded.``"""
+    excluded = f", {num_excluded} excluded" if num_excluded else ""
+    return f"{runs_text(num_runs)}{excluded}."
+
+
 def methods_section(methods: Sequence[tuple[str, str]], title: str = "How the numbers are made") -> tuple[Section, ...]:
-    """Definitions, name and text, in a section; none where there are none."""
+    """Returns definitions, name and text, in a section; none where there are none."""
     facts = tuple(methods)
-    found = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
-    return (found,) if facts else ()
+    section = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
+    return (section,) if facts else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,9 +205,9 @@ class Document:
         sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
         units: dict[str, dict[str, None]] = {}
         for sheet in sheets:
-            for column, unit in sheet.units().items():
-                units.setdefault(column, {})[unit] = None
-        return {column: " or ".join(names) for column, names in units.items()}
+            for name_of_column, unit in sheet.units().items():
+                units.setdefault(name_of_column, {})[unit] = None
+        return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:
         """Every table for programs, by name.
@@ -221,37 +232,64 @@ def _walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[t
         yield from _walk(section.sections, own)
 
 
-MAX_LISTED = 500  # Runs listed in a page, so that it stays small.
+def warnings_cell(texts: tuple[str, ...]) -> Cell:
+    """How many warnings a run has; the texts behind the number."""
+    return Cell(str(len(texts) or "none"), items=texts, number=len(texts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedRun:
     """What a report says of a run, whatever became of it; a report adds its own fields."""
 
-    run_id: str
+    run_id: str = field(metadata=column("Run"))
     group: str  # Id of its group; empty for runs without figures. Groups of control runs are in no other report.
-    state: str
+    state: str = field(metadata=column("State"))
     failure_reason: str  # Why there is no figure; empty where there is one.
-    ranks: int
-    nodes: int
+    ranks: int = field(metadata=column("Ranks"))
+    nodes: int = field(metadata=column("Nodes"))
     repeat: int
     finished: str  # UTC, ISO 8601; empty where it did not end.
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...] = field(metadata=column("Warnings", value=" | ".join, text=warnings_cell))
+
+
+R = TypeVar("R", bound=ListedRun)
+
+
+def without_figure(runs: Sequence[R]) -> tuple[R, ...]:
+    """Returns the runs that yield no figure: those of no group."""
+    return tuple(run for run in runs if not run.group)
+
+
+def runs_sheet_of(columns: tuple[Column[R], ...], runs: Sequence[R], caption: str = "") -> Sheet[R]:
+    """Returns the table of all runs, one line each."""
+    return Sheet(
+        name="runs",
+        title="All runs",
+        columns=columns,
+        rows=runs,
+        caption=caption,
+        is_sortable=True,
+        max_rows=MAX_LISTED,
+    )
 
 
 def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[Section, ...]:
-    """Runs that yield no figure, each with the reason, and damaged files; none where there is neither."""
+    """Returns runs that yield no figure, each with the reason, and damaged files; none where there is neither."""
     if not (runs or damaged):
         return ()
-    columns: tuple[Column[ListedRun], ...] = (
-        Column("", "Run", lambda run: run.run_id),
-        Column("", "State", lambda run: run.state),
-        Column("", "Ranks", lambda run: run.ranks),
-        Column("", "Why", lambda run: run.failure_reason),
-    )
     title = "Excluded runs"
-    sheet = Sheet(
-        name="without-figures", title=title, columns=columns, rows=runs, is_sortable=True, max_rows=MAX_LISTED
+    sheet = Sheet[ListedRun](
+        name="without-figures",
+        title=title,
+        columns=(
+            Column("", "Run", lambda run: run.run_id),
+            Column("", "State", lambda run: run.state),
+            Column("", "Ranks", lambda run: run.ranks),
+            Column("", "Why", lambda run: run.failure_reason),
+        ),
+        rows=runs,
+        is_sortable=True,
+        max_rows=MAX_LISTED,
     )
     listed = (f"- {run.run_id}: {run.state}: {run.failure_reason}" for run in runs)
     return (
@@ -265,8 +303,3 @@ def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[
             brief=(f"{runs_text(len(runs))} excluded:", *listed) if runs else (),
         ),
     )
-
-
-def warnings_cell(texts: tuple[str, ...]) -> Cell:
-    """How many warnings a run has; the texts behind the number."""
-    return Cell(str(len(texts) or "none"), items=texts, number=len(texts))

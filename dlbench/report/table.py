@@ -39,6 +39,8 @@ RowKind = Literal["", "sum", "part"]  # `sum` of the rows above, `part` of the r
 
 MAX_TEXT = 2000  # Characters of a cell; longer foreign text is cut.
 
+_COLUMN = "column"  # Key of a field's metadata.
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -108,9 +110,6 @@ class Column(Generic[R]):
             return (value.value, value.low, value.high) if self.has_interval else (value.value,)
         first = clean(value, self.limit) if isinstance(value, str) else value
         return (first, None, None) if self.has_interval else (first,)
-
-
-_COLUMN = "column"  # Key of a field's metadata.
 
 
 def column(

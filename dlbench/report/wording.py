@@ -33,6 +33,21 @@ PART_TITLES = {
 
 _DROPPED = {"Cc", "Cf", "Cs"}
 
+_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
+"""What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
+_MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
+
+INTERVALS = (
+    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next "
+    "above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t "
+    "(ratios on logarithms; without pairs Welch's). It holds in 91 to 97 % of cases where a machine has two states, "
+    "and for a mean in 87 to 92 % where noise only ever slows runs; a slow state so rare that no run met it is in no "
+    "interval. Intervals of one session (one Slurm job, or runs of one day and one start of the machine) hold within "
+    "it, for runs that drift no further than they scatter: how far sessions differ is in none of them. Where a "
+    "figure names sessions, its interval is made of these, likewise from 5 on."
+)
+"""How intervals over runs are made, for the methods of every document."""
+
 
 def clean(text: str, limit: int = 2000) -> str:
     """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
@@ -111,11 +126,6 @@ def _number_parts(value: float, unit: str) -> tuple[str, str]:
 def number_text(value: float, unit: str) -> str:
     """One number in the form that suits its unit, without the names of rates."""
     return _joined(_number_parts(value, unit))
-
-
-_FACTORS = {"%": 100.0, POINTS: 100.0, **SECONDS_SHOWN, **BYTES_SHOWN}
-"""What a number in an `Estimate`'s unit is multiplied by where it is printed in this one."""
-_MOST_DIGITS = 5  # Significant digits that are printed at most; runs that differ by less are called equal.
 
 
 def shown(figure: Estimate, decimals: int | None = None) -> tuple[str, str, str]:
@@ -220,18 +230,6 @@ def within_text(figure: Estimate) -> str:
 def level_text(level: float | None) -> str:
     """The confidence of an interval, e.g. ``95 %``, ``93.8 %``; empty if there is none."""
     return "" if level is None else f"{round(level * 100, 1):g} %"
-
-
-INTERVALS = (
-    f"With {MIN_RUNS} runs or more, a median lies between two of the ordered runs, at a level of 95 % or the next "
-    "above (order statistics; five runs: their range, 93.8 %). Means and ratios have a 95 % interval by Student's t "
-    "(ratios on logarithms; without pairs Welch's). It holds in 91 to 97 % of cases where a machine has two states, "
-    "and for a mean in 87 to 92 % where noise only ever slows runs; a slow state so rare that no run met it is in no "
-    "interval. Intervals of one session (one Slurm job, or runs of one day and one start of the machine) hold within "
-    "it, for runs that drift no further than they scatter: how far sessions differ is in none of them. Where a "
-    "figure names sessions, its interval is made of these, likewise from 5 on."
-)
-"""How intervals over runs are made, for the methods of every document."""
 
 
 def figure_text(figure: Estimate) -> str:

@@ -50,16 +50,6 @@ BUILD_REQUIREMENTS = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml", "s
 
 SIGN_OF_LIFE_S = 10.0
 """A build says at least this often how far it is."""
-
-
-def _first_line(*command: str) -> str:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return (done.stdout or done.stderr).splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
-
-
 _ASK_TORCH = """
 import json, torch
 found = {"torch": torch.__version__, "cuda": torch.version.cuda, "file": torch.__file__, "gpus": [], "built_for": []}
@@ -72,6 +62,105 @@ if torch.version.cuda:
         pass
 print(json.dumps(found))
 """
+_CUDA_FACTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
+_READBACK = """
+// Added by dlbench's build: the values in force, which no other interface tells.
+long long horovod_effective_fusion_threshold_bytes() {
+  if (!horovod_global.initialization_done) {
+    return -1;
+  }
+  return (long long)horovod_global.parameter_manager.TensorFusionThresholdBytes();
+}
+
+double horovod_effective_cycle_time_ms() {
+  if (!horovod_global.initialization_done) {
+    return -1.0;
+  }
+  return horovod_global.parameter_manager.CycleTimeMs();
+}
+
+// True: a timeline without an open file leaves the operations on GPUs as they are without a timeline.
+bool horovod_closed_timeline_is_free() { return true; }
+
+"""
+_ACTIVE = """
+  // Added by dlbench's build: whether a file is open, so that what is noted is written.
+  inline bool Active() { return Initialized() && writer_.active(); }"""
+_CUDA_CHECK = "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)"
+_CUDA_CHECK_FOR_GPUS = """\
+include(CheckLanguage)
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})
+    check_language(CUDA)
+endif()
+if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)"""
+_AS_FOUR = "{} files read the same headers: for CPUs they are compiled as four"
+_GLOO = "    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
+_GLOO_AS_FOUR = """\
+    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)
+        # Its ReductionFunction is another than that of algorithm.h.
+        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc
+            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+    endif()
+"""
+_HOROVOD_AS_FOUR = """\
+add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})
+if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
+    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
+    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
+    set(_third 0)
+    foreach(_source IN LISTS SOURCES)
+        math(EXPR _third "(${_third} + 1) % 3")
+        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})
+    endforeach()
+endif()
+"""
+_TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
+"""All of torch's C++ interface: nearly half of what compiling for CPUs takes."""
+_USED_TORCH_HEADERS = """\
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/utils/pybind.h>
+namespace torch {
+using namespace at;
+}
+"""
+_ASK_TORCH_ONCE = """\
+# Added by dlbench's build: for CPUs all is asked in one import of torch; what follows takes seven.
+execute_process(COMMAND ${PY_EXE} -c [==[
+import os, torch
+from torch.utils.cpp_extension import CppExtension
+if torch.version.hip is None and "HOROVOD_GPU_OPERATIONS" not in os.environ and torch.compiled_with_cxx11_abi():
+    made = CppExtension("", [])
+    paths = [os.path.join(made.library_dirs[0], "lib" + name + ".so") for name in made.libraries]
+    if all(map(os.path.exists, paths)):
+        print("set(Pytorch_VERSION", torch.__version__, ")")
+        print("set(Pytorch_INCLUDE_DIRS", *("[=[" + path + "]=]" for path in made.include_dirs), ")")
+        print("set(Pytorch_LIBRARIES", *("[=[" + path + "]=]" for path in paths), ")")
+]==] OUTPUT_FILE ${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
+include(${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
+if(Pytorch_VERSION)
+    set(Pytorch_CUDA FALSE)
+    set(Pytorch_ROCM FALSE)
+    set(Pytorch_CXX11 TRUE)
+    set(Pytorch_COMPILE_FLAGS -D_GLIBCXX_USE_CXX11_ABI=1)
+    include(FindPackageHandleStandardArgs)
+    find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
+    return()
+endif()
+"""
+_GPU_OPERATIONS = ("nccl_operations.cc", "gpu_operations.cc", "adasum_gpu_operations.cc")
+"""Files of horovod/common/ops that ask the timeline which way to take."""
+
+
+def _first_line(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (done.stdout or done.stderr).splitlines()[0].strip() if done.returncode == 0 and done.stdout else ""
 
 
 def toolchain() -> dict[str, str | None]:
@@ -111,9 +200,6 @@ def _cuda_facts(torch: Mapping[str, Any]) -> dict[str, str | None]:
         "architectures": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST") or _architectures(torch, nvcc),
         "cuda_lacks": None,
     }
-
-
-_CUDA_FACTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
 
 
 def _architectures(torch: Mapping[str, Any], nvcc: Nvcc) -> str:
@@ -333,104 +419,6 @@ class Patch:
     new: str
     reason: str
 
-
-_READBACK = """
-// Added by dlbench's build: the values in force, which no other interface tells.
-long long horovod_effective_fusion_threshold_bytes() {
-  if (!horovod_global.initialization_done) {
-    return -1;
-  }
-  return (long long)horovod_global.parameter_manager.TensorFusionThresholdBytes();
-}
-
-double horovod_effective_cycle_time_ms() {
-  if (!horovod_global.initialization_done) {
-    return -1.0;
-  }
-  return horovod_global.parameter_manager.CycleTimeMs();
-}
-
-// True: a timeline without an open file leaves the operations on GPUs as they are without a timeline.
-bool horovod_closed_timeline_is_free() { return true; }
-
-"""
-
-_ACTIVE = """
-  // Added by dlbench's build: whether a file is open, so that what is noted is written.
-  inline bool Active() { return Initialized() && writer_.active(); }"""
-
-_CUDA_CHECK = "include(CheckLanguage)\ncheck_language(CUDA)\nif(NOT CMAKE_CUDA_COMPILER)"
-_CUDA_CHECK_FOR_GPUS = """\
-include(CheckLanguage)
-if(DEFINED ENV{HOROVOD_GPU_OPERATIONS})
-    check_language(CUDA)
-endif()
-if(DEFINED ENV{HOROVOD_GPU_OPERATIONS} AND NOT CMAKE_CUDA_COMPILER)"""
-
-_AS_FOUR = "{} files read the same headers: for CPUs they are compiled as four"
-_GLOO = "    target_compile_definitions(gloo PRIVATE _GLIBCXX_USE_CXX11_ABI=1)\n"
-_GLOO_AS_FOUR = """\
-    if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
-        set_target_properties(gloo PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 13)
-        # Its ReductionFunction is another than that of algorithm.h.
-        set_source_files_properties(${PROJECT_SOURCE_DIR}/third_party/gloo/gloo/allreduce.cc
-            TARGET_DIRECTORY gloo PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
-    endif()
-"""
-_HOROVOD_AS_FOUR = """\
-add_library(${PYTORCH_TARGET_LIB} SHARED ${PYTORCH_SOURCES} ${SOURCES})
-if(NOT HAVE_CUDA AND NOT HAVE_ROCM AND NOT CMAKE_VERSION VERSION_LESS 3.18)
-    set_target_properties(${PYTORCH_TARGET_LIB} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-    set_source_files_properties(${PYTORCH_SOURCES} PROPERTIES UNITY_GROUP torch)
-    set(_third 0)
-    foreach(_source IN LISTS SOURCES)
-        math(EXPR _third "(${_third} + 1) % 3")
-        set_source_files_properties(${_source} PROPERTIES UNITY_GROUP common${_third})
-    endforeach()
-endif()
-"""
-
-_TORCH_HEADERS = "#include <torch/extension.h>\n#include <torch/torch.h>\n"
-"""All of torch's C++ interface: nearly half of what compiling for CPUs takes."""
-
-_USED_TORCH_HEADERS = """\
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
-#include <torch/csrc/utils/pybind.h>
-namespace torch {
-using namespace at;
-}
-"""
-
-_ASK_TORCH_ONCE = """\
-# Added by dlbench's build: for CPUs all is asked in one import of torch; what follows takes seven.
-execute_process(COMMAND ${PY_EXE} -c [==[
-import os, torch
-from torch.utils.cpp_extension import CppExtension
-if torch.version.hip is None and "HOROVOD_GPU_OPERATIONS" not in os.environ and torch.compiled_with_cxx11_abi():
-    made = CppExtension("", [])
-    paths = [os.path.join(made.library_dirs[0], "lib" + name + ".so") for name in made.libraries]
-    if all(map(os.path.exists, paths)):
-        print("set(Pytorch_VERSION", torch.__version__, ")")
-        print("set(Pytorch_INCLUDE_DIRS", *("[=[" + path + "]=]" for path in made.include_dirs), ")")
-        print("set(Pytorch_LIBRARIES", *("[=[" + path + "]=]" for path in paths), ")")
-]==] OUTPUT_FILE ${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
-include(${CMAKE_BINARY_DIR}/torch-for-cpus.cmake)
-if(Pytorch_VERSION)
-    set(Pytorch_CUDA FALSE)
-    set(Pytorch_ROCM FALSE)
-    set(Pytorch_CXX11 TRUE)
-    set(Pytorch_COMPILE_FLAGS -D_GLIBCXX_USE_CXX11_ABI=1)
-    include(FindPackageHandleStandardArgs)
-    find_package_handle_standard_args(Pytorch REQUIRED_VARS Pytorch_VERSION VERSION_VAR Pytorch_VERSION)
-    return()
-endif()
-"""
-
-_GPU_OPERATIONS = ("nccl_operations.cc", "gpu_operations.cc", "adasum_gpu_operations.cc")
-"""Files of horovod/common/ops that ask the timeline which way to take."""
 
 PATCHES = (
     Patch(

@@ -28,10 +28,21 @@ from dlbench.units import format_bytes, utf8_text
 
 State = Literal["ok", "absent", "problem"]
 """absent: not here, needed only for what `needed_for` says. problem: here, but broken or unfit."""
+ASK_HOROVOD = """
+import ctypes, json, torch
+import horovod, horovod.torch as hvd
+from horovod.torch import mpi_lib_v2
+library = ctypes.CDLL(mpi_lib_v2.__file__)
+print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(),
+    "nccl": bool(hvd.nccl_built()), "cuda": hvd.cuda_built(),
+    "readback": hasattr(library, "horovod_effective_cycle_time_ms"),
+    "free_timeline": hasattr(library, "horovod_closed_timeline_is_free"),
+    "torch_cuda": torch.version.cuda, "torch_hip": torch.version.hip, "torch_file": torch.__file__}))
+"""
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """The answer of one probe."""
 
     name: str
@@ -45,11 +56,11 @@ class Finding:
         return {name: getattr(self, name) for name in ("name", "state", "detail", "needed_for", "remedy")}
 
 
-def examine() -> list[Finding]:
+def examine() -> list[ProbeFinding]:
     """All probes, in the order in which a person sets a machine up."""
     fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
     return [
-        Finding("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
+        ProbeFinding("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
         _cores(),
         _host_name(),
         *_torch(),
@@ -114,7 +125,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> Finding:
+def _cores() -> ProbeFinding:
     allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = None
     with suppress(OSError, ValueError):
@@ -124,20 +135,22 @@ def _cores() -> Finding:
     detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
     if limit is not None and limit < allowed:
         remedy = "raise the container's CPU limit, or pin with taskset: throttled cores make step times jump"
-        return Finding("Cores", "problem", detail, remedy)
-    return Finding("Cores", "ok", detail)
+        return ProbeFinding("Cores", "problem", detail, remedy)
+    return ProbeFinding("Cores", "ok", detail)
 
 
-def _host_name() -> Finding:
+def _host_name() -> ProbeFinding:
     problem = host_name_problem()
     if problem:
-        return Finding("Host name", "problem", f"{problem}; Horovod over Gloo ends by SIGSEGV", HOST_NAME_REMEDY)
-    return Finding("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
+        return ProbeFinding("Host name", "problem", f"{problem}; Horovod over Gloo ends by SIGSEGV", HOST_NAME_REMEDY)
+    return ProbeFinding("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
 
 
-def _torch() -> Iterable[Finding]:
+def _torch() -> Iterable[ProbeFinding]:
     if _version("torch") is None:
-        yield Finding("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
+        yield ProbeFinding(
+            "PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)"
+        )
         return
     answer = ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
@@ -145,54 +158,43 @@ def _torch() -> Iterable[Finding]:
         " 'nccl': torch.distributed.is_nccl_available()}))"
     )
     if isinstance(answer, str):
-        yield Finding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
+        yield ProbeFinding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
         return
     built = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer.get("hip") else ""
     cuda = f"{built}, {answer['gpus']} GPUs" if built else "CPU build"
     nccl = "with NCCL" if answer["nccl"] else "without NCCL"
     detail = f"{answer['version']}, {cuda}, {nccl}"
     if answer["gpus"] or not is_given_gpu():
-        yield Finding("PyTorch", "ok", detail)
+        yield ProbeFinding("PyTorch", "ok", detail)
     else:
         lost = AMD_LOST if answer.get("hip") else LOST
         reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, lost)
-        yield Finding("PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}")
+        yield ProbeFinding(
+            "PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}"
+        )
     if hidden := hidden_gpus():
-        yield Finding("GPUs", "absent", *hidden, "training on GPUs")
+        yield ProbeFinding("GPUs", "absent", *hidden, "training on GPUs")
 
 
-def _compiler() -> Finding:
+def _compiler() -> ProbeFinding:
     """For torch.compile, of which GPUs need more: what they lack is said on any machine, as it is the login node's."""
     needed_for = "train.compile, and fused LAMB and LARS on GPUs (else train.optimizer.implementation=foreach)"
     lacks = compiler_lacks(on_gpu=True)
     if lacks is None and shutil.which(os.environ.get("CXX", "g++")) is None:
         lacks = "there is no C++ compiler", "install g++, or name one in CXX"
     if lacks is not None:
-        return Finding("torch.compile", "absent", *lacks, needed_for)
-    return Finding("torch.compile", "ok", "a C and a C++ compiler, and Python's header")
+        return ProbeFinding("torch.compile", "absent", *lacks, needed_for)
+    return ProbeFinding("torch.compile", "ok", "a C and a C++ compiler, and Python's header")
 
 
-ASK_HOROVOD = """
-import ctypes, json, torch
-import horovod, horovod.torch as hvd
-from horovod.torch import mpi_lib_v2
-library = ctypes.CDLL(mpi_lib_v2.__file__)
-print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi": hvd.mpi_built(),
-    "nccl": bool(hvd.nccl_built()), "cuda": hvd.cuda_built(),
-    "readback": hasattr(library, "horovod_effective_cycle_time_ms"),
-    "free_timeline": hasattr(library, "horovod_closed_timeline_is_free"),
-    "torch_cuda": torch.version.cuda, "torch_hip": torch.version.hip, "torch_file": torch.__file__}))
-"""
-
-
-def _horovod() -> Iterable[Finding]:
+def _horovod() -> Iterable[ProbeFinding]:
     remedy = "dlbench setup horovod (builds it once for this Python and torch; needs g++, make, cmake)"
     if importlib.util.find_spec("horovod") is None:
-        yield Finding("Horovod", "absent", "not installed", remedy, "engine horovod")
+        yield ProbeFinding("Horovod", "absent", "not installed", remedy, "engine horovod")
         return
     answer = ask(ASK_HOROVOD)
     if isinstance(answer, str):
-        yield Finding("Horovod", "problem", f"does not load: {answer}", f"{remedy} --rebuild")
+        yield ProbeFinding("Horovod", "problem", f"does not load: {answer}", f"{remedy} --rebuild")
         return
     operations = [name for name in ("gloo", "mpi", "nccl", "cuda") if answer[name]]
     missing = [name for name in ("gloo", "mpi", "nccl", "cuda") if not answer[name]]
@@ -200,13 +202,13 @@ def _horovod() -> Iterable[Finding]:
         f"; without {', '.join(missing)}" if missing else ""
     )
     if not answer["readback"]:
-        yield Finding(
+        yield ProbeFinding(
             "Horovod", "problem", f"{detail}; not dlbench's build: settings in force cannot be read back", remedy
         )
         return
-    yield Finding("Horovod", "ok", detail)
+    yield ProbeFinding("Horovod", "ok", detail)
     if not answer["mpi"] and shutil.which("mpicxx"):
-        yield Finding(
+        yield ProbeFinding(
             "Horovod with MPI",
             "problem",
             "Horovod was built without MPI, and MPI is here now",
@@ -217,12 +219,12 @@ def _horovod() -> Iterable[Finding]:
         yield from _horovod_on_gpus(answer)
 
 
-def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
+def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[ProbeFinding]:
     """What a Horovod next to a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
         came = not isinstance(lacks, str)
-        yield Finding(
+        yield ProbeFinding(
             "Horovod with NCCL",
             "problem" if came else "absent",
             "Horovod was built without NCCL, and NCCL and nvcc are here now"
@@ -232,7 +234,7 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
             "engine horovod on two and more GPUs (ddp needs nothing more)",
         )
     elif not answer["free_timeline"]:
-        yield Finding(
+        yield ProbeFinding(
             "Horovod's timeline",
             "absent",
             "this build would trace every step on GPUs, so its timeline stays off there",
@@ -241,23 +243,25 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Finding]:
         )
 
 
-def _mpi() -> Finding:
+def _mpi() -> ProbeFinding:
     answer = _command("mpirun", "--version")
     if answer is None:
         remedy = "install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
         remedy += "then dlbench setup horovod"
         needed_for = "launchers mpirun and srun-mpi with Horovod"
-        return Finding("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
+        return ProbeFinding("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
     owner = foreign_owner(answer)
     if owner:
-        return Finding("MPI", "problem", f"mpirun is {owner}, and dlbench needs Open MPI's", REMEDY, "launcher mpirun")
+        return ProbeFinding(
+            "MPI", "problem", f"mpirun is {owner}, and dlbench needs Open MPI's", REMEDY, "launcher mpirun"
+        )
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
-    return Finding("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
+    return ProbeFinding("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
 
 
-def _slurm() -> Finding:
+def _slurm() -> ProbeFinding:
     if shutil.which("sbatch") is None:
-        return Finding(
+        return ProbeFinding(
             "Slurm", "absent", "sbatch is not on PATH", "submit from a login node of the cluster", "dlbench submit"
         )
     answer = _command("sbatch", "--version")
@@ -266,20 +270,22 @@ def _slurm() -> Finding:
         configured = "SLURM_CONF" in os.environ
         detail = "sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration")
         remedy = "set SLURM_CONF to the cluster's slurm.conf"
-        return Finding("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
+        return ProbeFinding("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
     partitions = _command("sinfo", "--noheader", "--format=%R %D")
     if partitions is None:
         remedy = "set SLURM_CONF, or ask the cluster's admin"
-        return Finding("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
+        return ProbeFinding("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
     listed = _command("srun", "--mpi=list") or ""
     plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))
     detail = f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}"
-    return Finding("Slurm", "ok", detail)
+    return ProbeFinding("Slurm", "ok", detail)
 
 
-def _nvml() -> Finding:
+def _nvml() -> ProbeFinding:
     if _version("nvidia-ml-py") is None:
-        return Finding("NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry")
+        return ProbeFinding(
+            "NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry"
+        )
     code = (
         "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
         " 'gpus': [n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}))"
@@ -287,30 +293,34 @@ def _nvml() -> Finding:
     answer = ask(code)
     if isinstance(answer, str):
         if remedy := nvml_remedy(answer):
-            return Finding("NVML", "problem", answer, remedy, "GPU telemetry")
+            return ProbeFinding("NVML", "problem", answer, remedy, "GPU telemetry")
         remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
-        return Finding("NVML", "absent", answer, remedy, "GPU telemetry")
-    return Finding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
+        return ProbeFinding("NVML", "absent", answer, remedy, "GPU telemetry")
+    return ProbeFinding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
 
 
-def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> Finding:
+def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> ProbeFinding:
     missing = [package for package in packages if _version(package) is None]
     if missing:
-        return Finding(name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for)
-    return Finding(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
+        return ProbeFinding(
+            name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for
+        )
+    return ProbeFinding(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
 
 
-def _crops() -> Finding:
+def _crops() -> ProbeFinding:
     answer = ask(
         "import json, sys; from dlbench.datasets.images.jpeg_decode import region_function; decode, told ="
         " region_function(); print(json.dumps({'told': told})) if decode else sys.exit(told)"
     )
     if isinstance(answer, str):
-        return Finding("Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed")
-    return Finding("Crops of JPEGs", "ok", answer["told"])
+        return ProbeFinding(
+            "Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed"
+        )
+    return ProbeFinding("Crops of JPEGs", "ok", answer["told"])
 
 
-def _scratch() -> Iterable[Finding]:
+def _scratch() -> Iterable[ProbeFinding]:
     for name, place in (
         ("SLURM_TMPDIR", os.environ.get("SLURM_TMPDIR")),
         ("TMPDIR", os.environ.get("TMPDIR", "/tmp")),  # noqa: S108  (looked at, not written to)
@@ -321,12 +331,12 @@ def _scratch() -> Iterable[Finding]:
         try:
             free = shutil.disk_usage(place).free
         except OSError as error:
-            yield Finding(
+            yield ProbeFinding(
                 f"Scratch {name}", "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists"
             )
             continue
         writable = os.access(place, os.W_OK)
-        yield Finding(
+        yield ProbeFinding(
             f"Scratch {name}",
             "ok" if writable else "problem",
             f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -35,8 +35,31 @@ MAX_TAG_VALUE = 200
 TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
+class ActsIf:
+    """A condition under which fields of a specification act: that an attribute of the plan is one of some values."""
+
+    def __init__(self, fields: str, path: str, *values: object, why: str) -> None:
+        """`fields`: names with blanks between; of a section, all below it. `path`: what decides, from the plan on.
+
+        `values`: those under which the fields act; none: anything that is true. `why`: why they do not.
+        """
+        self.fields = frozenset(fields.split())
+        self.why = why
+        self._path = path.split(".")
+        self._values = values
+
+    def holds(self, plan: object) -> bool:
+        value: object = plan
+        for name in self._path:
+            value = None if value is None else getattr(value, name)
+        return value in self._values if self._values else bool(value)
+
+
 class Spec(BaseModel):
     """A validated, immutable part of a plan. Validation only checks; it never fills in from the machine."""
+
+    acting: ClassVar[tuple[ActsIf, ...]] = ()
+    """The conditions under which its fields act; a field with several acts under all of them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, defer_build=True)
 

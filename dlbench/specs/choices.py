@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from dlbench.errors import UserError, nearest
-from dlbench.specs.base import Name, Ranks, Spec, size_in_bytes
+from dlbench.specs.base import ActsIf, Ranks, Spec, size_in_bytes
 from dlbench.specs.container import with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
-from dlbench.specs.merge import Layers, validate
-from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep
-from dlbench.specs.problems import keys_of, tags_of
+from dlbench.specs.merge import SettingLayers, validate
+from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep, RunPlan
+from dlbench.specs.problems import keys_of, models_in, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.training import MeasureSpec, QualitySpec, TrainSpec
+from dlbench.specs.training import MeasureSpec
 from dlbench.specs.watch import FaultSpec, WatchSpec
-from dlbench.specs.workload import BROKEN, FAMILIES, DataSpec, Model, ModelSpec, Workload
+from dlbench.specs.workload import BROKEN, FAMILIES, Model, Workload
 
-_NOT_TRAINED = {"measure", "engine", "sync", "checkpoint", "watch", "fault", "layout"}
-"""Sections that say how a workload is run, not what is trained."""
 _PATHS = (
     *("data.source", "data.validation", "data.vocabulary", "checkpoint.resume_from", "checkpoint.initialize_from"),
     *("sync.network", "model.layers_from"),
@@ -40,20 +38,14 @@ class LayoutChoice(Spec):
     cores_per_rank: Ranks | None = Field(None, description="Cores of each rank; none: shared out evenly.")
 
 
-class Choices(Spec):
+class Choices(Workload):
     """A workload YAML with one preset and all overrides applied; its keys are those of ``--set``."""
 
-    name: Name
-    title: str
-    sample_unit: str
-    notice: str
-    meant_for: Literal["any", "gpu"] = "any"
-    preset: Name
-    about: str
-    model: ModelSpec
-    data: DataSpec
-    train: TrainSpec
-    quality: QualitySpec | None = None
+    acting = (
+        ActsIf("sync", "exchanges_by", "horovod", "ddp", "fsdp", why="one rank, or engine single, exchanges nothing"),
+        ActsIf("quality", "measure.until", "quality", why="only measure.until quality reads it"),
+    )
+
     measure: MeasureSpec
     engine: EngineSpec = EngineSpec()
     sync: SyncSpec = SyncSpec()
@@ -63,7 +55,7 @@ class Choices(Spec):
     layout: LayoutChoice = LayoutChoice()
 
     def workload(self) -> Workload:
-        return Workload.model_validate(self.model_dump(exclude=_NOT_TRAINED))
+        return Workload.model_construct(**{name: getattr(self, name) for name in Workload.model_fields})
 
 
 class Ladder(Spec):
@@ -107,7 +99,7 @@ class WorkloadFile:
         found = self._ladders.get(preset)
         if found is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
-        layers = Layers(str(self.path))
+        layers = SettingLayers(str(self.path))
         layers.add({"ladder": found}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder
         if len({step.name for step in steps}) < len(steps):
@@ -121,12 +113,12 @@ class WorkloadFile:
     def is_meant_for_gpus(self, preset: str) -> bool:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
-    def layers(self, preset: str | None) -> Layers:
+    def layers(self, preset: str | None) -> SettingLayers:
         """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are named."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
-        layers = Layers(str(self.path))
+        layers = SettingLayers(str(self.path))
         named = str(self.base.get("name", self.path.stem))
         layers.add({"name": named, "title": named, "notice": "", "about": ""}, DEFAULT)
         layers.add(self.base, str(self.path))
@@ -147,7 +139,7 @@ def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple
 
 def choose_with_origins(
     file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
-) -> tuple[Choices, Layers]:
+) -> tuple[Choices, SettingLayers]:
     """As `choose`, and the layers, which say who set each key."""
     if file.path in BROKEN:
         raise UserError(BROKEN[file.path])
@@ -156,16 +148,10 @@ def choose_with_origins(
         layers.set(key, value, origin)
     _make_paths_absolute(layers, file.path)
     choices = validate(Choices, layers, (f"system.{key.name}" for key in keys_of(SystemSpec, {})))
-    # The cross-checks of a whole workload (data against model) live in Workload itself.
-    nested = Layers(str(file.path))
-    for origin_key in layers.values:
-        if origin_key not in _NOT_TRAINED:
-            nested.add({origin_key: layers.values[origin_key]}, layers.origin((origin_key,)))
-    validate(Workload, nested)
     return choices, layers
 
 
-def _make_paths_absolute(layers: Layers, file: Path) -> None:
+def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
     """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
     for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
@@ -194,13 +180,15 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     return system
 
 
-def choose_system_with_origins(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> tuple[SystemSpec, Layers]:
+def choose_system_with_origins(
+    name: str, overrides: Mapping[str, tuple[AxisValue, str]]
+) -> tuple[SystemSpec, SettingLayers]:
     """As `choose_system`, also of a modelled one, and the layers, which say who set each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
         raise UserError(f"{path}: format: must be 'dlbench.system' with version 1")
-    layers = Layers(str(path), prefix="system.")
+    layers = SettingLayers(str(path), prefix="system.")
     layers.add(content, str(path))
     for key, (value, origin) in overrides.items():
         layers.set(key, value, origin)
@@ -212,7 +200,7 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
     """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
     found: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
-    readers["sync.fusion"] = read_fusion
+    readers["sync.fusion"] = lambda value: str(read_fusion(value))
     for key in readers.keys() & settings.keys():
         try:
             found[key] = readers[key](settings[key])
@@ -225,3 +213,31 @@ def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, Axis
 def _size_keys() -> frozenset[str]:
     own = (key.name for key in keys_of(Choices, {}) if key.is_size)
     return frozenset((*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
+
+
+@functools.cache
+def conditions_of(key: str) -> tuple[ActsIf, ...]:
+    """Returns the conditions under which a key of ``--set`` acts, those of its sections first."""
+    models: list[Any] = [SystemSpec if key.startswith("system.") else Choices]
+    found: list[ActsIf] = []
+    for name in key.removeprefix("system.").split("."):
+        models = [model for model in models if name in model.model_fields]
+        for model in models:
+            found += [condition for condition in model.acting if name in condition.fields]
+        models = [below for model in models for below in models_in(model.model_fields[name].annotation)]
+    return tuple(dict.fromkeys(found))
+
+
+def why_inert(key: str, *plans: RunPlan) -> str:
+    """Returns why a key acts in none of these plans; empty where it acts in one."""
+    for condition in conditions_of(key):
+        if not any(map(condition.holds, plans)):
+            return condition.why
+    return ""
+
+
+def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
+    """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
+    for key, option in asked:
+        if why := why_inert(key, *plans):
+            raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")

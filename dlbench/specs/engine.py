@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from dlbench.specs.base import Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.base import ActsIf, Count, Flag, NonNegative, Ranks, Spec
+from dlbench.specs.sync import UNEXCHANGED, UNFUSED, Fusion, read_fusion
 
 HOROVOD_VARIABLES = {
     "fusion_threshold": "sync.fusion",
@@ -36,7 +37,7 @@ class EngineKind:
     title: str  # As reports call it.
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
     synchronises: bool = True  # Whether it takes two ranks or more.
-    fusion: str = ""  # The size up to which its library fuses messages by default, e.g. 25MiB; empty: none.
+    fusion: Fusion = UNFUSED  # The size up to which its library fuses messages by default.
     package: str = ""  # What ranks import for it besides torch.
     overlaps_compiled: bool = False
     """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
@@ -48,14 +49,14 @@ ENGINES = {
     "horovod": EngineKind(
         title="Horovod",
         on_ranks="dlbench.node.sync.horovod.engine:HorovodEngine",
-        fusion="128MiB",  # operations.cc of Horovod 0.28
+        fusion=read_fusion("128MiB"),  # operations.cc of Horovod 0.28
         package="horovod",
         contiguous_only=True,  # mpi_ops.py of Horovod 0.28.1, `_check_function`
     ),
     "ddp": EngineKind(
         title="PyTorch DDP",
         on_ranks="dlbench.node.sync.ddp:DdpEngine",
-        fusion="25MiB",
+        fusion=read_fusion("25MiB"),
         overlaps_compiled=True,
         capture_passes=11,
     ),
@@ -93,6 +94,20 @@ def key_for_name(name: str) -> str | None:
 class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
+    acting = (
+        ActsIf(
+            "cycle_time_ms",
+            "engine.autotunes",
+            False,
+            why="engine.horovod.autotune searches fusion and cycle time itself",
+        ),
+        ActsIf(
+            "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",
+            "engine.horovod.autotune",
+            why="only engine.horovod.autotune reads it",
+        ),
+    )
+
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
     autotune: Flag = Field(
         False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
@@ -115,6 +130,17 @@ class HorovodSettings(Spec):
 class DdpSettings(Spec):
     """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own, but for `auto`."""
 
+    acting = (
+        ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
+        ActsIf(
+            "gradient_as_bucket_view static_graph",
+            "sync.is_own",
+            False,
+            why="dlbench's own exchange does not use DDP's buckets",
+        ),
+        ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
+    )
+
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
         "auto",
@@ -136,6 +162,16 @@ class DdpSettings(Spec):
 
 class FsdpSettings(Spec):
     """Settings of torch.distributed.fsdp.fully_shard (FSDP2)."""
+
+    acting = (
+        ActsIf(
+            "shard shard_ranks wrap prefetch",
+            "shares_parameters",
+            why="one rank, or the ranks of one replica, share no parameters that are gathered",
+        ),
+        ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
+        ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
+    )
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     shard: Literal["parameters", "gradients"] = Field(
@@ -164,6 +200,13 @@ class FsdpSettings(Spec):
 
 class EngineSpec(Spec):
     """The engine of a run; settings of the engines not chosen are kept at their defaults."""
+
+    acting = (
+        ActsIf("horovod", "exchanges_by", "horovod", why="only engine horovod with two ranks or more reads it"),
+        ActsIf("horovod", "sync.exchanges_gradients", why=UNEXCHANGED),
+        ActsIf("ddp", "engine.name", "ddp", why="only engine ddp reads it"),
+        ActsIf("fsdp", "engine.name", "fsdp", why="only engine fsdp reads it"),
+    )
 
     name: EngineName = Field(
         "horovod",

@@ -15,7 +15,15 @@ import dlbench
 from dlbench import bundled
 from dlbench.errors import UserError, nearest
 from dlbench.removed import removed_key
-from dlbench.specs.choices import Choices, WorkloadFile, choose, choose_system, read_sizes
+from dlbench.specs.choices import (
+    Choices,
+    WorkloadFile,
+    choose,
+    choose_system,
+    read_sizes,
+    refuse_inert,
+    why_inert,
+)
 from dlbench.specs.comm import (
     ALGORITHMS,
     BACKENDS,
@@ -28,9 +36,7 @@ from dlbench.specs.comm import (
     CommSpec,
     group_problem,
 )
-from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find
-from dlbench.specs.inert import refuse_inert, why_inert
 from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
 from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
@@ -232,10 +238,9 @@ def _plan(
         return RunPlan(
             **_common(request, name, moment, layout, system),
             workload=workload,
-            engine=EngineSpec.model_validate(choices.engine.model_dump()),
             series=place,
             tags=request.tags,
-            **{name: getattr(choices, name) for name in ("sync", "measure", "checkpoint", "watch", "fault")},
+            **{name: getattr(choices, name) for name in ("engine", "sync", "measure", "checkpoint", "watch", "fault")},
         )
     except ValidationError as error:
         side = f" (side {place.side} of --ab)" if place.side else ""

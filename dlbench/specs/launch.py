@@ -13,11 +13,12 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from dlbench.confidential import is_secret_name, is_secret_value
-from dlbench.specs.base import Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Form, FromText, SlurmWord, Spec
 from dlbench.specs.engine import key_for_name
 from dlbench.specs.hostlist import compressed, split_hosts
 
 LauncherName = Literal["local", "mpirun", "srun-mpi", "srun-gloo"]
+BY_SRUN: tuple[LauncherName, ...] = ("srun-mpi", "srun-gloo")
 
 _ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 VariableName = Annotated[str, Field(pattern=_ENVIRONMENT_NAME), Form("a variable's name, e.g. NCCL_DEBUG")]
@@ -146,6 +147,12 @@ Variable = Annotated[
 
 class LaunchSpec(Spec):
     """How ranks are started."""
+
+    acting = (
+        ActsIf("interface", "uses_interface", why="ranks of one node meet on loopback, and MPI chooses its own"),
+        ActsIf("oversubscribe_yield", "system.launch.by_mpi", why="only MPI launchers read it"),
+        ActsIf("mpi_plugin", "system.launch.launcher", "srun-mpi", why="only launcher srun-mpi reads it"),
+    )
 
     launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
@@ -279,6 +286,14 @@ SrunWords = Annotated[
 class SlurmSpec(Spec):
     """What `sbatch` and `srun` are asked for."""
 
+    acting = (
+        ActsIf(
+            "cpu_bind mem_bind distribution srun_args", "system.launch.launcher", *BY_SRUN, why="only srun reads it"
+        ),
+        ActsIf("gpu_type gpu_count", "system.slurm.asks_for_gpus", why="slurm.gpu_request is none"),
+        ActsIf("gpu_bind", "system.binds_gpus", why="only srun with a slurm.gpu_request reads it"),
+    )
+
     partition: Argument | None = Field(None, description="--partition.")
     account: Argument | None = Field(None, description="--account.")
     qos: Argument | None = Field(None, description="--qos.")
@@ -340,6 +355,10 @@ class SlurmSpec(Spec):
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
     srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        return self.gpu_request != "none"
 
     @property
     def clusters(self) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 _DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
 
 
-class Layers:
+class SettingLayers:
     """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
 
     def __init__(self, base: str, prefix: str = "") -> None:
@@ -70,7 +70,7 @@ class Layers:
                 target[key] = value
 
 
-def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ()) -> ModelT:
+def validate(model: type[ModelT], layers: SettingLayers, elsewhere: Iterable[str] = ()) -> ModelT:
     """Returns the merged settings, checked; `elsewhere`: further keys that a wrong one may resemble."""
     try:
         return model.model_validate(layers.values)
@@ -90,7 +90,9 @@ def validate(model: type[ModelT], layers: Layers, elsewhere: Iterable[str] = ())
         raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None
 
 
-def _meant(model: type[BaseModel], problem: Problem, layers: Layers, prefix: str, elsewhere: Iterable[str]) -> str:
+def _meant(
+    model: type[BaseModel], problem: Problem, layers: SettingLayers, prefix: str, elsewhere: Iterable[str]
+) -> str:
     """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
     path, here = problem.path, problem.known
     everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]

@@ -10,7 +10,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Form, Fraction, FromText, NonNegative, Positive, Spec
+from dlbench.specs.base import (
+    ActsIf,
+    Count,
+    CountOrZero,
+    Flag,
+    Form,
+    Fraction,
+    FromText,
+    NonNegative,
+    Positive,
+    Spec,
+)
 from dlbench.specs.system import FolderOfNode
 from dlbench.units import parse_bytes
 
@@ -27,6 +38,12 @@ same, and the input is swapped."""
 
 class MemorySpec(Spec):
     """What a plan of recomputing and swapping may use."""
+
+    acting = (
+        ActsIf("capacity", "workload.train.is_planned", why="neither train.recompute nor swap is planned"),
+        ActsIf("blocks", "workload.train.is_in_core", False, why="train.recompute and train.swap are none"),
+        ActsIf("swap_folder verify", "workload.train.swaps", why="train.swap is none"),
+    )
 
     capacity: Capacity | None = Field(
         None,

@@ -10,14 +10,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Name, Positive, Ranks, Repeats, RunName, Spec, Tag, TagValue
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.strategies import ranks_per_replica, sharing_words, strategy_of, strategy_problem
 from dlbench.specs.sync import MGWFBP_STEPS, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
-from dlbench.specs.training import MeasureSpec, QualitySpec, goal_problem
+from dlbench.specs.training import MeasureSpec, QualitySpec, RatePoint, TrainSpec, goal_problem
 from dlbench.specs.watch import FaultSpec, WatchSpec
-from dlbench.specs.workload import Workload
+from dlbench.specs.workload import ImageData, Workload
 from dlbench.units import exact_bytes
 
 Scalar = str | int | float | bool | None
@@ -81,6 +81,14 @@ class LayoutSpec(Spec):
         return self.ranks // self.nodes
 
     @property
+    def is_one_rank(self) -> bool:
+        return self.ranks == 1
+
+    @property
+    def is_one_node(self) -> bool:
+        return self.nodes == 1
+
+    @property
     def shares_cores(self) -> bool:
         """Whether the ranks of a node need more cores than it has."""
         return self.node_cores is not None and self.ranks_per_node * self.cores_per_rank > self.node_cores
@@ -94,6 +102,8 @@ class LayoutSpec(Spec):
 
 class CheckpointSpec(Spec):
     """When the state of training is kept, and where it begins."""
+
+    acting = (ActsIf("keep", "checkpoint.is_on", why="no checkpoint is written: give checkpoint.every_steps"),)
 
     every_steps: Count | None = Field(None, description="Steps between two checkpoints; none: no checkpoint.")
     every_epochs: Positive | None = Field(None, description="The same in epochs, instead of every_steps.")
@@ -343,6 +353,60 @@ class RunPlan(LaunchPlan):
         return quality.model_copy(update={"max_samples": round((quality.max_samples or 0) * ratio)})
 
     @property
+    def recipe(self) -> TrainSpec:
+        """The recipe in force at this global batch."""
+        return self.workload.train.at_batch(self.global_batch)
+
+    @property
+    def rate_row(self) -> RatePoint | None:
+        """The row of the table of learning rates that is in force; None without a table."""
+        place = self.workload.train.optimizer.place(self.global_batch)
+        return None if place is None else place.row
+
+    @property
+    def counts_epochs(self) -> bool:
+        """Whether anything in the plan is given in epochs."""
+        quality = self.workload.quality if self.measure.until == "quality" else None
+        in_quality = quality is not None and (quality.evaluate_every_epochs or quality.max_epochs)
+        return bool(self.workload.train.schedule.counts_epochs or self.checkpoint.every_epochs or in_quality)
+
+    @property
+    def exchanges_by(self) -> str:
+        """The engine that carries gradients; empty for one rank, or for an engine that exchanges nothing."""
+        return self.engine.name if self.engine.kind.synchronises and not self.layout.is_one_rank else ""
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether ranks gather parameters from each other under engine fsdp."""
+        return self.layout.ranks > self.ranks_per_replica
+
+    @property
+    def uses_interface(self) -> bool:
+        """Whether ranks meet on a network interface that dlbench chooses."""
+        return not self.layout.is_one_node and not (self.engine.name == "horovod" and self.system.launch.by_mpi)
+
+    @property
+    def uses_storage(self) -> bool:
+        """Whether samples are staged, or activations are swapped to a file, on storage of the system."""
+        data, train = self.workload.data, self.workload.train
+        is_staged = data.staging != "none" and not data.is_synthetic
+        return is_staged or (train.swaps and train.memory.swap_folder is None)
+
+    @property
+    def decodes_images(self) -> bool:
+        return isinstance(self.workload.data, ImageData) and not self.workload.data.is_synthetic
+
+    @property
+    def has_padding(self) -> bool:
+        """Whether padding may be left out of all layers; synthetic text has none."""
+        return not self.workload.data.is_synthetic or self.workload.model.padding != "unpadded"
+
+    @property
+    def has_room_for_window(self) -> bool:
+        """Whether the watched steps, if there are any, have warm-up steps to lie in."""
+        return self.measure.warmup_steps > 0 or self.watch is None or not self.watch.window_steps
+
+    @property
     def least_training_s(self) -> float:
         """Seconds that its steps last at least, by `measure` and by whether the system's nodes have GPUs."""
         return sum(self.measure.wanted_seconds(on_gpu=self.system.node.gpus > 0))
@@ -364,7 +428,7 @@ class RunPlan(LaunchPlan):
         problem = layout_problem(self.sync, engine=self.engine.name, ranks=self.layout.ranks, nodes=self.layout.nodes)
         if problem is not None:
             raise ValueError(problem)
-        if self.sync.fusion == "own:mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
+        if self.sync.fusion.rule == "mgwfbp" and self.layout.ranks > 1 and self.measure.warmup_steps < MGWFBP_STEPS:
             raise ValueError(
                 f"sync.fusion own:mgwfbp: watches {MGWFBP_STEPS} warm-up steps before it merges, the plan has "
                 f"{self.measure.warmup_steps}; set measure.warmup_steps to {MGWFBP_STEPS} or more"

@@ -6,7 +6,7 @@ Names are those of the projection's table (`dlbench.projection.strategies.table`
 from __future__ import annotations
 
 from dlbench.specs.engine import EngineSpec, FsdpSettings
-from dlbench.specs.sync import ERROR_FEEDBACK, SyncSpec
+from dlbench.specs.sync import AUTO, ERROR_FEEDBACK, SyncSpec
 from dlbench.specs.training import MeasureSpec, TrainSpec
 from dlbench.specs.workload import Workload
 
@@ -88,7 +88,7 @@ def _fsdp_problem(
             if sync.exchange == "none"
             else "dlbench's own exchanges take whole gradients",
         ),
-        f"sync.fusion {sync.fusion}": (sync.fusion != "auto", torch_decides),
+        f"sync.fusion {sync.fusion}": (sync.fusion != AUTO, torch_decides),
         "sync.average_every": (sync.average_every is not None, "no rank has parameters of its own to average"),
         f"sync.wire {sync.wire}": (sync.wire not in ("fp32", "bf16"), "a reduce-scatter sums fp32 or bf16 (torch)"),
         "sync.wire bf16 with train.gradient_accumulation": (
@@ -170,7 +170,7 @@ def _averaging_problem(workload: Workload, engine: EngineSpec, sync: SyncSpec, m
             sync.exchange not in ("flat", "hierarchical"),
             "gradients travel flat or inside groups, if at all",
         ),
-        f"sync.fusion {sync.fusion}": (sync.fusion.startswith("own:"), "DDP exchanges the gradients"),
+        f"sync.fusion {sync.fusion}": (sync.fusion.by == "dlbench", "DDP exchanges the gradients"),
         f"sync.wire {sync.wire}": (
             sync.wire in ERROR_FEEDBACK,
             "what it holds back of gradients would never be sent",

@@ -2,62 +2,117 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
-from dlbench.specs.base import MAX_COUNT, Bytes, Count, CountOrZero, Flag, Ranks, Spec
+from dlbench.specs.base import MAX_COUNT, ActsIf, Bytes, Count, CountOrZero, Flag, Ranks, Spec
 from dlbench.units import exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
-OWN_FUSION = "own:25MiB"  # What `fusion: auto` is where dlbench itself synchronises: the size of DDP's buckets.
+UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
 MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
-_OWN_WORDS = {
-    "own:none": "own message per tensor",
-    "own:single": "own single message",
-    "own:mgwfbp": "own buckets by MG-WFBP",
-}
+_RULE_WORDS = {"none": "own message per tensor", "single": "own single message", "mgwfbp": "own buckets by MG-WFBP"}
 _LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
-def read_fusion(value: object) -> str:
-    """A fusion as plans hold it, sizes in one spelling: 67108864, 65536KiB and 64MiB are 64MiB."""
+@dataclass(frozen=True, kw_only=True)
+class Fusion:
+    """How gradients are joined into messages, and who joins them; its text is what plans and records hold."""
+
+    by: Literal["library", "dlbench"]
+    rule: Literal["auto", "none", "size", "single", "mgwfbp"]
+    bytes: int | None = None  # Of rule `size`: the size of a message, or at least so much where dlbench joins.
+
+    def __str__(self) -> str:
+        text = self.rule if self.bytes is None else exact_bytes(self.bytes)
+        return text if self.by == "library" else f"own:{text}"
+
+    @property
+    def words(self) -> str:
+        """Returns how dlbench groups gradients, e.g. `own buckets of 64 MiB`."""
+        return _RULE_WORDS.get(self.rule) or f"own buckets of {format_bytes(self.bytes or 0)}"
+
+
+AUTO, UNFUSED = Fusion(by="library", rule="auto"), Fusion(by="library", rule="none")
+OWN_AUTO = Fusion(by="dlbench", rule="size", bytes=25 * 2**20)
+"""What `auto` is where dlbench itself exchanges: the size of DDP's buckets."""
+_BY_NAME = {
+    str(fusion): fusion
+    for fusion in (
+        AUTO,
+        UNFUSED,
+        Fusion(by="dlbench", rule="none"),
+        Fusion(by="dlbench", rule="single"),
+        Fusion(by="dlbench", rule="mgwfbp"),
+    )
+}
+
+
+def read_fusion(value: object) -> Fusion:
+    """Reads a fusion, its size in any spelling: 67108864, 65536KiB and 64MiB are 64MiB. Raises `ValueError`."""
+    if isinstance(value, Fusion):
+        return value
     text = str(value)
-    if text in ("auto", "none", *_OWN_WORDS):
-        return text
+    if text in _BY_NAME:
+        return _BY_NAME[text]
     if text in _FORMER:
         raise ValueError(f"{text} is spelt {_FORMER[text]}")
-    own, size = text[: 4 * text.startswith("own:")], text.removeprefix("own:").removeprefix("size:")
-    num_bytes = fusion_bytes(size)
-    if num_bytes is None or isinstance(value, bool | float) or num_bytes > MAX_COUNT:
+    prefix = "own:" if text.startswith("own:") else ""
+    size = text.removeprefix(prefix).removeprefix("size:")
+    try:
+        num_bytes = -1 if isinstance(value, bool | float) else parse_bytes(size)
+    except ValueError:
+        num_bytes = -1
+    if not 0 <= num_bytes <= MAX_COUNT:
         raise ValueError(
             "must be auto, none, or a size such as 64MiB, by which Horovod or DDP fuses; or dlbench's own buckets: "
             f"own:64MiB, own:none, own:single or own:mgwfbp; got {value!r}"
         )
     if num_bytes == 0:
-        raise ValueError(f"fusion is switched off by {own}none, not by {text}")
+        raise ValueError(f"fusion is switched off by {prefix}none, not by {text}")
     if text.startswith("size:"):
         raise ValueError(f"dlbench's own buckets are spelt own:{size}; {size} is the fusion of Horovod or DDP")
     if num_bytes < _LEAST_FUSION:
-        raise ValueError(f"{text} is {num_bytes} byte{'s' * (num_bytes > 1)}: write {own}{num_bytes}MiB (least: 1KiB)")
-    return own + exact_bytes(num_bytes)
+        unit = "byte" if num_bytes == 1 else "bytes"
+        raise ValueError(f"{text} is {num_bytes} {unit}: write {prefix}{num_bytes}MiB (least: 1KiB)")
+    return Fusion(by="dlbench" if prefix else "library", rule="size", bytes=num_bytes)
 
 
-def fusion_bytes(fusion: str) -> int | None:
-    """Bytes of a size such as 64MiB or own:64MiB; None for what is not by size."""
-    try:
-        return parse_bytes(fusion.removeprefix("own:"))
-    except ValueError:
-        return None
+FusionSetting = Annotated[
+    Fusion, PlainValidator(read_fusion), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
+]
 
 
 class SyncSpec(Spec):
     """How gradients are exchanged, beyond the settings of the engine; the defaults leave all to the engine."""
+
+    acting = (
+        ActsIf(
+            "fusion", "engine.autotunes", False, why="engine.horovod.autotune searches fusion and cycle time itself"
+        ),
+        ActsIf("fusion wire", "sync.exchanges_gradients", why=UNEXCHANGED),
+        ActsIf("average_from average_momentum", "sync.averages", why="only sync.average_every reads it"),
+        ActsIf("average_momentum", "recipe.optimizer.slots", why="sgd without momentum has no state to average"),
+        ActsIf("topk_density", "sync.wire", "topk", why="only sync.wire topk reads it"),
+        ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
+        ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
+        ActsIf(
+            "group_size",
+            "sync.exchange",
+            *GROUPED,
+            why="only sync.exchange hierarchical, leader and hybrid have groups",
+        ),
+        ActsIf(
+            "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
+        ),
+    )
 
     exchange: Exchange = Field(
         "flat",
@@ -67,8 +122,8 @@ class SyncSpec(Spec):
         "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
         "drift apart, only to see what the exchange costs.",
     )
-    fusion: Annotated[str, BeforeValidator(read_fusion)] = Field(
-        "auto",
+    fusion: FusionSetting = Field(
+        AUTO,
         description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
         "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
         "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
@@ -115,6 +170,15 @@ class SyncSpec(Spec):
         return values
 
     @property
+    def averages(self) -> bool:
+        return self.average_every is not None
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether messages are arranged or sent by what they cost on the network."""
+        return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
+
+    @property
     def exchanges_gradients(self) -> bool:
         """Whether ranks ever exchange gradients, and not parameters alone, or nothing."""
         is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
@@ -124,18 +188,18 @@ class SyncSpec(Spec):
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return self.average_every is None and (
-            self.exchange in GROUPED or self.fusion.startswith("own:") or self.wire == "topk"
+            self.exchange in GROUPED or self.fusion.by == "dlbench" or self.wire == "topk"
         )
 
     @property
-    def fusion_in_force(self) -> str:
+    def fusion_in_force(self) -> Fusion:
         """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
-        return OWN_FUSION if self.is_own and self.fusion == "auto" else self.fusion
+        return OWN_AUTO if self.is_own and self.fusion == AUTO else self.fusion
 
     @property
-    def library_fusion(self) -> str:
+    def library_fusion(self) -> Fusion:
         """What the engine's library is asked to fuse by."""
-        return "auto" if self.is_own else self.fusion
+        return AUTO if self.is_own else self.fusion
 
     @property
     def library_wire(self) -> str:
@@ -145,10 +209,7 @@ class SyncSpec(Spec):
     @property
     def own_words(self) -> str:
         """How dlbench itself groups gradients, e.g. `own buckets of 64 MiB`; empty where the library does."""
-        if not self.is_own:
-            return ""
-        fusion = self.fusion_in_force
-        return _OWN_WORDS.get(fusion) or f"own buckets of {format_bytes(fusion_bytes(fusion) or 0)}"
+        return self.fusion_in_force.words if self.is_own else ""
 
 
 def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> str | None:
@@ -181,7 +242,7 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
                 f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:... and sync.wire "
                 "topk"
             )
-    if sync.is_own and not sync.fusion_in_force.startswith("own:"):
+    if sync.is_own and sync.fusion_in_force.by == "library":
         return (
             f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "
             f"own:{sync.fusion}"

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import (
+    ActsIf,
     Bytes,
     Count,
     CountOrZero,
@@ -21,7 +22,7 @@ from dlbench.specs.base import (
     Spec,
 )
 from dlbench.specs.container import ContainerSpec
-from dlbench.specs.launch import LaunchSpec, SlurmSpec
+from dlbench.specs.launch import BY_SRUN, LaunchSpec, SlurmSpec
 
 Tier = Literal["shared", "local", "memory"]
 """Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
@@ -146,6 +147,13 @@ class NetworkSpec(Spec):
 class SystemSpec(Spec):
     """One system YAML, validated."""
 
+    acting = (
+        ActsIf("slurm", "system.scheduler", "slurm", why="only scheduler slurm reads it"),
+        ActsIf("storage", "uses_storage", why="data.staging is none, and nothing is swapped to a file there"),
+        ActsIf("device network", "system.modelled", why="only dlbench project reads it, and from the system's file"),
+        ActsIf("modules_init modules_reset", "system.modules", why="no modules are loaded"),
+    )
+
     name: Name = Field(description="Name of the system, as in its file name.")
     title: str = Field(description="The system, in words.")
     scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine; slurm: sbatch.")
@@ -174,6 +182,11 @@ class SystemSpec(Spec):
         (), description="Shell lines after the modules, before the ranks, as they are; as a list, or as text: one line."
     )
     python: str | None = Field(None, description="Python of the compute nodes; none: the one that submits.")
+
+    @property
+    def binds_gpus(self) -> bool:
+        """Whether srun gives GPUs to ranks."""
+        return self.slurm.asks_for_gpus and self.launch.launcher in BY_SRUN
 
     @field_validator("setup", "modules_init", mode="before")
     @classmethod

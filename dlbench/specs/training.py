@@ -15,7 +15,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
+from dlbench.specs.base import ActsIf, Count, CountOrZero, Flag, Fraction, NonNegative, Positive, Precision, Spec
 from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 
 Where = Literal["row", "below", "between", "beyond"]
@@ -27,6 +27,15 @@ WARMUP_S, MEASURED_S = 20.0, 60.0
 seconds, and power is read once a second."""
 
 TABLE = "train.optimizer.learning_rate_table"
+
+_BY_ROW = (
+    "the row of train.optimizer.learning_rate_table for this global batch replaces it; set "
+    "train.optimizer.learning_rate_scaling to none, linear or sqrt"
+)
+_OPTIMIZER = "workload.train.optimizer.name"
+_SCALING = "workload.train.optimizer.learning_rate_scaling"
+_DECAY = "workload.train.schedule.decay"
+_PRECISION = "workload.train.precision"
 
 
 class RatePoint(Spec):
@@ -98,6 +107,18 @@ def table_problem(table: Sequence[RatePoint], reference_batch: int | None) -> st
 class OptimizerSpec(Spec):
     """The optimizer. Formulas are in `dlbench.node.models.optimizers`."""
 
+    acting = (
+        ActsIf("reference_batch", _SCALING, "linear", "sqrt", "table", why="only learning_rate_scaling reads it"),
+        ActsIf("learning_rate_table", _SCALING, "table", why="only learning_rate_scaling table reads it"),
+        ActsIf("momentum", "rate_row.momentum", None, why=_BY_ROW),
+        ActsIf("betas", "rate_row.betas", None, why=_BY_ROW),
+        ActsIf("weight_decay", "rate_row.weight_decay", None, why=_BY_ROW),
+        ActsIf("momentum", _OPTIMIZER, "sgd", "lars", why="only sgd and lars read it"),
+        ActsIf("betas", _OPTIMIZER, "adamw", "lamb", why="only adamw and lamb read it"),
+        ActsIf("epsilon", _OPTIMIZER, "adamw", "lars", "lamb", why="only adamw and lars and lamb read it"),
+        ActsIf("trust_coefficient", _OPTIMIZER, "lars", why="only lars read it"),
+    )
+
     name: Literal["sgd", "adamw", "lars", "lamb"] = Field(description="Update rule.")
     implementation: Literal["foreach", "fused"] = Field(
         "foreach",
@@ -168,6 +189,23 @@ class OptimizerSpec(Spec):
 class ScheduleSpec(Spec):
     """Learning rate over training: linear warm-up, then a decay; in steps or in epochs."""
 
+    acting = (
+        ActsIf("warmup_steps warmup_epochs", "rate_row.warmup_steps", None, why=_BY_ROW),
+        ActsIf("warmup_steps warmup_epochs", "rate_row.warmup_epochs", None, why=_BY_ROW),
+        ActsIf("total_steps total_epochs", "rate_row.total_steps", None, why=_BY_ROW),
+        ActsIf("total_steps total_epochs", "rate_row.total_epochs", None, why=_BY_ROW),
+        ActsIf("warmup_from", "recipe.schedule.warms_up", why="only a warm-up reads it"),
+        ActsIf("epoch_samples", "counts_epochs", why="nothing in this plan counts in epochs"),
+        ActsIf("power", _DECAY, "polynomial", why="only decay polynomial reads it"),
+        ActsIf(
+            "end_learning_rate decay_from total_steps total_epochs",
+            _DECAY,
+            *DECAYS_TO_AN_END,
+            why=f"only decay {' and '.join(DECAYS_TO_AN_END)} reads it",
+        ),
+        ActsIf("step_boundaries step_factors epoch_boundaries", _DECAY, "step", why="only decay step reads it"),
+    )
+
     warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
     warmup_epochs: Positive | None = Field(None, description="The same in epochs, instead of warmup_steps.")
     warmup_from: Literal["zero", "unscaled"] = Field(
@@ -196,6 +234,10 @@ class ScheduleSpec(Spec):
         return self.epoch_boundaries or self.step_boundaries
 
     @property
+    def warms_up(self) -> bool:
+        return bool(self.warmup_steps or self.warmup_epochs)
+
+    @property
     def counts_epochs(self) -> bool:
         return self.warmup_epochs is not None or self.total_epochs is not None or bool(self.epoch_boundaries)
 
@@ -220,6 +262,12 @@ class ScheduleSpec(Spec):
 
 class TrainSpec(Spec):
     """How it is trained."""
+
+    acting = (
+        ActsIf("allow_emulation", _PRECISION, "bf16", "fp16", why="only precisions bf16 and fp16 read it"),
+        ActsIf("cudnn_benchmark", "workload.model.has_convolutions", why="the network has no convolutions"),
+        ActsIf("initial_loss_scale loss_scale_growth_steps", _PRECISION, "fp16", why="only precision fp16 scales"),
+    )
 
     batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
     global_batch: Count | None = Field(
@@ -324,6 +372,10 @@ class TrainSpec(Spec):
         return self.recompute == "none" and self.swap == "none"
 
     @property
+    def swaps(self) -> bool:
+        return self.swap != "none"
+
+    @property
     def is_one_program(self) -> bool:
         """Whether layers are compiled or captured, so that nothing can look between them."""
         return self.compile != "none" or self.cuda_graphs != "none"
@@ -408,6 +460,18 @@ class QualitySpec(Spec):
 
 class MeasureSpec(Spec):
     """What is measured."""
+
+    acting = (
+        ActsIf(
+            "measured_steps measured_s warmup_steps warmup_s",
+            "measure.until",
+            "steps",
+            why="measure.until quality ends by its target",
+        ),
+        ActsIf(
+            "noise_scale", "workload.model.computes", why="gradients of a paced network are made up, and have no noise"
+        ),
+    )
 
     until: Literal["steps", "quality"] = Field(
         "steps",

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from dlbench.specs.base import Bytes, Flag, NonNegative, RankNumber, Ranks, Spec
+from dlbench.specs.base import ActsIf, Bytes, Flag, NonNegative, RankNumber, Ranks, Spec
 
 WINDOW_STEPS = 3  # Warm-up steps whose layers are watched, unless the plan says otherwise.
 MAX_WINDOW_STEPS = 64  # Largest window: what it sees is held in memory until the warm-up is over.
@@ -23,6 +23,17 @@ less than 50 MB behind."""
 
 class WatchSpec(Spec):
     """Monitoring and profiling besides the phases of every step, which every run records."""
+
+    acting = (
+        ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else has a period"),
+        ActsIf(
+            "window_ranks profiler", "watch.window_steps", why="watch.window_steps is 0: no step is watched closely"
+        ),
+        ActsIf(
+            "window_steps", "has_room_for_window", why="the window lies in the warm-up, and measure.warmup_steps is 0"
+        ),
+        ActsIf("max_bytes", "watch.is_on", why="nothing is watched: watch.sampler is off and watch.window_steps is 0"),
+    )
 
     sampler: Flag = Field(
         True, description="One sampler per node, a process of its own, reads NVML, host counters and clocks."

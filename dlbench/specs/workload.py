@@ -22,7 +22,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dlbench.specs.base import Bytes, Count, CountOrZero, Flag, Form, Fraction, Name, NonNegative, Positive, Spec
+from dlbench.specs.base import (
+    ActsIf,
+    Bytes,
+    Count,
+    CountOrZero,
+    Flag,
+    Form,
+    Fraction,
+    Name,
+    NonNegative,
+    Positive,
+    Spec,
+)
 from dlbench.specs.files import search_path
 from dlbench.specs.layers import FLOPS_PER_MAC, TRAINING_PASSES, Layer, Layers
 from dlbench.specs.system import StagingTier
@@ -35,6 +47,8 @@ Shape = tuple[int, ...]
 
 BROKEN: dict[Path, str] = {}  # Workload files whose module cannot be loaded, and why.
 SITE = "dlbench_workloads"  # The package that modules of the folders in DLBENCH_PATH belong to.
+
+_READ = "workload.data.is_synthetic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +192,7 @@ class ResNetModel(Model):
 class BertModel(Model):
     """BERT with both pre-training heads (masked LM, next sentence)."""
 
+    acting = (ActsIf("attention", "has_padding", why="synthetic text has no padding"),)
     network = "dlbench.node.models.bert"
     sample_unit = "sequences"
     formats = ("text",)
@@ -407,6 +422,36 @@ class PacedModel(Model):
 
 
 class _Data(Spec):
+    acting = (
+        ActsIf(
+            "loader_workers prefetch_batches staging staging_tier staging_streams keep_staged shuffle partition cache",
+            _READ,
+            False,
+            why="synthetic data has no reader",
+        ),
+        ActsIf(
+            "prefetch_batches",
+            "workload.data.loader_workers",
+            why="data.loader_workers is 0: the training process reads each batch when it is asked for",
+        ),
+        ActsIf("decode", "decodes_images", why="only images that are read are decoded"),
+        ActsIf(
+            "staging_tier staging_streams keep_staged",
+            "workload.data.staging",
+            "replicate",
+            "shard",
+            "lazy",
+            why="data.staging is none",
+        ),
+        ActsIf(
+            "partition", "workload.data.holds_samples", why="under data.shuffle global no rank holds samples of its own"
+        ),
+        ActsIf("on_bad_sample", _READ, False, why="synthetic data has no reader"),
+        ActsIf("vocabulary", _READ, False, why="synthetic data has no text"),
+        ActsIf("synthetic_on", _READ, True, why="data is read from files"),
+        ActsIf("validation", "measure.until", "quality", why="only measure.until quality evaluates"),
+    )
+
     kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
 
     source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
@@ -466,6 +511,11 @@ class _Data(Spec):
     @property
     def is_synthetic(self) -> bool:
         return self.source == "synthetic"
+
+    @property
+    def holds_samples(self) -> bool:
+        """Whether each rank has samples of its own."""
+        return self.shuffle != "global"
 
     @property
     def exchanged_share(self) -> float:

@@ -30,6 +30,12 @@ _PARTS: dict[PartName, str] = {
     "unknown": "Not measured: Slurm reports the job as a whole only",
 }
 
+_RECORDED: dict[PartName, str] = {
+    "start": "in their start",
+    "measured": "in measured steps",
+    "rest": "in warm-up, evaluation and end",
+}
+
 
 def _hours(value: float) -> str:
     return f"{value:,.3g}"
@@ -88,7 +94,7 @@ class PointCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class CostPart:
     """Where node-hours went."""
 
     name: PartName = field(metadata=column("Node-hours went into", "part", text=lambda name: _PARTS[name]))
@@ -104,7 +110,7 @@ class CampaignCost:
     results: int
     asked_node_hours: float | None  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
     node_hours: float  # Nodes times elapsed time.
-    parts: tuple[Part, ...]
+    parts: tuple[CostPart, ...]
     median_wait_s: float | None
     longest_wait_s: float | None
     energy_j: float | None
@@ -112,7 +118,7 @@ class CampaignCost:
     points: tuple[PointCost, ...]
     runs: tuple[RunCost, ...]
     partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
-    recorded: tuple[Part, ...]
+    recorded: tuple[CostPart, ...]
     """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
     why_not_apart: str  # Why Slurm does not separate some runs from the rest of their job; else empty.
 
@@ -161,7 +167,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
         results=sum(run.state == "valid" for run, _ in accounted.values()),
         asked_node_hours=asked / 3600 if asked is not None and not partial else None,
         node_hours=sum(parts.values()) / 3600,
-        parts=tuple(Part(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
+        parts=tuple(CostPart(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
         median_wait_s=median(waits) if waits else None,
         longest_wait_s=max(waits, default=None),
         energy_j=_sum_of_all(energies),
@@ -176,7 +182,7 @@ def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
     )
 
 
-def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
+def recorded_parts(runs: Iterable[Run]) -> tuple[CostPart, ...]:
     """What runs with figures say of their own time, whatever Slurm says; none where there is no such run."""
     hours: dict[PartName, float] = dict.fromkeys(("start", "measured", "rest"), 0.0)
     for run in runs:
@@ -188,10 +194,10 @@ def recorded_parts(runs: Iterable[Run]) -> tuple[Part, ...]:
         seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
         for name, value in zip(hours, seconds, strict=True):
             hours[name] += run.plan.layout.nodes * value / 3600
-    return tuple(Part(name=name, node_hours=value) for name, value in hours.items()) if any(hours.values()) else ()
+    return tuple(CostPart(name=name, node_hours=value) for name, value in hours.items()) if any(hours.values()) else ()
 
 
-def recorded_text(parts: Sequence[Part]) -> str:
+def recorded_text(parts: Sequence[CostPart]) -> str:
     """The same in a sentence."""
     whole = sum(part.node_hours for part in parts)
     shares = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
@@ -304,19 +310,13 @@ def cost_document(found: CampaignCost) -> Document:
     )
 
 
-_RECORDED: dict[PartName, str] = {
-    "start": "in their start",
-    "measured": "in measured steps",
-    "rest": "in warm-up, evaluation and end",
-}
-
-
 class CampaignCostView(ReportView):
     """Node-hours asked for, used and wasted."""
 
     id = "campaign-cost"
     title = "What this campaign cost"
     key = "campaign_cost"
+    after = "groups"
 
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)
@@ -337,8 +337,8 @@ def cost_section(found: CampaignCost) -> Section:
     if share is not None:
         some = " of what Slurm reports separately" if found.why_not_apart else ""
         steps = f", {percent(share, 0)}{some} in measured steps"
-    went_into = Column[Part]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
-    columns = (*columns_of(Part), went_into)
+    went_into = Column[CostPart]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
+    columns = (*columns_of(CostPart), went_into)
     parts = Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
     runs = Sheet(
         name="cost-runs",

@@ -11,7 +11,6 @@ from dlbench.analysis.attribution import about_means
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import machine_readings
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
 from dlbench.records.rows.steps import read_steps
@@ -27,6 +26,19 @@ from dlbench.views.view import GroupSource, GroupView, place_columns
 
 STAGING_KEYS = ("staging", "staging_tier", "staging_streams", "keep_staged")
 SHUFFLE_KEYS = ("shuffle", "partition")
+STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
+MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
+MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
+_FORMATS = {
+    "images": "JPEG images",
+    "jpeg-tree": "JPEG images",
+    "text": "text",
+    "density": "density volumes",
+    "hdf5-density": "density volumes",
+}
+INPUT_CAPTION = "Waits and copies: means over all runs. Longest wait: of the run whose throughput is in the middle."
+STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
+UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
 
 
 def with_real_data(groups: Sequence[scaling.Group]) -> list[scaling.Group]:
@@ -58,19 +70,6 @@ def epoch_times(point: Point, table: RunTable) -> dict[RunKey, float]:
             key = KnownKey.of(f"{run.plan.created} {place.id}", place.repeat, table.sessions[run_id])
             found[key] = samples / float(rates[run_id])
     return found
-
-
-STALL_SHARE = 0.1  # A step whose input wait is a larger share of it is a stall.
-MAX_RANKS = 16  # Ranks of a run whose single steps are looked at, evenly spread.
-MAX_POINTS = 100  # Points of a table whose single steps are looked at: those with most ranks.
-
-_FORMATS = {
-    "images": "JPEG images",
-    "jpeg-tree": "JPEG images",
-    "text": "text",
-    "density": "density volumes",
-    "hdf5-density": "density volumes",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,12 +105,11 @@ class DataPath:
 
 def data_path(group: scaling.Group, table: RunTable) -> DataPath:
     """Where samples come from and how long ranks wait for them, by rank count."""
-    readings = machine_readings(table)
-    looked_at = set(list(readings.middle)[:MAX_POINTS])
-    middle = {key: readings.middle[key] for point in group.points for key in [(group.id, point.ranks, point.nodes)]}
+    read_points = set(list(table.points)[:MAX_POINTS])
+    keys = [(group.id, point.ranks, point.nodes) for point in group.points]
     points = tuple(
-        _point(point, table, run, is_looked_at=key in looked_at)
-        for point, (key, run) in zip(group.points, middle.items(), strict=True)
+        _point(point, table, table.points[key][0], is_looked_at=key in read_points)
+        for point, key in zip(group.points, keys, strict=True)
     )
     data = group.sample.plan.workload.data
     return DataPath(
@@ -172,11 +170,6 @@ def _verdict(points: tuple[DataPoint, ...], *, is_synthetic: bool) -> str:
     return f"{text}; {percent(stalled)} of the steps stall" if stalled > 0 else text
 
 
-INPUT_CAPTION = "Waits and copies: means over all runs. Longest wait: of the run whose throughput is in the middle."
-STALLS_CAPTION = "A step stalls if more than 10 % of it is input wait; counted in the median run, on at most 16 ranks."
-UTILISATION_CAPTION = "Accelerator utilisation as in MLPerf Storage: time not spent waiting for input (90 % asked for)."
-
-
 def _input_sheet(points: Sequence[DataPoint], *, on_gpu: bool) -> Sheet[DataPoint]:
     """Without a GPU there is no copy worth a column and no accelerator."""
 
@@ -210,6 +203,7 @@ class DataPathView(GroupView):
     id = "data-path"
     title = "Data path"
     key = "data_path"
+    after = "exchange"
 
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)

@@ -34,7 +34,7 @@ def views_of() -> Views:
 def diagnosis(scan: Scan) -> tuple[Report, Document]:
     """Returns the diagnosis as plain data, and ready for every format."""
     views = views_of()
-    report = assemble(scan, views=views, with_digests=False)
+    report = assemble(scan, views=views, with_digests=False, samples="all")
     # Samples of all runs are read here alone.
     energies = (group.of(DetailedEnergy) for group in report.groups)
     damaged = [line for energy in energies if energy is not None for line in energy.damaged]

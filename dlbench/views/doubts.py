@@ -17,8 +17,8 @@ from dlbench.records.scan import Run
 from dlbench.report.wording import percent, ranks_text, repeat_text, units_text
 from dlbench.stats.estimates import MIN_RUNS, between_and_within
 from dlbench.units import format_seconds, seconds_between
+from dlbench.views.placement import convolution_doubts, place_doubts
 from dlbench.views.quality.numbers import fit, group_quality, is_resumed, meets_target, until_target
-from dlbench.views.systems import convolution_doubts, place_doubts
 from dlbench.views.utilisation import utilisation
 
 NOISY_CV = 0.25  # A run whose steps scatter more than this has a median, but hardly a typical step.

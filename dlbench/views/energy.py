@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +11,13 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import KINDS, Kind, RunEnergy
 from dlbench.analysis.telemetry.node_samples import STAGES
-from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
-from dlbench.errors import IncompleteDataError
+from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.report.charts.chart import Chart, Rows, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import HEIGHT, NARROW
 from dlbench.report.document import Section
-from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of, times_cell
+from dlbench.report.formats.json import HIDDEN
+from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
@@ -26,14 +25,23 @@ from dlbench.views.model import Group
 from dlbench.views.telemetry import not_sampled
 from dlbench.views.view import GroupSource, GroupView, place_of
 
+KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
+MAX_DOUBTS = 6  # Warnings that a report prints; the diagnosis prints all of them.
+
+
+def _sources_text(counts: tuple[int, ...]) -> str | None:
+    return " or ".join(map(str, counts)) or None
+
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """GPUs, or processors, at one rank count, over the runs whose samples hold them.
+    """GPUs, or processors, at one rank count, over the runs whose samples hold them: a row of the table of energy.
 
     Energy per sample is a geometric mean, of which the efficiency is a ratio; the others are medians.
     """
 
+    ranks: int = field(metadata={HIDDEN: False})
+    nodes: int = field(metadata={HIDDEN: False})
     kind: Kind
     energy_per_sample: Estimate | None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
@@ -43,14 +51,15 @@ class KindEnergy:
     """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
     mean_power: Estimate | None = field(metadata=column("Mean power, W", "mean_power_w"))
     """Of the measured window, all sources of all nodes together, watts."""
-    whole: Estimate  # Joules from the start of the processes to their end, of what was sampled.
+    whole: Estimate | None
+    """Joules from the start of the processes to their end, of what was sampled; None in a row that only says by
+    `methods` why the kind was not measured."""
     stages: tuple[tuple[str, Estimate], ...]
     """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
-    num_sources: tuple[int, ...] = field(  # GPUs or processor packages per run, each number once.
-        metadata=column("Sources", "sources", value=lambda counts: " or ".join(map(str, counts)))
-    )
-    methods: tuple[str, ...]  # How the energy is known, each way once.
-    sampled_share: float = field(metadata=column("Sampled", unit="fraction", is_brief=True))
+    num_sources: tuple[int, ...] = field(metadata=column("Sources", "sources", value=_sources_text))
+    """GPUs or processor packages per run, each number once."""
+    methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # How it is known, each way once.
+    sampled_share: float | None = field(metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
 
 
@@ -83,144 +92,156 @@ class DetailedEnergy(Energy):
 
 
 def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
-    """Energy over all runs; rank counts without a figure are there, too, with the reason."""
-    points, energies, damaged = _energy(group, table, machine_readings(table, None))
+    """Returns energy over all runs; rank counts without a figure are there, too, with the reason."""
+    energies, damaged = _run_energies(group, table)
     return DetailedEnergy(
-        points=points,
+        points=_points(group, table, energies),
         notes=_notes(energies, damaged),
-        runs=tuple(energies),
-        damaged=tuple(damaged),
+        runs=tuple(energies.values()),
+        damaged=damaged,
     )
 
 
-def _energy(
-    group: scaling.Group, table: RunTable, readings: MachineReadings
-) -> tuple[tuple[EnergyPoint, ...], list[RunEnergy], list[str]]:
-    """Points, the runs behind them, and what is damaged."""
-    keys = table.keys
-    runs = {run.plan.run_id: run for run in group.runs}
+def _run_energies(group: scaling.Group, table: RunTable) -> tuple[dict[str, RunEnergy], tuple[str, ...]]:
+    """Returns the energy of the runs that were read whole, by run id in the order of points, and what is damaged."""
+    run_ids = [run_id for point in group.points for run_id in point.run_ids]
+    readings = [table.readings[run_id] for run_id in run_ids if run_id in table.readings]
+    energies = {reading.run_id: reading.energy for reading in readings if reading.energy is not None}
+    damaged = [reading.problem for reading in readings if reading.energy is None and reading.problem]
+    return energies, tuple(dict.fromkeys(damaged))
+
+
+def _points(group: scaling.Group, table: RunTable, energies: Mapping[str, RunEnergy]) -> tuple[EnergyPoint, ...]:
+    """Returns the rank counts of which runs were read."""
     points: list[EnergyPoint] = []
-    every: list[RunEnergy] = []
-    damaged: list[str] = []
     reference: Mapping[Kind, Mapping[RunKey, float]] = {}
     for point in group.points:
-        read = [runs[run_id] for run_id in point.run_ids if readings.has_energy(runs[run_id])]
-        energies: list[RunEnergy] = []
-        for run in read:
-            try:
-                energies.append(readings.energy_of(run))
-            except IncompleteDataError as error:
-                damaged.append(str(error))
-        if read:
-            by_key = {keys[one.run_id]: one for one in energies}
-            per_sample = {kind: {key: one.energy_per_sample_j(kind) for key, one in by_key.items()} for kind in KINDS}
-            own = {kind: {k: joules for k, joules in found.items() if joules} for kind, found in per_sample.items()}
-            if point is group.baseline:
-                reference = own
-            # Of the kinds that have joules per sample on both sides.
-            known = [kind for kind in KINDS if own[kind] and reference.get(kind)]
-            efficiency = {kind: ratio_estimate(reference[kind], own[kind]) for kind in known}
-            if point is group.baseline:
-                efficiency = {kind: by_definition(1.0, len(own[kind])) for kind in known}
-            points.append(_point(point, by_key, efficiency, num_unread=len(point.run_ids) - len(read)))
-        every += energies
-    return tuple(points), every, list(dict.fromkeys(damaged))
+        num_read = sum(_was_read(table.readings.get(run_id)) for run_id in point.run_ids)
+        if not num_read:
+            continue
+        by_key = {table.keys[run_id]: energies[run_id] for run_id in point.run_ids if run_id in energies}
+        per_sample = {kind: _per_sample(kind, by_key) for kind in KINDS}
+        if point is group.baseline:
+            reference = per_sample
+        kinds = [_kind(kind, point, by_key, per_sample[kind], reference.get(kind, {})) for kind in KINDS]
+        why = ((kind, energy.why[kind]) for kind in KINDS for energy in by_key.values() if kind in energy.why)
+        points.append(
+            EnergyPoint(
+                ranks=point.ranks,
+                nodes=point.nodes,
+                kinds=tuple(kind for kind in kinds if kind is not None),
+                why=tuple(dict.fromkeys(why)),
+                doubts=tuple(dict.fromkeys(text for energy in by_key.values() for text in energy.doubts)),
+                num_unread=len(point.run_ids) - num_read,
+            )
+        )
+    return tuple(points)
 
 
-def _notes(energies: Iterable[RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
-    notes = [text for energy in energies for text in energy.notes]
+def _was_read(reading: MachineReading | None) -> bool:
+    return reading is not None and not reading.left_out
+
+
+def _per_sample(kind: Kind, by_key: Mapping[RunKey, RunEnergy]) -> dict[RunKey, float]:
+    joules = {key: energy.energy_per_sample_j(kind) for key, energy in by_key.items()}
+    return {key: value for key, value in joules.items() if value}
+
+
+def _notes(energies: Mapping[str, RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
+    notes = [text for energy in energies.values() for text in energy.notes]
     return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
 
 
-def _point(
-    point: Point, by_key: Mapping[RunKey, RunEnergy], efficiency: Mapping[Kind, Estimate], *, num_unread: int
-) -> EnergyPoint:
-    energies = by_key.values()
-    kinds = (_kind(kind, {k: one for k, one in by_key.items() if one.of(kind)}, efficiency.get(kind)) for kind in KINDS)
-    why = ((kind, energy.why[kind]) for kind in KINDS for energy in energies if kind in energy.why)
-    return EnergyPoint(
-        ranks=point.ranks,
-        nodes=point.nodes,
-        kinds=tuple(kind for kind in kinds if kind is not None),
-        why=tuple(dict.fromkeys(why)),
-        doubts=tuple(dict.fromkeys(text for energy in energies for text in energy.doubts)),
-        num_unread=num_unread,
-    )
-
-
-def _kind(kind: Kind, by_key: Mapping[RunKey, RunEnergy], efficiency: Estimate | None) -> KindEnergy | None:
-    if not by_key:
+def _kind(
+    kind: Kind,
+    point: Point,
+    by_key: Mapping[RunKey, RunEnergy],
+    per_sample: Mapping[RunKey, float],
+    reference: Mapping[RunKey, float],
+) -> KindEnergy | None:
+    energies = {key: energy for key, energy in by_key.items() if energy.of(kind)}
+    if not energies:
         return None
 
-    def known(value: Callable[[RunEnergy], float | None]) -> dict[RunKey, float]:
-        return {key: found for key, energy in by_key.items() if (found := value(energy)) is not None}
+    def median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
+        known = {key: value for key, value in values.items() if value is not None}
+        return median_estimate(known, unit) if known else None
 
     def joules(*stages: str) -> Estimate | None:
-        found = known(lambda energy: stage.joules if (stage := energy.stage(kind, *stages)) else None)
-        return median_estimate(found, "J") if found else None
+        return median({key: energy.joules(kind, *stages) for key, energy in energies.items()}, "J")
 
-    energies = by_key.values()
-    by_sample = known(lambda energy: energy.energy_per_sample_j(kind))
-    each = typical_estimate(by_sample, "J") if by_sample else None
-    powers = known(lambda energy: stage.mean_power_w if (stage := energy.stage(kind, "measured")) else None)
-    measured = [energy.stage(kind, "measured") for energy in energies]
-    stages = ((stage, joules(stage)) for stage in STAGES)
-    whole = joules()
-    assert whole is not None
+    efficiency = None
+    if per_sample and reference is per_sample:
+        efficiency = by_definition(1.0, len(per_sample))
+    elif per_sample and reference:
+        efficiency = ratio_estimate(reference, per_sample)
+    by_stage = ((stage, joules(stage)) for stage in STAGES)
+    shares = [energy.sampled_share(kind, "measured") for energy in energies.values()]
     return KindEnergy(
+        ranks=point.ranks,
+        nodes=point.nodes,
         kind=kind,
-        energy_per_sample=each,
+        energy_per_sample=typical_estimate(per_sample, "J") if per_sample else None,
         efficiency=efficiency,
-        mean_power=median_estimate(powers, "W") if powers else None,
-        whole=whole,
-        stages=tuple((stage, joules) for stage, joules in stages if joules is not None),
-        num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies})),
-        methods=tuple(sorted({method for energy in energies for method in energy.methods(kind)})),
-        sampled_share=min(stage.sampled_share for stage in measured if stage is not None),
+        mean_power=median({key: energy.mean_power_w(kind, "measured") for key, energy in energies.items()}, "W"),
+        whole=joules(),
+        stages=tuple((stage, estimate) for stage, estimate in by_stage if estimate is not None),
+        num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies.values()})),
+        methods=tuple(sorted({method for energy in energies.values() for method in energy.methods(kind)})),
+        sampled_share=min(share for share in shares if share is not None),
     )
 
 
-NOT_MEASURED = "not measured"
+def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
+    """Returns the row that says why a kind was not measured."""
+    reasons = tuple(reason for name, reason in point.why if name == kind)
+    return KindEnergy(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        kind=kind,
+        energy_per_sample=None,
+        efficiency=None,
+        mean_power=None,
+        whole=None,
+        stages=(),
+        num_sources=(),
+        methods=reasons or ("no sample holds it",),
+        sampled_share=None,
+    )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """GPUs, or processors, at one rank count."""
-
-    point: EnergyPoint
-    kind: Kind
-    energy: KindEnergy | None  # None where it was not measured.
+def _joules_cell(row: KindEnergy) -> Estimate | str:
+    if row.whole is None:
+        return "not measured"
+    return row.energy_per_sample or "too little sampled"
 
 
-def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
+def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
     """Energy per sample; for people with a line for each kind that was not measured, and why."""
-    # A kind that no rank count measured is one line.
-    measured = {energy.kind for point in points for energy in point.kinds}
-    rows: list[_Row] = []
+    measured = {row.kind for point in points for row in point.kinds}
+    rows: list[KindEnergy] = []
     for point in points:
-        rows += [_Row(point, one.kind, one) for one in point.kinds]
-        left = [kind for kind in KINDS if kind not in {one.kind for one in point.kinds}]
-        rows += [_Row(point, kind, None) for kind in left if kind in measured or point is points[0]]
-    of_energy = functools.partial(columns_of, KindEnergy, of=lambda row: row.energy)
-    columns: tuple[Column[_Row], ...] = (
-        Column(
-            "",
-            "Energy of",
-            lambda row: f"{row.kind}, {place_of(row.point)}" if row.kind in measured else row.kind,
-            is_brief=True,
-        ),
-        *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "kind"),
+        rows += point.kinds
+        # A kind that no rank count measured is one line.
+        missing = [kind for kind in KINDS if kind not in {row.kind for row in point.kinds}]
+        rows += [_not_measured(kind, point) for kind in missing if kind in measured or point is points[0]]
+
+    def name(row: KindEnergy) -> str:
+        return f"{row.kind}, {place_of(row)}" if row.kind in measured else row.kind
+
+    columns = columns_of(
+        KindEnergy,
+        Column("", "Energy of", name, is_brief=True),
+        *("ranks", "nodes", "kind"),
         Column(
             "energy_per_sample_j",
             "J per sample",
-            lambda row: row.energy.energy_per_sample if row.energy else None,
-            lambda row: (row.energy.energy_per_sample or Cell("too little sampled")) if row.energy else NOT_MEASURED,
+            lambda row: row.energy_per_sample,
+            _joules_cell,
             has_interval=True,
             is_brief=True,
         ),
-        *of_energy("efficiency", "mean_power", "runs=whole.n", "num_sources"),
-        Column("methods", "Method", _method),
-        *of_energy("sampled_share"),
+        *("efficiency", "mean_power", "runs=whole.n", "num_sources", "methods", "sampled_share"),
     )
     return Sheet(
         name="energy",
@@ -228,41 +249,35 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Row]:
         columns=columns,
         rows=rows,
         caption="GPUs and processors are never added: processors are those of whole nodes.",
-        is_data=lambda row: row.energy is not None,
+        is_data=lambda row: row.whole is not None,
     )
 
 
-def _method(row: _Row) -> str:
-    """How the energy is known, or why it is not."""
-    if row.energy is not None:
-        return "; ".join(row.energy.methods)
-    return "; ".join(reason for kind, reason in row.point.why if kind == row.kind) or "no sample holds it"
-
-
 @dataclass(frozen=True)
-class _Stage:
+class StageRow:
     """One stage, or the whole, of one kind at one rank count."""
 
-    point: EnergyPoint
-    kind: Kind
+    energy: KindEnergy
     stage: str  # Empty for the whole run.
     joules: Estimate
 
 
-def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
+def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     """Joules by stage; for people a column for each stage, and the whole run as the last."""
-    kinds = [(point, kind) for point in points for kind in point.kinds]
-    stages = [_Stage(point, kind.kind, stage, joules) for point, kind in kinds for stage, joules in kind.stages]
+    kinds = [kind for point in points for kind in point.kinds]
+    rows = [StageRow(kind, stage, joules) for kind in kinds for stage, joules in kind.stages]
+    rows += [StageRow(kind, "", kind.whole) for kind in kinds if kind.whole is not None]
     return Sheet(
         name="energy-stages",
         title="Energy by stage",
         columns=columns_of(
-            _Stage, "ranks=point.ranks", "nodes=point.nodes", "kind", "stage", "joules", "runs=joules.n"
+            StageRow,
+            *("ranks=energy.ranks", "nodes=energy.nodes", "kind=energy.kind", "stage", "joules", "runs=joules.n"),
         ),
-        rows=[*stages, *(_Stage(point, kind.kind, "", kind.whole) for point, kind in kinds)],
+        rows=rows,
         pivot=Pivot(
             corner="Energy of",
-            down=lambda row: f"{row.kind}, {place_of(row.point)}",
+            down=lambda row: f"{row.energy.kind}, {place_of(row.energy)}",
             across=lambda row: f"{row.stage or 'whole run'}, J",
             cell=lambda row: row.joules,
         ),
@@ -270,14 +285,11 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[_Stage]:
     )
 
 
-KIND_COLOURS = {"GPUs": "#0072b2", "processors": "#e69f00"}
-
-
 def _charts(group: Group, found: Energy) -> Iterator[Chart]:
-    kinds = [(place_of(point), point.ranks, kind) for point in found.points for kind in point.kinds]
+    kinds = [kind for point in found.points for kind in point.kinds]
     rows: Rows = [
-        {"ranks": ranks, "place": place, "kind": kind.kind, **figure_row(kind.energy_per_sample)}
-        for place, ranks, kind in kinds
+        {"ranks": kind.ranks, "place": place_of(kind), "kind": kind.kind, **figure_row(kind.energy_per_sample)}
+        for kind in kinds
         if kind.energy_per_sample is not None
     ]
     if rows and len(found.points) > 1:
@@ -295,18 +307,17 @@ def _charts(group: Group, found: Energy) -> Iterator[Chart]:
         )
 
 
-MAX_DOUBTS = 6  # That a report prints; the diagnosis prints all of them.
-
-
 class EnergyView(GroupView):
     """What a sample costs."""
 
     id = "energy"
     title = "Energy"
     key = "energy"
+    after = "telemetry"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        points, energies, damaged = _energy(source.group, source.table, machine_readings(source.table))
+        energies, damaged = _run_energies(source.group, source.table)
+        points = _points(source.group, source.table, energies)
         has_figures = any(point.kinds for point in points)
         return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
 

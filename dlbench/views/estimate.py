@@ -25,7 +25,7 @@ def estimate(scan: Scan, asked: Asked) -> tuple[Report, Document]:
     Raises UserError: as `estimated`.
     """
     views = views_of(asked)
-    found = assemble(scan, views=views, with_digests=False)
+    found = assemble(scan, views=views, with_digests=False, samples="none")
     found = dataclasses.replace(found, format=FORMAT, title="dlbench estimate", methods=(), missing=())
     sections = (
         dataclasses.replace(

@@ -3,54 +3,34 @@
 Here messages are counted: the time in which at least one was under way, as rank 0 or the engine's timeline has it, in
 a window of steps. The exchange phase of the account (`dlbench.analysis.causes`) is another quantity: the time of all
 ranks between the end of the backward pass and the end of the exchange, with negotiation and copies, over all steps.
-
-The model puts gradients and the times at which they were ready (measured), and a line for the time of an exchange
-(measured or fitted), into the overlap model of `dlbench.perfmodels.overlap`: one exchange at a time, each as soon as
-its gradients are there and the one before is through. Of all ways to merge neighbouring gradients into messages the
-best one leaves the least after the backward pass. A line fitted to a run's own messages leaves out what they waited
-for stragglers. Other orders, several channels, and cores that messages take from computing are not in the model. Where
-a run did better than the model's best, the model is contradicted, and gives no bound.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from dlbench.analysis.measures import PARTS
 from dlbench.analysis.scaling import Group as Runs
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
-from dlbench.lazy import alt, np
-from dlbench.perfmodels import overlap
-from dlbench.perfmodels.lines import fit_line
-from dlbench.projection.exchange import last_end
+from dlbench.lazy import alt
 from dlbench.records.exchange import ExchangeResult, Message
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
 from dlbench.report.charts.style import INK, PART_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, Value, column, columns_of
-from dlbench.report.wording import basis_text, figure_text, ranks_text, runs_text, value_text
-from dlbench.specs.comm import LineCost
-from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known, ratio_estimate
-from dlbench.stats.pairing import RunKey, pairing
+from dlbench.report.wording import basis_text, figure_text, ranks_text, value_text
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.units import format_bytes, format_seconds
+from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
 from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
-
-MIN_SIZES = 3  # Different sizes of messages that a line needs: two always lie on one.
-MIN_RATIO = 4.0  # Largest over smallest of these sizes: with less, start-up and rate cannot be separated.
-
-ROUNDING = 1e-6  # Of seconds that a record holds.
-
-CONTRADICTED = "model contradicted by measurement"  # Where a run did better than the model's best, there is no bound.
 
 NOT_MEASURED = "not measured"
 
@@ -60,6 +40,29 @@ _COUNT: Mapping[str, Any] = {
     "text": lambda one: Cell(value_text(one), number=one.value) if one.low == one.high else one,
     "missing": NOT_MEASURED,
 }
+NO_BOUND = "no bound"
+MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
+TIMES_CAPTION = (
+    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
+    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
+    "waiting."
+)
+PASSES_CAPTION = (
+    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
+    "for: this rank computed nothing meanwhile."
+)
+LEAST_CAPTION = (
+    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
+    "Efficiency: if nothing else were lost."
+)
+MAX_EVIDENCE = 80  # Characters of what a point is known from.
+_ROW = 16
+_KINDS = {
+    "backward pass": PART_COLOURS["backward"],
+    "ready, waits": "#9aa0a6",
+    "under way": PART_COLOURS["exchange"],
+}
+SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,27 +75,6 @@ class Way:
     fusion: str
     wire: str
     groups: str  # In words: `2 groups of 4 ranks`.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """The least that the best merging would leave after the backward pass, by the overlap model; means over runs."""
-
-    line: str  # The cost line of the run that stands for the point, in words.
-    startup_s: float
-    per_byte_s: float
-    is_fitted: bool  # Whether the line was fitted to the run's own messages, instead of measured apart from them.
-    best_exposed: Estimate = field(metadata=column(name="least_after_backward_s"))
-    """The least message time after the backward pass of any merging, seconds per step; no more than measured."""
-    num_messages: Estimate = field(metadata=column(name="least_messages"))  # Messages of that merging.
-    as_ran: Estimate | None = field(metadata=column(name="modelled_after_backward_s"))
-    """The model's time for the messages as they ran, to compare with the measured one, seconds per step; None where
-    their readiness was not measured."""
-    compute_s: float  # Mean step of the baseline for the same samples per rank without exchange, seconds.
-    efficiency: Estimate = field(metadata=column(name="least_efficiency"))
-    """Scaling efficiency if nothing but that were lost (fraction): the baseline's step over the same with what is left;
-    from the measured one to 1."""
-    waiting: Estimate  # What rank 0 waited for stragglers, taken out of a fitted line, seconds per step.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +110,7 @@ class ExchangePoint:
     window: str  # Steps whose messages were timed, in words.
     efficiency: Estimate  # Measured, of the scaling point.
     least: Estimate | None  # The prediction's least after the backward pass; known where its efficiency is not, too.
-    prediction: Prediction | None
+    prediction: ExchangeBound | None
     why: str  # Why there is no prediction, in a phrase; empty where there is one.
     timeline: tuple[Message, ...]  # Messages of the run whose communication time is the median.
     timeline_run: str
@@ -136,7 +118,7 @@ class ExchangePoint:
     run_ids: tuple[str, ...]
 
 
-Recorded = Sequence[tuple[Run, ExchangeResult]]
+WayRow = tuple[ExchangePoint, Way]  # One way in which the exchange of a point ran.
 
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
@@ -156,7 +138,7 @@ def _point(point: Point, baseline: Point, recorded: Recorded, table: RunTable) -
     timed = [item for item in recorded if item[1].communication_s is not None and item[1].of_gradients]
     ordered = sorted(timed or recorded, key=lambda item: (item[1].communication_s or 0.0, item[0].plan.run_id))
     run, sample = ordered[(len(ordered) - 1) // 2]
-    prediction, why, least = _predict(point, baseline, recorded, table, sample)
+    prediction, why, least = exchange_bound(point, baseline, recorded, table, sample)
 
     by_key = {table.keys[run.plan.run_id]: result for run, result in recorded}
 
@@ -225,193 +207,27 @@ def _way(run: Run, result: ExchangeResult) -> Way:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _OneRun:
-    """The model's numbers for one run."""
-
-    line: LineCost
-    is_fitted: bool
-    best_s: float  # After the backward pass, by the best merging.
-    measured_s: float | None
-    num_messages: int
-    as_ran_s: float | None
-
-
-def _predict(
-    point: Point, baseline: Point, recorded: Recorded, table: RunTable, sample: ExchangeResult
-) -> tuple[Prediction | None, str, Estimate | None]:
-    found: dict[RunKey, _OneRun] = {}
-    ids = [run.plan.run_id for run, _ in recorded]
-    waited = {table.keys[run_id]: table.parts[run_id]["exchange_wait_first"] for run_id in ids}
-    for run, result in recorded:
-        key = table.keys[run.plan.run_id]
-        one = _one_run(point, result, waited[key])
-        if isinstance(one, str):
-            return None, one, None
-        found[key] = one
-    runs = list(found.values())
-    better = sum(one.measured_s is not None and one.measured_s < one.best_s * (1 - ROUNDING) for one in runs)
-    if better:
-        less = f"{better} of {runs_text(len(runs))} left less after the backward pass than its best"
-        return None, f"{CONTRADICTED}: {less}", None
-    typical = runs[next(i for i, (_, result) in enumerate(recorded) if result is sample)]
-    best = {key: one.best_s for key, one in found.items()}
-    least = mean_estimate(best, "s")
-    as_ran = {key: one.as_ran_s for key, one in found.items() if one.as_ran_s is not None}
-    efficiency, compute = _efficiency(point, baseline, best, table)
-    if efficiency.value < point.efficiency.value:
-        return None, f"{CONTRADICTED}: it allows {value_text(efficiency)} efficiency, less than was measured", None
-    if efficiency.value > 1:
-        return None, "no bound of efficiency: the baseline's own exchange takes longer than the model's least", least
-    if efficiency.low is not None and efficiency.high is not None:
-        # The interval ends at the measured efficiency and at 1, as the value does.
-        low = max(efficiency.low, point.efficiency.value)
-        efficiency = dataclasses.replace(efficiency, low=low, high=min(efficiency.high, 1.0))
-    line = typical.line
-    start = format_seconds(line.startup_s) if line.startup_s else "0 s"
-    prediction = Prediction(
-        line=f"{line.name}: {start} per message and {format_seconds(line.per_byte_s * 2**20)} per MiB",
-        startup_s=line.startup_s,
-        per_byte_s=line.per_byte_s,
-        is_fitted=typical.is_fitted,
-        best_exposed=least,
-        num_messages=median_estimate({key: float(one.num_messages) for key, one in found.items()}, "messages"),
-        as_ran=mean_estimate(as_ran, "s") if len(as_ran) == len(runs) else None,
-        compute_s=compute,
-        efficiency=efficiency,
-        waiting=mean_estimate(waited, "s"),
-    )
-    return prediction, "", least
-
-
-def _efficiency(point: Point, baseline: Point, left: Mapping[RunKey, float], table: RunTable) -> tuple[Estimate, float]:
-    """The model's efficiency, runs of the point against the baseline's in pairs where they are; and computing, seconds.
-
-    With several ranks as baseline their exchange is no computing; one rank has none.
-    """
-    work = point.batch_per_rank / baseline.batch_per_rank
-    parts = {table.keys[run_id]: table.parts[run_id] for run_id in baseline.run_ids}
-    ideal = {key: sum(own[name] for name in PARTS) * work for key, own in parts.items()}
-    compute = {key: sum(own[name] for name in PARTS if name != "exchange") * work for key, own in parts.items()}
-    mean = statistics.fmean(compute.values())
-    paired = set(pairing(ideal, left).keys)
-    steps = {key: (compute[key] if key in paired else mean) + seconds for key, seconds in left.items()}
-    return ratio_estimate(ideal, steps, "fraction"), mean
-
-
-def _one_run(point: Point, result: ExchangeResult, waiting_s: float) -> _OneRun | str:
-    """The model's numbers, or why there are none."""
-    if not result.gradients:
-        return "not measured: the runs do not record when each gradient was ready"
-    # Lines that the run measured or was given, for its rank count; they count bytes of gradients in any format.
-    lines = [line for line in result.costs if line.ranks == point.ranks]
-    fitted = None if lines else fitted_line(result.of_gradients, point.ranks, result.exchange, waiting_s=waiting_s)
-    candidates = [*lines, *([fitted] if fitted else [])]
-    if not candidates:
-        return (
-            f"not measured: no cost of an exchange was fitted or given, and messages of fewer than {MIN_SIZES} sizes "
-            f"(or within a factor of {MIN_RATIO:g}) fit no line"
-        )
-    order = sorted(result.gradients, key=lambda gradient: gradient.ready_s)
-    sizes = [gradient.num_bytes for gradient in order]
-    ready = [gradient.ready_s for gradient in order]
-    backward = result.backward_s or ready[-1]
-
-    def left(sizes: Sequence[float], ready: Sequence[float], line: LineCost) -> float:
-        return max(0.0, float(last_end(ready, [np.array(line.time(size)) for size in sizes])) - backward)
-
-    tried = []
-    for line in candidates:
-        groups = overlap.best_merge(sizes, ready, line)
-        tried.append((left(*overlap.merged(groups, sizes, ready), line), len(groups), line))
-    best, num_messages, line = min(tried, key=lambda item: item[:2])
-    # The model's time for the messages as they were.
-    known = [message.ready_s for message in result.of_gradients if message.ready_s is not None]
-    is_known = bool(known) and len(known) == len(result.of_gradients)
-    return _OneRun(
-        line=line,
-        is_fitted=not lines,
-        best_s=best,
-        measured_s=result.exposed_s,
-        num_messages=num_messages,
-        as_ran_s=left([message.num_bytes for message in result.of_gradients], known, line) if is_known else None,
-    )
-
-
-def fitted_line(messages: Sequence[Message], ranks: int, name: str, *, waiting_s: float = 0.0) -> LineCost | None:
-    """The line through the times of a run's own messages; None where they do not determine one.
-
-    `messages`: of a step, in the order of sending; `waiting_s`: what this rank waited for stragglers in a step. A
-    message that began as soon as it was ready holds it; one that had to wait for the message before it does not,
-    because that one waited already.
-    """
-    sizes, times_s = [], []
-    free = -math.inf
-    for one in messages:
-        if not one.exchange_s or not one.num_bytes:
-            continue
-        is_queued = one.ready_s is not None and one.ready_s < free
-        seconds = one.exchange_s if is_queued else one.exchange_s - waiting_s
-        if seconds > 0:
-            sizes.append(one.num_bytes)
-            times_s.append(seconds)
-        if one.start_s is not None:
-            free = one.start_s + one.exchange_s
-    if len(set(sizes)) < MIN_SIZES or max(sizes) / min(sizes) < MIN_RATIO:
-        return None
-    return fit_line(f"{name}, from its own messages", ranks, sizes, times_s)
-
-
-NO_BOUND = "no bound"
-
-MAX_MESSAGES = 60  # Messages that are listed and drawn, the last ones; those before are counted.
-
-TIMES_CAPTION = (
-    "Messages under way, by their own clock, and the backward pass: of the steps in the last column. The account is of "
-    "the measured steps, and counts after the backward pass the whole phase of all ranks, with negotiation, copies and "
-    "waiting."
-)
-PASSES_CAPTION = (
-    "Collectives of gradients, parameters and activations under way, which lie in forward and backward pass; waited "
-    "for: this rank computed nothing meanwhile."
-)
-LEAST_CAPTION = (
-    "A model: every gradient as early as it was ready, one message at a time, neighbours merged in the best way. "
-    "Efficiency: if nothing else were lost."
-)
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One way in which the exchange of a point ran."""
-
-    ranks: int
-    nodes: int
-    point: ExchangePoint
-    way: Way
-
-
-def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
+def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
     """For people a line for each way that runs of equal settings went; for programs all figures, a row for a point."""
     is_sparse = any(point.density or point.dense_switches for point in points)
     overflowed, has_others = (any(getattr(one, name) for one in points) for name in ("wire_overflows", "num_others"))
 
-    def both(name: str, title: str) -> Column[_Row]:
+    def both(name: str, title: str) -> Column[WayRow]:
         """Of each way; programs find all ways of the point."""
         return Column(
             name,
             title,
-            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row.point.ways)),
-            lambda row: str(getattr(row.way, name)),
+            lambda row: " | ".join(dict.fromkeys(getattr(way, name) for way in row[0].ways)),
+            lambda row: str(getattr(row[1], name)),
         )
 
-    of_point = functools.partial(columns_of, ExchangePoint, of=lambda row: row.point)
-    of_model = functools.partial(columns_of, Prediction, of=lambda row: row.point.prediction)
-    columns: tuple[Column[_Row], ...] = (
-        *place_columns(),
+    of_point = functools.partial(columns_of, ExchangePoint, of=itemgetter(0))
+    of_model = functools.partial(columns_of, ExchangeBound, of=lambda row: row[0].prediction)
+    columns: tuple[Column[WayRow], ...] = (
+        *of_point(*place_columns()),
         *(both("carrier", "Carried by"), both("by", "Grouped by"), both("exchange", "Exchange")),
         *(both("fusion", "Fusion"), both("wire", "Wire")),
-        Column("", "Groups", lambda row: row.way.groups),
+        Column("", "Groups", lambda row: row[1].groups),
         *of_point("num_messages", "num_others", titles={"other_messages": OTHERS * has_others}),
         *of_point("message_bytes", "bytes_inside", "bytes_across"),
         *of_point("communication", "exposed", "hidden", "backward", "hidden_share", "exposed_share"),
@@ -421,14 +237,14 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[_Row]:
         *of_point("dense_switches", titles={"dense_switches": "Sent dense" * is_sparse}),
         *of_model("startup_s", "per_byte_s"),
         *of_point("why_not_predicted=why"),
-        Column("runs", "", lambda row: len(row.point.run_ids)),
+        Column("runs", "", lambda row: len(row[0].run_ids)),
     )
     return Sheet(
         name="exchange",
         title="What ran",
         columns=columns,
-        rows=[_Row(point.ranks, point.nodes, point, way) for point in points for way in point.ways],
-        is_data=lambda row: row.way is row.point.ways[0],
+        rows=[(point, way) for point in points for way in point.ways],
+        is_data=lambda row: row[1] is row[0].ways[0],
         caption="What ran, not what was asked for. Bytes sent per rank follow from the algorithm that ran.",
     )
 
@@ -464,9 +280,6 @@ def times(points: tuple[ExchangePoint, ...], at: Column[ExchangePoint] | None = 
     )
 
 
-MAX_EVIDENCE = 80  # Characters of what a point is known from.
-
-
 def evidence_text(point: ExchangePoint) -> str:
     """What the times are known from, in a short sentence; the records of the runs hold all of it."""
     cut = (text.partition(";")[0].partition(": ")[0].partition(". ")[0] for text in point.evidence)
@@ -497,15 +310,6 @@ def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
         *(time(title, f"{name}_s") for title, name in (("Ready", "ready"), ("Began", "start"), ("Took", "exchange"))),
     )
     return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
-
-
-_ROW = 16
-_KINDS = {
-    "backward pass": PART_COLOURS["backward"],
-    "ready, waits": "#9aa0a6",
-    "under way": PART_COLOURS["exchange"],
-}
-SHARES = {"exposed": PART_COLOURS["exchange"], "hidden": "#f0b48a"}
 
 
 def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
@@ -577,6 +381,7 @@ class ExchangeView(GroupView):
     id = "exchange"
     title = "Gradient exchange"
     key = "exchange"
+    after = "ranks"
 
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
         return exchange_points(source.group, source.table)
@@ -595,7 +400,7 @@ class ExchangeView(GroupView):
         return Section(
             headline=headline,
             notes=tuple(why),
-            caption=f"{group.caption}. In brackets: the interval.",
+            caption="In brackets: the interval.",
             charts=lambda: exchange_charts(group, points),
             charts_per_row=1,
             sheets=(times(points), what_ran(points)),

@@ -55,7 +55,7 @@ class Work(Spec):
     model: dict[str, Any] = Field(description="Keys of the network; `family` names it.")
 
 
-class Reference(Spec):
+class PublishedFigure(Spec):
     """One published figure."""
 
     id: Name = Field(description="Unique in the file.")
@@ -75,11 +75,11 @@ class AnchorFile(Spec):
 
     format: Literal["dlbench.anchors"] = Field(description="Says what the file is.")
     version: Literal[1] = Field(description="Version of the format.")
-    anchors: tuple[Reference, ...] = Field(description="Published figures.")
+    anchors: tuple[PublishedFigure, ...] = Field(description="Published figures.")
 
 
 @functools.cache
-def published() -> tuple[Reference, ...]:
+def published() -> tuple[PublishedFigure, ...]:
     """All figures of the bundled file."""
     return AnchorFile.model_validate(read_yaml(bundled.folder("reports") / "anchors.yaml")).anchors
 
@@ -102,7 +102,7 @@ def differences(run: Run, work: Work) -> dict[str, tuple[str, str]]:
     return found
 
 
-def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
+def references(run: Run) -> list[tuple[PublishedFigure, dict[str, tuple[str, str]]]]:
     """The published figures of the run's kind of network, each with its `differences`. Any run of a group will do: the
     group shares what is compared.
     """
@@ -111,7 +111,7 @@ def references(run: Run) -> list[tuple[Reference, dict[str, tuple[str, str]]]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Anchor:
+class PublishedAnchor:
     """A published figure for the same kind of network."""
 
     title: str = field(metadata=column("Published"))
@@ -130,12 +130,12 @@ class Forecast:
     """A projection to more ranks, and published figures for the same work."""
 
     projection: Projection
-    anchors: tuple[Anchor, ...]
+    anchors: tuple[PublishedAnchor, ...]
     why_no_anchor: str
     measured: tuple[MeasuredPoint, ...] = field(metadata={HIDDEN: False})
 
     @property
-    def same_work(self) -> tuple[Anchor, ...]:
+    def same_work(self) -> tuple[PublishedAnchor, ...]:
         """Published figures that may stand next to the measured ones."""
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
@@ -160,6 +160,7 @@ class ForecastView(GroupView):
     id = "forecast"
     title = "Projection and published figures"
     key = "forecast"
+    after = "causes"
 
     def numbers(self, source: GroupSource) -> Forecast | None:
         """None for a group of one point, which scales against nothing."""
@@ -183,7 +184,7 @@ class ForecastView(GroupView):
             projection=project(found, [factor * group.points[-1].ranks for factor in FACTORS]),
             measured=measured_points(found),
             anchors=tuple(
-                Anchor(
+                PublishedAnchor(
                     **one.model_dump(exclude={"id", "work"}),
                     differences=tuple(f"{what} {theirs} there, {ours} here" for what, (theirs, ours) in other.items()),
                 )
@@ -213,7 +214,7 @@ class ForecastView(GroupView):
                 Sheet(
                     name="anchors",
                     title="Published references of the same work",
-                    columns=columns_of(Anchor),
+                    columns=columns_of(PublishedAnchor),
                     rows=found.same_work,
                     caption="Weak-scaling efficiency on other hardware.",
                 )

@@ -20,6 +20,7 @@ class HistoryView(ReportView):
     id = "history"
     title = "Over time"
     key = "history"
+    after = "systems"
 
     def numbers(self, source: ReportSource) -> TrendsReport | None:
         return source.history if isinstance(source.history, TrendsReport) else None

@@ -5,35 +5,19 @@ No view is known here by name: each puts its numbers under its own key into `vie
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal
 
 from dlbench.analysis.comparability import Condition
 from dlbench.analysis.doubts import Doubt
 from dlbench.analysis.environments import Difference
 from dlbench.analysis.scaling import Point
-from dlbench.records.scan import Run
-from dlbench.report.document import BaseReport, ListedRun, Missing
-from dlbench.report.formats.json import INLINE
-from dlbench.report.wording import clean
-
-N = TypeVar("N")
-
-
-class HasViews:
-    """What each view found out, by its key; None where it has nothing to say."""
-
-    views: Mapping[str, object]
-
-    def of(self, kind: type[N]) -> N | None:
-        """The numbers of one view, by their type; None where it has nothing to say."""
-        return next((found for found in self.views.values() if isinstance(found, kind)), None)
-
-    def all_of(self, kind: type[N]) -> tuple[N, ...]:
-        """The numbers of a view that are a tuple, by the type of its items; empty where it has nothing to say."""
-        tuples = (found for found in self.views.values() if isinstance(found, tuple))
-        return next((found for found in tuples if found and isinstance(found[0], kind)), ())
+from dlbench.report.document import BaseReport, ListedRun, Missing, without_figure
+from dlbench.report.formats.json import HIDDEN, INLINE
+from dlbench.report.table import column
+from dlbench.report.views import HasViews
+from dlbench.views.controls import Controls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +33,9 @@ class Group(HasViews):
     sample_unit: str
     conditions: tuple[Condition, ...]
     settings: tuple[tuple[str, str], ...]  # What `--set` and `--sweep` chose, key and value.
-    caption: str  # The conditions in one line: it stands under every chart and table.
-    parts_caption: str  # The same for charts and tables of parts, which are means.
+    conditions_line: str = field(metadata={HIDDEN: False})  # Of all its figures; stated once, in its section.
+    caption: str  # The conditions in one line with the notice: for tables that leave the page.
+    parts_caption: str  # The same for tables of parts, which are means.
     verdict: str
     baseline_note: str  # What must be known of the baseline, in a sentence; empty where nothing holds it back.
     is_sufficient: bool  # Whether every point has enough runs for a comparison.
@@ -85,7 +70,7 @@ class Group(HasViews):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRow(ListedRun):
+class TrainingRun(ListedRun):
     """One run of training."""
 
     workload: str
@@ -100,11 +85,12 @@ class RunRow(ListedRun):
     side: str  # Of a paired comparison, whose runs are control runs, too; empty: none.
     sample_unit: str
     steps: int | None
-    throughput: float | None
-    step_median_s: float | None
-    step_p95_s: float | None
-    step_cv: float | None
-    epoch_s: float | None  # An epoch of its data at its throughput, seconds; None for synthetic data.
+    throughput: float | None = field(metadata=column("Samples/s", "throughput_per_s", unit="ratio"))
+    step_median_s: float | None = field(metadata=column("Step, median", unit="s"))
+    step_p95_s: float | None = field(metadata=column("Step, p95", unit="s"))
+    step_cv: float | None = field(metadata=column("Scatter", unit="fraction"))
+    epoch_s: float | None = field(metadata=column("Epoch", unit="s"))
+    """An epoch of its data at its throughput, seconds; None for synthetic data."""
     goal: str  # `throughput`, or `target` and its value.
     reached: bool | None  # Whether it met its target; None for a run of speed, and for one that does not say.
     time_to_quality_s: float | None
@@ -131,87 +117,12 @@ class Report(BaseReport, HasViews):
     controls: tuple[Controls, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""
-    runs: tuple[RunRow, ...]
+    runs: tuple[TrainingRun, ...]
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
     missing: tuple[Missing, ...]  # What this report does not show, and what it would take; see also `Group.missing`.
 
     @property
-    def without_figures(self) -> tuple[RunRow, ...]:
-        """Runs that yield no figure."""
-        return tuple(run for run in self.runs if run.throughput is None)
-
-
-# Control runs: made to be compared with others of their series, and no results of their own. They stay in the data, and
-# in the views that compare them.
-
-_SHOWN_BY: Mapping[str, str] = {  # What compares runs of each variant with the plain ones.
-    "synthetic-input": "`dlbench diagnose RUNS` compares them (Decomposition)",
-    "no-exchange": "`dlbench diagnose RUNS` compares them (Decomposition)",
-    "cached-input": "the view `stalls` compares them",
-    "unwatched": "they measured the cost of monitoring, which the plain runs state",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Controls:
-    """The control runs of one series."""
-
-    series: str
-    workload: str
-    preset: str
-    kinds: tuple[str, ...]  # Variants, or `side a` and `side b`.
-    num_runs: int
-    beside: tuple[str, ...]
-    """Ids of the report's groups that they stand next to: of the same series, else of the same workload and preset."""
-    shown_by: str
-
-    @property
-    def text(self) -> str:
-        """One sentence."""
-        kinds = ", ".join(self.kinds)
-        runs = f"{self.num_runs} control run{'s' * (self.num_runs > 1)} of {self.workload}"
-        return f"{runs} ({kinds}), series {self.series}: {self.shown_by}."
-
-
-def is_control(run: Run) -> bool:
-    """Whether a run was made to be compared with others."""
-    return run.plan.series.variant != "plain" or bool(run.plan.series.side)
-
-
-def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """The control runs of each series and workload, in the order in which they first come. `results`: id and runs of
-    each group that the report shows.
-    """
-    found: dict[tuple[str, str, str], list[Run]] = {}
-    for run in filter(is_control, runs):
-        plan = run.plan
-        found.setdefault((plan.series.id, plan.workload.name, plan.workload.preset), []).append(run)
-    groups = list(results)
-    return tuple(_controls(members, groups) for members in found.values())
-
-
-def _controls(runs: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> Controls:
-    plan = runs[0].plan
-    subject = plan.workload.name, plan.workload.preset
-    like = [
-        (group_id, members)
-        for group_id, members in groups
-        if (members[0].plan.workload.name, members[0].plan.workload.preset) == subject
-    ]
-    same = [group_id for group_id, members in like if any(one.plan.series.id == plan.series.id for one in members)]
-    kinds = dict.fromkeys(
-        f"side {run.plan.series.side}" if run.plan.series.side else run.plan.series.variant for run in runs
-    )
-    series = clean(plan.series.id)
-    paired = f"`dlbench compare RUNS --paired --where series={series}` compares them"
-    return Controls(
-        series=series,
-        workload=clean(plan.workload.name),
-        preset=clean(plan.workload.preset),
-        kinds=tuple(sorted(kinds)),
-        num_runs=len({run.plan.run_id for run in runs}),
-        beside=tuple(same or [group_id for group_id, _ in like]),
-        shown_by=paired if plan.series.side else _SHOWN_BY[plan.series.variant],
-    )
+    def without_figures(self) -> tuple[TrainingRun, ...]:
+        return without_figure(self.runs)

@@ -151,6 +151,7 @@ class NoiseView(GroupView):
     id = "noise"
     title = "Gradient noise scale"
     key = "noise"
+    after = "energy"
 
     def numbers(self, source: GroupSource) -> tuple[NoisePoint, ...]:
         made = []

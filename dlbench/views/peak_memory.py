@@ -12,7 +12,7 @@ from dlbench.analysis import scaling
 from dlbench.analysis.scaling import Point
 from dlbench.analysis.side_by_side import trains_apart
 from dlbench.analysis.table import RunTable
-from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.record import HeldMemory, RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
@@ -126,7 +126,6 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     record = group.sample.record
     if record is None:
         return None
-    readings = machine_readings(table)
     runs = {run.plan.run_id: run for run in group.runs}
     on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
     kinds = tuple(found for point in group.points if (found := _held_point(point, runs)) is not None)
@@ -140,7 +139,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     return Memory(
         on_gpu=on_gpu,
         points=tuple(
-            _point(group.id, point, {table.keys[one]: runs[one] for one in point.run_ids}, readings, on_gpu=on_gpu)
+            _point(group.id, point, {table.keys[one]: runs[one] for one in point.run_ids}, table, on_gpu=on_gpu)
             for point in group.points
         ),
         kinds=kinds,
@@ -162,16 +161,14 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
     )
 
 
-def _point(
-    group_id: str, point: Point, runs: Mapping[RunKey, Run], readings: MachineReadings, *, on_gpu: bool
-) -> MemoryPoint:
+def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTable, *, on_gpu: bool) -> MemoryPoint:
     def estimate(of: Callable[[RankResult], int | None]) -> Estimate | None:
         peaks = {key: float(value) for key, run in runs.items() if (value := _most(_ranks(run), of))}
         return median_estimate(peaks, "bytes") if peaks else None
 
     peak = estimate(lambda rank: rank.peak_memory_bytes)
     assert peak is not None
-    reading = readings.by_run.get(readings.middle[group_id, point.ranks, point.nodes].plan.run_id)
+    reading = table.readings.get(table.points[group_id, point.ranks, point.nodes][0].plan.run_id)
     return MemoryPoint(
         ranks=point.ranks,
         nodes=point.nodes,
@@ -332,6 +329,7 @@ class MemoryView(GroupView):
     id = "memory"
     title = "Memory"
     key = "memory"
+    after = "shuffle-audit"
 
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)

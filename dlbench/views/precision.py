@@ -22,7 +22,6 @@ from dlbench.analysis.side_by_side import (
 )
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import Kind
-from dlbench.analysis.telemetry.readings import MachineReadings, machine_readings
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_cell
@@ -110,7 +109,6 @@ JUDGED: Mapping[Placed, str] = {
 
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
     """All sets of groups with two or more precisions, in the order of the groups."""
-    readings = machine_readings(table)
     # Two groups of one precision differ in its settings; they are no pair of precisions.
     alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
     found = compare(
@@ -119,17 +117,15 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
         kind=_precision,
         order=lambda group: (PRECISIONS.index(_precision(group)),),
     )
-    return tuple(_comparison(one, readings, table) for one in found)
+    return tuple(_comparison(one, table) for one in found)
 
 
-def _comparison(found: Comparison, readings: MachineReadings, table: RunTable) -> PrecisionComparison:
+def _comparison(found: Comparison, table: RunTable) -> PrecisionComparison:
     plan, reference = found.groups[0].sample.plan, _precision(found.groups[0])
     rows: list[PrecisionRow] = []
     for place, sides in found.places.items():
-        base = _Side(found.references[place], readings, table)
-        rows += [
-            _row(base if side is found.references[place] else _Side(side, readings, table), base) for side in sides
-        ]
+        base = _Side(found.references[place], table)
+        rows += [_row(base if side is found.references[place] else _Side(side, table), base) for side in sides]
     parts = [
         f"{row.precision} {JUDGED[placed(ratio, 1, 1)]} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
         for row in at_last_place(rows)
@@ -169,7 +165,7 @@ def _precision(group: Group) -> str:
 class _Side:
     """One precision at one rank count: its runs by block and repeat."""
 
-    def __init__(self, side: Side, readings: MachineReadings, table: RunTable) -> None:
+    def __init__(self, side: Side, table: RunTable) -> None:
         self.group, self.point = side.group, side.point
         keys = {f"train.{key}" for key in PRECISION_KEYS}
         runs = [table.runs[run_id] for run_id in side.point.run_ids]
@@ -182,7 +178,7 @@ class _Side:
         }
         self.energy_of: Kind | Literal[""] = ""
         self.energies: dict[RunKey, float] = {}
-        known = [(key, readings.by_run.get(run.plan.run_id)) for key, run in self.runs.items()]
+        known = [(key, table.readings.get(run.plan.run_id)) for key, run in self.runs.items()]
         for kind in ("GPUs", "processors"):
             joules = {key: one.energy.energy_per_sample_j(kind) for key, one in known if one and one.energy}
             if not self.energies:
@@ -278,6 +274,7 @@ class PrecisionView(ReportView):
     id = "precision"
     title = "Precision compared"
     key = "precisions"
+    after = "shuffling"
 
     def numbers(self, source: ReportSource) -> tuple[PrecisionComparison, ...]:
         return precisions(source.groups, source.table)

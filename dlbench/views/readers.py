@@ -30,15 +30,23 @@ MAX_EPOCHS = 50  # Epochs of a table.
 Temperature = Literal["cold", "warm", "mixed", "not known"]
 
 NOT_COUNTED = "not counted"
+READERS_CAPTION = "Fetching: getting the stored bytes of a sample (I/O); the rest is preparing (decode, augment)."
+STORAGE_CAPTION = (
+    " From storage: bytes fetched from devices or the network, read-ahead included, over bytes of samples read."
+)
+EPOCHS_CAPTION = (
+    f"Cold: at least {COLD_SHARE * 100:.0f} % of the data set was not in the page cache when the epoch began; warm: at "
+    f"most {WARM_SHARE * 100:.0f} %. Fetching and preparing: sums over all readers."
+)
 
 
 def _bytes_cell(value: float) -> Cell:
     return Cell(format_bytes(value), number=value)
 
 
-def _share_cell(share: float) -> Cell:
-    # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-    return Cell(percent(min(1.0, share)), number=share)
+def storage_cell(share: float, decimals: int = 1) -> Cell:
+    """Returns a share of bytes that came from storage; above 1 it holds read-ahead, and the programs' own files."""
+    return Cell(percent(min(1.0, share), decimals), number=share)
 
 
 def _several(values: Sequence[int]) -> str:
@@ -46,7 +54,7 @@ def _several(values: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochReads:
+class EpochReading:
     """One epoch at one rank count, means over the runs that read it."""
 
     ranks: int
@@ -94,12 +102,12 @@ class ReadingPoint:
     prefetch_batches: tuple[int, ...]
     fetch_share: Estimate | None = field(metadata=column("Fetching"))
     """Fetching over fetching and preparing (1); None where readers did neither."""
-    storage_share: float | None = field(metadata=column("From storage", text=_share_cell, missing=NOT_COUNTED))
+    storage_share: float | None = field(metadata=column("From storage", text=storage_cell, missing=NOT_COUNTED))
     """Bytes from storage over bytes of samples, all epochs; None: not counted."""
     cache: tuple[str, ...]  # What became of data.cache, each text once.
     cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
     cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
-        metadata=column("Data set cached at the start", text=_share_cell, missing="unknown")
+        metadata=column("Data set cached at the start", text=storage_cell, missing="unknown")
     )
 
     @property
@@ -108,15 +116,15 @@ class ReadingPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class GroupReading:
     """Reading of a group of runs."""
 
     asked_cache: str  # data.cache.
     points: tuple[ReadingPoint, ...]
-    epochs: tuple[EpochReads, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
+    epochs: tuple[EpochReading, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
 
 
-def reading(group: scaling.Group, table: RunTable) -> Reading | None:
+def reading(group: scaling.Group, table: RunTable) -> GroupReading | None:
     """What readers did at each rank count; None where no run says so."""
     found = []
     for point in group.points:
@@ -126,14 +134,14 @@ def reading(group: scaling.Group, table: RunTable) -> Reading | None:
             found.append((point, known))
     if not found:
         return None
-    epochs: list[EpochReads] = []
+    epochs: list[EpochReading] = []
     for point, known in found:
         by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
         for key, one in known.items():
             for epoch in one.epochs:
                 by_number.setdefault(epoch.epoch, {})[key] = epoch
         epochs += [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
-    return Reading(
+    return GroupReading(
         asked_cache=group.sample.plan.workload.data.cache,
         points=tuple(_point(point, known) for point, known in found),
         epochs=tuple(epochs),
@@ -180,7 +188,7 @@ def _point(point: Point, known: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
     )
 
 
-def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReads:
+def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReading:
     def mean(name: str) -> Estimate:
         return mean_estimate({key: getattr(one, name) for key, one in by_run.items()}, "s")
 
@@ -190,7 +198,7 @@ def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> Epo
     counted = [one.storage_bytes for one in reads if one.storage_bytes is not None]
     storage = fmean(counted) if len(counted) == len(reads) else None
     seconds = mean("seconds")
-    return EpochReads(
+    return EpochReading(
         ranks=point.ranks,
         nodes=point.nodes,
         epoch=number,
@@ -222,27 +230,18 @@ def _temperature(reads: Sequence[ReadEpoch]) -> Temperature:
     return "warm" if share <= WARM_SHARE else "mixed"
 
 
-READERS_CAPTION = "Fetching: getting the stored bytes of a sample (I/O); the rest is preparing (decode, augment)."
-STORAGE_CAPTION = (
-    " From storage: bytes fetched from devices or the network, read-ahead included, over bytes of samples read."
-)
-EPOCHS_CAPTION = (
-    f"Cold: at least {COLD_SHARE * 100:.0f} % of the data set was not in the page cache when the epoch began; warm: at "
-    f"most {WARM_SHARE * 100:.0f} %. Fetching and preparing: sums over all readers."
-)
-
-
 class ReadingView(GroupView):
     """What readers did."""
 
     id = "reading"
     title = "Reading"
     key = "reading"
+    after = "staging"
 
-    def numbers(self, source: GroupSource) -> Reading | None:
+    def numbers(self, source: GroupSource) -> GroupReading | None:
         return reading(source.group, source.table)
 
-    def shown(self, group: Group, found: Reading) -> Section:
+    def shown(self, group: Group, found: GroupReading) -> Section:
         sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
         last = found.points[-1]
         headline = "unknown what readers spent their time on"
@@ -252,7 +251,7 @@ class ReadingView(GroupView):
             if share >= 0.5:
                 headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
             if last.storage_share is not None:
-                headline += f"; {percent(min(1.0, last.storage_share))} of the bytes from storage"
+                headline += f"; {storage_cell(last.storage_share).text} of the bytes from storage"
         notes = []
         for point in found.points:
             if found.asked_cache != "any" and not point.cache_in_force:
@@ -267,7 +266,7 @@ class ReadingView(GroupView):
         )
 
 
-def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
+def _readers_sheet(found: GroupReading) -> Sheet[ReadingPoint]:
     points = found.points
     prefetch = Column[ReadingPoint](
         "prefetch_batches",
@@ -292,10 +291,10 @@ def _readers_sheet(found: Reading) -> Sheet[ReadingPoint]:
     )
 
 
-def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
+def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
     is_known = any(one.temperature in ("cold", "warm", "mixed") for one in epochs)
     tiers = ("shared_bytes", "local_bytes", "memory_bytes")
-    epoch = Column[EpochReads](
+    epoch = Column[EpochReading](
         "epoch",
         "Epoch",
         lambda one: one.epoch,
@@ -303,7 +302,7 @@ def _epochs_sheet(epochs: Sequence[EpochReads]) -> Sheet[EpochReads]:
     )
     empty = [name for name in tiers if not any(getattr(one, name) for one in epochs)]
     columns = columns_of(
-        EpochReads,
+        EpochReading,
         *(epoch, "is_whole", "temperature", *tiers, "storage_bytes", "cached_bytes", "fetch_s", "prepare_s", "wait_s"),
         *("seconds", "bytes_per_s", "samples", "runs=num_runs"),
         titles=dict.fromkeys(empty, "") | ({} if is_known else {"temperature": ""}),

@@ -1,20 +1,21 @@
-"""The views `runs`, `without-figures`, `differences` and `environment`: every run, and in what runs differ."""
+"""The views `runs` and `without-figures`: every run, with its figures or the reason why it has none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from dlbench.analysis.comparability import averaged_id, comparable_values, is_shaping
-from dlbench.analysis.environments import compare, order_of
-from dlbench.records.registry import KEYS
-from dlbench.records.scan import Run
-from dlbench.report.document import MAX_LISTED, Section, warnings_cell, without_figures
-from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns, text_sheet
-from dlbench.report.wording import runs_text
-from dlbench.views.model import Report, RunRow
-from dlbench.views.view import ReportSource, ReportView
+from dlbench.analysis.table import RunTable
+from dlbench.records.registry import data_source, goal, precision
+from dlbench.records.scan import Run, Scan
+from dlbench.report.document import Section, runs_sheet_of, without_figures
+from dlbench.report.table import Column, Sheet, columns_of, drop_empty_columns
+from dlbench.report.wording import clean, runs_text
+from dlbench.units import whole_seconds
+from dlbench.views import doubts
+from dlbench.views.data_path import epoch_samples
+from dlbench.views.model import Report, TrainingRun
+from dlbench.views.view import ReportView
 
 
 class RunsView(ReportView):
@@ -23,6 +24,10 @@ class RunsView(ReportView):
     id = "runs"
     title = "Runs"
     level = "appendix"
+    after = "history"
+
+    def always(self) -> tuple[Sheet[Any], ...]:
+        return (runs_sheet(()),)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         if not report.runs:
@@ -32,38 +37,85 @@ class RunsView(ReportView):
         return (Section(id=self.id, title=self.title, headline=headline, sheets=(runs_sheet(report.runs),)),)
 
 
-def runs_sheet(runs: tuple[RunRow, ...]) -> Sheet[RunRow]:
+def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
     """All runs, one line each."""
-    throughput = Column[RunRow]("throughput_per_s", "Samples/s", lambda run: run.throughput, unit="ratio")
-    median = Column[RunRow]("step_median_s", "Step, median", lambda run: run.step_median_s, unit="s")
-    p95 = Column[RunRow]("step_p95_s", "Step, p95", lambda run: run.step_p95_s, unit="s")
-    epoch = Column[RunRow]("epoch_s", "Epoch", lambda run: run.epoch_s, unit="s")
-    cv = Column[RunRow]("step_cv", "Scatter", lambda run: run.step_cv, unit="fraction")
-    warnings = Column[RunRow](
-        "warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)
-    )
     columns = columns_of(
-        RunRow,
+        TrainingRun,
         *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
-        *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", throughput, median, p95, cv),
-        *(epoch, "finished", "failure_reason", warnings),
-        Column[RunRow]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
+        *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", "throughput"),
+        *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
+        Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
         *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
         titles={
-            "run_id": "Run",
             "state": "State" if any(run.state != "valid" for run in runs) else "",
-            "ranks": "Ranks",
             "nodes": "Nodes" if any(run.nodes != 1 for run in runs) else "",
         },
     )
-    return Sheet(
-        name="runs",
-        title="All runs",
-        columns=drop_empty_columns(columns, runs),
-        rows=runs,
-        caption="Scatter: standard deviation of step times over their mean.",
-        is_sortable=True,
-        max_rows=MAX_LISTED,
+    caption = "Scatter: standard deviation of step times over their mean."
+    return runs_sheet_of(drop_empty_columns(columns, runs), runs, caption)
+
+
+def newest_end(runs: Iterable[Run]) -> str:
+    """Returns when the newest run finished, UTC; empty where none did."""
+    return whole_seconds(max((run.record.finished for run in runs if run.record), default=""))
+
+
+def notices_of(runs: Iterable[Run]) -> tuple[str, ...]:
+    """Returns what figures of some runs must not be mistaken for, each notice once."""
+    return tuple(sorted({clean(run.plan.workload.notice) for run in runs} - {""}))
+
+
+def run_rows(scan: Scan, table: RunTable) -> tuple[TrainingRun, ...]:
+    """Returns every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
+    without = {id(item.run): item for item in table.without}
+    rows = []
+    for run in scan.runs:
+        item = without.get(id(run))
+        if item is None:
+            rows.append(_training_run(run, "valid", "", table.figures[run.plan.run_id]))
+        else:
+            rows.append(_training_run(run, item.state, item.why, {}))
+    return tuple(rows)
+
+
+def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[str, Any]) -> TrainingRun:
+    """`figures`: the run's row of the table; empty where it yields none."""
+    plan = run.plan
+    result = run.record.quality if run.record else None
+    rate = figures.get("throughput")
+    samples = None if plan.workload.data.is_synthetic else epoch_samples(run)
+    return TrainingRun(
+        run_id=plan.run_id,
+        group=figures.get("group", ""),
+        state=state,
+        failure_reason=clean(failure_reason),
+        workload=plan.workload.name,
+        preset=plan.workload.preset,
+        engine=plan.engine.name,
+        precision=precision(run),
+        data=clean(data_source(run)),
+        batch_per_rank=plan.workload.train.batch_per_rank,
+        scaling=plan.series.scaling,
+        series=plan.series.id,
+        repeat=plan.series.repeat,
+        variant=plan.series.variant,
+        side=plan.series.side,
+        ranks=plan.layout.ranks,
+        nodes=plan.layout.nodes,
+        sample_unit=clean(plan.workload.sample_unit, 40),
+        steps=figures.get("steps"),
+        throughput=rate,
+        step_median_s=figures.get("step_median_s"),
+        step_p95_s=figures.get("step_p95_s"),
+        step_cv=figures.get("step_cv"),
+        epoch_s=samples / rate if samples and rate else None,
+        finished="" if run.record is None else clean(run.record.finished),
+        warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
+        goal=goal(run),
+        reached=result.reached if result else None,
+        time_to_quality_s=result.time_to_quality_s if result else None,
+        samples_to_quality=result.samples_to_quality if result else None,
+        epochs_to_quality=result.epochs_to_quality if result else None,
     )
 
 
@@ -73,290 +125,7 @@ class WithoutFiguresView(ReportView):
     id = "without-figures"
     title = "Excluded runs"
     level = "appendix"
+    after = "runs"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         return without_figures(report.without_figures, report.damaged)
-
-
-# Differences between runs
-
-Kind = Literal["registered", "setting", "tag", "environment"]
-
-NOT_SET = "not set"
-
-MAX_VALUES = 12  # Values of a key that are listed; the rest are counted.
-MAX_DIFFERENCES = 200
-
-_LEFT_OUT = frozenset({"run_id", "created", "format", "version", "overrides", "tags", "series", "layout"})
-"""Parts of a plan that name the run, its place in its series or its size, or that are compared elsewhere."""
-
-_APART = (  # Settings that keep runs apart, by themselves or through a registered key.
-    *("model.", "data.", "train.", "quality.", "measure.", "engine.", "sync.", "watch.", "fault."),
-    *("checkpoint.every_",),
-)
-
-_SHOWN = frozenset(  # Settings that a registered key shows.
-    {
-        *("workload.name", "workload.preset", "engine.name", "train.precision", "data.source", "train.batch_per_rank"),
-        *("train.gradient_accumulation", "model.memory_format", "system.launch.launcher", "system.name"),
-        "measure.phases",
-        *("data.staging", "data.staging_tier", "data.shuffle", "data.partition", "data.cache"),
-    }
-)
-
-_SIZES = frozenset({"ranks", "nodes"})  # Registered keys that a series varies on purpose.
-
-_SHARE = "batch_per_rank"  # The registered key that strong scaling varies with the rank count.
-
-
-@dataclass(frozen=True, kw_only=True)
-class DifferentValue:
-    """One value of a key."""
-
-    value: str
-    num_runs: int
-    groups: tuple[str, ...]  # Ids of the groups that have it in all or some of their runs.
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunDifference:
-    """A key with more than one value."""
-
-    kind: Kind
-    key: str
-    expected: bool  # Whether it differs by nature: host, job, rank count.
-    keeps_apart: bool  # Whether runs that differ here are not compared.
-    values: tuple[DifferentValue, ...]  # The most frequent first, at most `MAX_VALUES`.
-    num_values: int
-
-    @property
-    def is_within_a_group(self) -> bool:
-        """Whether runs that are compared with each other have different values."""
-        return _overlap([value.groups for value in self.values])
-
-
-Values = Sequence[tuple[str, Sequence[str]]]  # Each value of a key with the ids of its runs, the most frequent first.
-
-
-def run_differences(runs: Sequence[Run]) -> tuple[RunDifference, ...]:
-    """In what runs with a record differ, the most telling first.
-
-    Registered keys come first, then settings of the plan that no registered key shows, tags, the environment, and last
-    what differs by nature.
-    """
-    known = [run for run in runs if run.record is not None]
-    groups = {run.plan.run_id: averaged_id(run) for run in known}
-    tags = _several_values({run.plan.run_id: dict(run.plan.tags) for run in known})
-    found = [
-        *_registered(known, groups),
-        *_settings(known, groups),
-        *(_difference("tag", key, values, groups) for key, values in tags),
-        *(
-            _difference("environment", item.key, item.values, groups, expected=item.expected)
-            for item in sorted(compare(known).differences if known else (), key=lambda item: order_of(item.key))
-        ),
-    ]
-    order: dict[Kind, int] = {"registered": 0, "setting": 1, "tag": 2, "environment": 3}
-    # Sorting keeps the order of what is equal: that of the registry, of the plan, of the table above.
-    return tuple(sorted(found, key=lambda item: (item.expected, order[item.kind])))
-
-
-def _difference(
-    kind: Kind,
-    key: str,
-    values: Values,
-    groups: Mapping[str, str],
-    *,
-    expected: bool = False,
-    keeps_apart: bool = False,
-) -> RunDifference:
-    """`groups` holds the group of each run, by run id."""
-    of_values = [tuple(dict.fromkeys(groups[run_id] for run_id in run_ids)) for _, run_ids in values]
-    listed = zip(values[:MAX_VALUES], of_values, strict=False)
-    return RunDifference(
-        kind=kind,
-        key=key,
-        expected=expected,
-        # What differs within a group keeps no runs apart: its runs are compared across it.
-        keeps_apart=keeps_apart and not _overlap(of_values),
-        values=tuple(
-            DifferentValue(value=value, num_runs=len(run_ids), groups=own) for (value, run_ids), own in listed
-        ),
-        num_values=len(values),
-    )
-
-
-def _overlap(of_values: Sequence[tuple[str, ...]]) -> bool:
-    """Whether a group has more than one of the values."""
-    groups = [group for own in of_values for group in own]
-    return len(groups) > len(set(groups))
-
-
-def _registered(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
-    comparable = {name for run in runs for name in comparable_values(run)}
-    strong = {run.plan.run_id for run in runs if run.plan.series.scaling == "strong"}
-    # All registered keys, and the global batch where it has to agree.
-    of_runs = {run.plan.run_id: {key.name: key.value(run) for key in KEYS} | comparable_values(run) for run in runs}
-    shown = {run_id: {name: value or "none" for name, value in own.items()} for run_id, own in of_runs.items()}
-    for key, values in _several_values(shown):
-        expected, keeps_apart = key in _SIZES, key in comparable
-        if key == _SHARE and strong:
-            # Under strong scaling a rank's share of the global batch follows from the rank count.
-            chosen = [value for value, run_ids in values if not strong.issuperset(run_ids)]
-            expected, keeps_apart = len(chosen) < 2, len(chosen) > 1
-        yield _difference("registered", key, values, groups, expected=expected, keeps_apart=keeps_apart)
-
-
-def _settings(runs: Sequence[Run], groups: Mapping[str, str]) -> Iterator[RunDifference]:
-    of_runs = {}  # as `--set` names them
-    for run in runs:
-        content = run.plan.model_dump(mode="json", exclude=set(_LEFT_OUT))
-        workload = content.pop("workload")
-        nested = {key: workload.pop(key) for key in list(workload) if isinstance(workload[key], dict)}
-        of_runs[run.plan.run_id] = dict(_leaves({**content, "workload": workload, **nested}, ""))
-    found = _several_values(of_runs)
-    # What a system's file says apart from the launcher explains least.
-    for key, values in sorted(found, key=lambda item: item[0].startswith("system.") and not _keeps_apart(item[0])):
-        if key not in _SHOWN:
-            yield _difference("setting", key, values, groups, keeps_apart=_keeps_apart(key))
-
-
-def _keeps_apart(key: str) -> bool:
-    """Whether `dlbench.analysis.comparability` keeps runs apart that differ in this setting of their plans."""
-    if key.startswith("system."):
-        return is_shaping(key)
-    return key.startswith(_APART) and key != "measure.stall_timeout_s"
-
-
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, "none" if value is None else str(value)
-
-
-def _several_values(of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:
-    """Keys that have several values among the runs (by run id), in the order in which they are first met."""
-    for key in dict.fromkeys(key for own in of_runs.values() for key in own):
-        by_value: dict[str, list[str]] = {}
-        for run_id, own in of_runs.items():
-            by_value.setdefault(own.get(key, NOT_SET), []).append(run_id)
-        if len(by_value) > 1:
-            yield key, sorted(by_value.items(), key=lambda item: (-len(item[1]), item[0]))
-
-
-MAX_SHOWN = 60  # Keys that people see; programs get all.
-
-
-class DifferencesView(ReportView):
-    """What differs, the most telling first."""
-
-    id = "differences"
-    title = "Differences between runs"
-    level = "appendix"
-    key = "differences"
-
-    def numbers(self, source: ReportSource) -> tuple[RunDifference, ...]:
-        return run_differences([run for group in source.results for run in group.runs])[:MAX_DIFFERENCES]
-
-    def shown(self, report: Report, found: tuple[RunDifference, ...]) -> Section:
-        # In what runs of one group differ though they should not.
-        within = [item.key for item in found if not item.expected and not item.keeps_apart and item.is_within_a_group]
-        headline, words = "runs of one group differ in nothing but hosts, jobs and rank counts", ""
-        if within:
-            headline = f"runs of one group differ in {_listed([key[:25] for key in within], 2)}"
-            words = f"Runs of one group differ in {_listed(within)}: look here first where repeats scatter."
-        return Section(headline=headline, words=(words,), sheets=(_differences_sheet(found),))
-
-    def remedy(self, report: Report) -> str:
-        return "No two runs differ in a setting, a tag or the environment." if len(report.runs) > 1 else ""
-
-
-def _listed(keys: Sequence[str], most: int = 8) -> str:
-    more = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return ", ".join(keys[:most]) + more
-
-
-# Tables
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One value of one key."""
-
-    item: RunDifference
-    value: DifferentValue | None = None  # None for the line that counts further values, which is for people only.
-
-
-def _differences_sheet(found: Sequence[RunDifference]) -> Sheet[_Row]:
-    rows: list[_Row] = []
-    for item in found:
-        rows += [_Row(item, value) for value in item.values]
-        if item.num_values > len(item.values):
-            rows.append(_Row(item))
-    shown = found[:MAX_SHOWN]
-    hidden = len(found) - len(shown)
-
-    def kind(row: _Row) -> str:
-        title = "setting" if row.item.kind == "registered" else row.item.kind
-        return title + ", differs by nature" * row.item.expected
-
-    def value(row: _Row) -> str:
-        if row.value is None:
-            return f"and {row.item.num_values - len(row.item.values)} more values"
-        return row.value.value or "empty"
-
-    columns: tuple[Column[_Row], ...] = (
-        Column("key", "Key", lambda row: row.item.key, limit=200),
-        Column("kind", "Kind", lambda row: row.item.kind, kind),
-        Column("value", "Value", lambda row: row.value.value if row.value else None, value, limit=300),
-        Column("runs", "Runs", lambda row: row.value.num_runs if row.value else None),
-        Column("groups", "", lambda row: " ".join(row.value.groups) if row.value else None),
-        Column("expected", "", lambda row: row.item.expected),
-        Column(
-            "keeps_apart",
-            "Compared across it",
-            lambda row: row.item.keeps_apart,
-            lambda row: "no" if row.item.keeps_apart else "yes",
-        ),
-    )
-    return Sheet(
-        name="differences",
-        title="What differs",
-        columns=columns,
-        rows=rows,
-        is_data=lambda row: row.value is not None,
-        is_shown=lambda row: row.item in shown,
-        caption=f"{hidden} more keys stand in the CSV alone." if hidden else "",
-        is_folded=True,
-    )
-
-
-# The environment
-
-
-class EnvironmentView(ReportView):
-    """What the runs ran in."""
-
-    id = "environment"
-    title = "Environment"
-    level = "appendix"
-
-    def sections(self, report: Report) -> tuple[Section, ...]:
-        found = report.environment
-        if not found.num_runs:
-            return ()
-        surprising = [item.key[:30] for item in found.differences if not item.expected]
-        finding = f"the same in all {runs_text(found.num_runs)}"
-        if surprising:
-            finding = f"runs differ in {_listed(surprising, 2)}"
-        rows = [
-            (item.key + " (differs)" * (not item.expected), value, str(len(ids)))
-            for item in found.differences
-            for value, ids in item.values
-        ]
-        rows += [(key, value, "all") for key, value in found.common]
-        title = "Everything that was recorded of the environment"
-        sheet = replace(text_sheet("environment", title, ("Key", "Value", "Runs"), rows), is_folded=True)
-        return (Section(id=self.id, title=self.title, headline=finding, sheets=(sheet,)),)

@@ -10,9 +10,9 @@ from dlbench.analysis.scaling import Point
 from dlbench.analysis.table import RunTable
 from dlbench.lazy import alt
 from dlbench.records.scan import Run
-from dlbench.report.charts.chart import Chart, Rows, finish, tooltips
-from dlbench.report.charts.shapes import figure_row
-from dlbench.report.charts.style import HEIGHT, IDEAL, MEASURED, MUTED, NARROW
+from dlbench.report.charts.chart import Chart, Rows, finish
+from dlbench.report.charts.shapes import Axis, figure_row, lines
+from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, NARROW
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
@@ -20,6 +20,18 @@ from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPercent
 from dlbench.views.model import Group
 from dlbench.views.view import GroupView, place_of
+
+_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
+_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
+
+ABOUT = {
+    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
+    "step shortens in proportion.",
+    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
+    "takes no longer than at the baseline.",
+}
+BRACKETS = "[low, high] is a 95 % interval; (low to high) is the smallest and largest of a few runs."
+ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
 def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
@@ -120,10 +132,6 @@ def loss_text(group: Group) -> str:
     return _explanation(group.largest, None if found is None else found.at(group.largest))
 
 
-_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
-_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
-
-
 class _Quantity(NamedTuple):
     """What a chart shows over ranks."""
 
@@ -167,7 +175,7 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
-        alt.layer(*_layers(alt, rows, quantity)),
+        alt.layer(*_layers(rows, quantity)),
         group,
         name=quantity.name,
         title=quantity.title,
@@ -178,54 +186,39 @@ def _chart(group: Group, quantity: _Quantity) -> Chart:
     )
 
 
-def _layers(alt: Any, rows: Rows, quantity: _Quantity) -> list[Any]:
+def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows})
-    # Room on the right for the labels at the ends of the lines.
     is_long = counts[-1] > _LINEAR * counts[0]
-    # Arguments instead of methods, here and below: altair's methods make their help text anew at every use.
-    scale = alt.Scale(domain=[0, counts[-1] * 1.28], nice=False)
+    # Room on the right for the labels at the ends of the lines.
+    scale: dict[str, Any] = {"domain": [0, counts[-1] * 1.28], "nice": False}
     if is_long:
-        scale = alt.Scale(type="log", base=2, domain=[counts[0] / 1.2, counts[-1] * 4], nice=False)
-    axis = alt.Axis(values=counts, grid=False, format="d", labelOverlap="greedy")
-    x = alt.X("ranks:Q", title="ranks", scale=scale, axis=axis)
-    y = _axis(alt, quantity, rows, is_long=is_long and quantity.name != "efficiency")
-    tooltip = tooltips({"place": "at", "shown": quantity.title, "basis": "interval"})
-    base = alt.Chart(alt.InlineData(values=rows)).encode(x=x)
+        scale = {"type": "log", "base": 2, "domain": [counts[0] / 1.2, counts[-1] * 4], "nice": False}
+    axis = {"values": counts, "grid": False, "labelOverlap": "greedy"}
+    x = Axis("ranks", field="ranks", format="d", scale=scale, axis=axis)
+    y = _y_axis(quantity, rows, is_long=is_long and quantity.name != "efficiency")
+    tooltip = {"place": "at", "shown": quantity.title, "basis": "interval"}
+    drawn = lines(rows, y, MEASURED, tooltip, x_axis=x, ideal="ideal")
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
-    rule = base.mark_rule(color=MEASURED, strokeWidth=3, opacity=0.5).encode(y=alt.Y("low:Q"), y2="high:Q")
     return [
-        base.mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5).encode(y=alt.Y("ideal:Q")),
-        base.mark_line(color=MEASURED, strokeWidth=2).encode(y=y),
-        *([rule] if any(row["low"] is not None for row in rows) else []),
-        base.mark_point(color=MEASURED, filled=True, size=60, opacity=1).encode(y=alt.Y("value:Q"), tooltip=tooltip),
+        *drawn.layer,
         # Labels at the lines make a legend needless.
         last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
         last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(y="value:Q", text="label:N"),
     ]
 
 
-def _axis(alt: Any, quantity: _Quantity, rows: Rows, *, is_long: bool) -> Any:
-    """From zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned.
+def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
+    """Begins at zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned.
 
-    Over more than two decades logarithmic like the ranks, which keeps the ideal a straight line.
+    Over more than two decades it is logarithmic like the ranks, which keeps the ideal a straight line.
     """
     values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
-    scale = alt.Scale(domain=[0, max(values) * 1.12], nice=False)
+    scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
-        scale = alt.Scale(type="log", base=2, domain=[min(values) * 0.85, max(values) * 1.25], nice=False)
+        scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}
     form = ".0%" if quantity.name == "efficiency" else ",.4~r"
-    axis = alt.Axis(format=form, tickCount=6, minExtent=_EXTENT, maxExtent=_EXTENT)
-    return alt.Y("value:Q", title=quantity.axis, scale=scale, axis=axis)
-
-
-ABOUT = {
-    "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
-    "step shortens in proportion.",
-    "weak": "Weak scaling: the batch per rank is fixed, so the global batch grows with the ranks. Ideal: the step "
-    "takes no longer than at the baseline.",
-}
-BRACKETS = "[low, high] is a 95 % interval; (low to high) is the smallest and largest of a few runs."
-ONE_POINT = "One rank count only: there is nothing to scale against."
+    axis = {"tickCount": 6, "minExtent": _EXTENT, "maxExtent": _EXTENT}
+    return Axis(quantity.axis, format=form, scale=scale, axis=axis)
 
 
 class ScalingView(GroupView):
@@ -234,12 +227,16 @@ class ScalingView(GroupView):
     id = "scaling"
     title = "Scaling"
     level = "answer"
+    after = "quality"
+
+    def always(self) -> tuple[Sheet[Any], ...]:
+        return (points_sheet(()),)
 
     def section(self, group: Group) -> Section:
         return Section(
             id=self.id,
             title=self.title,
-            caption=f"{group.caption}. {BRACKETS}",
+            caption=BRACKETS,
             about=(ONE_POINT if len(group.points) == 1 else ABOUT[group.scaling], group.baseline_note),
             charts=lambda: _charts(group),
             charts_per_row=3,

@@ -32,7 +32,7 @@ MAX_NAMED = 6  # Settings of a sweep whose losses are said in words; one of more
 MAX_WARNINGS = 5
 
 
-class Row(NamedTuple):
+class ResultRow(NamedTuple):
     """One setting at one rank count."""
 
     setting: str  # The values by which it differs from other settings of the series; empty where there is one setting.
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
     """The result of a series as plain data, and ready to be printed."""
-    report = assemble(scan, views=VIEWS, with_digests=False)
+    report = assemble(scan, views=VIEWS, with_digests=False, samples="none")
     first = {run.run_id: number for number, run in reversed([*enumerate(report.runs)])}
     # In the order in which they ran first.
     groups = sorted(report.groups, key=lambda group: min(first[name] for name in group.baseline.run_ids))
@@ -51,7 +51,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     for group, setting in zip(groups, settings, strict=True):
         quality = group.of(Quality)
         trained = {(one.ranks, one.nodes): one for one in (quality.points if quality else ())}
-        rows += [Row(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
+        rows += [ResultRow(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
     doubts = _doubts(groups, settings)
     marks = [remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in doubts if doubt.severity == "serious"]
     more = len(marks) - MAX_WARNINGS
@@ -120,15 +120,15 @@ def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
     return [*lines, *([f"Next: {groups[0].next_step}"] if len(steps) == 1 and groups[0].next_step else [])]
 
 
-def _sheet(rows: Sequence[Row], unit: str) -> Sheet[Row]:
+def _sheet(rows: Sequence[ResultRow], unit: str) -> Sheet[ResultRow]:
 
-    def efficiency(row: Row) -> Estimate | Cell:
+    def efficiency(row: ResultRow) -> Estimate | Cell:
         return Cell("baseline") if row.point.is_baseline else row.point.efficiency
 
-    def reached(row: Row) -> str | None:
+    def reached(row: ResultRow) -> str | None:
         return reached_text(row.quality.num_reached, row.quality.num_runs) if row.quality else None
 
-    columns: list[Column[Row]] = []
+    columns: list[Column[ResultRow]] = []
     if any(row.setting for row in rows):
         keys = {row.setting.partition("=")[0] for row in rows if ", " not in row.setting}
         # The values of a single swept key stand below its name.

@@ -23,6 +23,12 @@ from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
 MAX_ERRORS = 20  # Errors that are listed.
+POINTS_CAPTION = (
+    "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
+    "distance: total variation between the classes of a rank and of all; 0: the same mix."
+)
+MAX_CHARTS = 4
+WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
 
 
 def _three(value: float) -> Cell:
@@ -235,12 +241,6 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
     )
 
 
-POINTS_CAPTION = (
-    "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
-    "distance: total variation between the classes of a rank and of all; 0: the same mix."
-)
-
-
 def points_sheet(found: Audit) -> Sheet[AuditPoint]:
     """The audit of all runs by rank count; people see it where there are errors, exchange, or whole epochs."""
     points = found.points
@@ -293,9 +293,6 @@ def samples_text(count: int) -> str:
     return f"{number_text(count, 'count')} sample{'' if count == 1 else 's'}"
 
 
-MAX_CHARTS = 4
-
-
 def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
     """Epochs of each way of shuffling and each tier, over nodes."""
     for comparison in found[:MAX_CHARTS]:
@@ -306,15 +303,13 @@ def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
         yield from times_over("nodes", comparison, "Epoch", epochs, compared_sheet(comparison))
 
 
-WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
-
-
 class ShuffleAuditView(GroupView):
     """Whether each sample was read once an epoch, and how well samples were mixed."""
 
     id = "shuffle-audit"
     title = "Shuffle audit"
     key = "shuffle_audit"
+    after = "reading"
 
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
@@ -346,6 +341,7 @@ class ShufflingView(ReportView):
     id = "shuffling"
     title = "Ways of shuffling compared"
     key = "shuffling"
+    after = "break-even"
 
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
         return comparisons(source.groups, source.table)

@@ -27,6 +27,13 @@ from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Group, Report
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
+STRATEGY_TITLES = {
+    "replicate": "the whole data set on each node (replicate)",
+    "shard": "each rank's samples on its node (shard)",
+    "lazy": "kept on the node when first read (lazy)",
+}
+CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
+
 
 @dataclass(frozen=True, kw_only=True)
 class StagingPoint:
@@ -188,20 +195,13 @@ def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, 
     return low, value, high
 
 
-STRATEGY_TITLES = {
-    "replicate": "the whole data set on each node (replicate)",
-    "shard": "each rank's samples on its node (shard)",
-    "lazy": "kept on the node when first read (lazy)",
-}
-CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
-
-
 class StagingView(GroupView):
     """How samples were brought to the nodes."""
 
     id = "staging"
     title = "Staging"
     key = "staging"
+    after = "data-path"
 
     def numbers(self, source: GroupSource) -> Staged | None:
         return staged(source.group, source.table)
@@ -260,6 +260,7 @@ class BreakEvenView(ReportView):
     id = "break-even"
     title = "Staged against read in place"
     key = "break_even"
+    after = "stalls"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
         # Every staged group next to the one that differs in nothing but staging, by rank count.

@@ -22,7 +22,7 @@ from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate,
 from dlbench.stats.pairing import RunKey, in_all
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
-from dlbench.views.readers import WARM_SHARE, storage_share
+from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
@@ -37,6 +37,14 @@ PART_TITLES = {
 }
 TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
+Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
+CAPTION = (
+    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
+    "(DS-Analyzer's method)."
+)
+RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
+NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
+_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +103,6 @@ def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
     Only repeats count of which all kinds of runs that are subtracted have figures.
     """
     return tuple(map(_point, twins(runs, VARIANTS.values(), lambda planned: "cached-input" in planned)))
-
-
-Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
 
 
 def _point(found: Twins) -> Stalls:
@@ -214,12 +219,6 @@ def _notes(kinds: Kinds) -> Iterator[str]:
         )
 
 
-CAPTION = (
-    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
-    "(DS-Analyzer's method)."
-)
-RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
-
 PartRow = tuple[Stalls, StallPart]
 TierRow = tuple[Stalls, TierRuns]
 
@@ -253,8 +252,7 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
             return Cell("nothing is read")
         if tier.storage_share is None:
             return Cell("unknown")
-        # Above 1, what was fetched beyond the samples: read-ahead, and the programs' own files.
-        return Cell(percent(min(1.0, tier.storage_share)), number=tier.storage_share)
+        return storage_cell(tier.storage_share)
 
     title: Column[Any] = Column("", "Runs with", lambda one: TIER_TITLES[one.tier], is_brief=True)
     from_storage: Column[Any] = Column("storage_share", "From storage", lambda one: one.storage_share, share)
@@ -270,16 +268,13 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
     )
 
 
-NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
-_NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
-
-
 class StallsView(ReportView):
     """What input costs, over all series that ran with synthetic, cached and cold data."""
 
     id = "stalls"
     title = "Input stalls"
     key = "stalls"
+    after = "slow-nodes"
 
     def numbers(self, source: ReportSource) -> tuple[Stalls, ...]:
         return stalls(source.scan.runs)
@@ -362,5 +357,5 @@ def _remarks(point: Stalls) -> Iterator[str]:
     cold = next((one for one in point.tiers if one.tier == "cold"), None)
     if cold is not None and cold.cache:
         known = cold.storage_share
-        share = "" if known is None else f"; {percent(min(1.0, known))} of the bytes came from storage"
+        share = "" if known is None else f"; {storage_cell(known).text} of the bytes came from storage"
         yield f"Cold at {place_of(point)}: {cold.cache}{share}."

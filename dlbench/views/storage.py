@@ -18,10 +18,10 @@ from dlbench.perfmodels.storage_demand import Demand
 from dlbench.records.data_path import ReadingRate
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
-from dlbench.report.wording import basis_text, percent, ranks_text
+from dlbench.report.wording import basis_text, ranks_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate, mean_estimate, median_estimate
 from dlbench.units import format_number, format_seconds
-from dlbench.views.readers import complement
+from dlbench.views.readers import complement, storage_cell
 
 FORMAT = "dlbench.io"
 
@@ -196,7 +196,7 @@ def io_document(found: Io) -> Document:
             return None
         if one.storage_share is None:
             return Cell("not counted")
-        return Cell(percent(min(1.0, one.storage_share), 0), number=one.storage_share)
+        return storage_cell(one.storage_share, 0)
 
     gives = columns_of(
         Supply,

@@ -24,7 +24,7 @@ from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group, Report
 from dlbench.views.next_step import second_rank
-from dlbench.views.view import GroupView, ReportSource, ReportView, place_of
+from dlbench.views.view import MEANS, GroupView, ReportSource, ReportView, place_of
 
 MAX_SHOWN = 10  # Late ranks, or hosts, in a table for people (of slow hosts all).
 MAX_LISTED = 64  # Late ranks in a table for programs, at each rank count.
@@ -93,6 +93,7 @@ class StragglersView(GroupView):
 
     id = "stragglers"
     title = "Stragglers"
+    after = "forecast"
 
     def section(self, group: Group) -> Section | None:
         found = group.of(LostPercent)
@@ -109,7 +110,7 @@ class StragglersView(GroupView):
             id=self.id,
             title=self.title,
             headline=headline,
-            caption=f"{group.parts_caption}.",
+            caption=MEANS,
             sheets=(_sheet(points),) if any(point.waiting_ranks for point in points) else (),
         )
 
@@ -176,6 +177,7 @@ class SlowNodesView(ReportView):
     id = "slow-nodes"
     title = "Slow nodes"
     key = "slow_nodes"
+    after = "campaign-cost"
 
     def numbers(self, source: ReportSource) -> SlowNodes:
         return slow_nodes(source.table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -16,17 +15,27 @@ from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import IDEAL, MEASURED, MUTED
 from dlbench.report.document import FEW_CARDS, Card, Rating, Section
 from dlbench.report.wording import basis_text, interval_text, percent, ranks_text, units_text, value_text
-from dlbench.specs.engine import engine_title
 from dlbench.stats.estimates import placed
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_brief
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
+from dlbench.views.group_section import condition_text, short_names
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import Quality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
 STEP = "step_median_s"  # The metric of the history that says most of a group's speed.
+
+_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
+_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
+_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
+_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
+_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
+_LEAST_ROW = 9
+_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
+_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
+_NO_GPU = "none"
 
 
 def rating(group: Group, report: Report) -> Rating | None:
@@ -83,16 +92,6 @@ def _usual(trend: Trend) -> Rating:
     known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
     since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
-
-
-_LABEL_ROOM = 125  # Of the words right of the intervals, pixels.
-_VALUE_ROOM = 75  # Of values alone, which stand there in a picture of many groups.
-_STILL = 390  # Width of the picture without scripts, names included, pixels: a telephone's.
-_CHARACTER = 6.5  # Width of one of a name, pixels, roughly.
-_LABEL = 230  # Longest name in a picture of many groups, pixels: the list next to it has them whole.
-_LEAST_ROW = 9
-_PICTURE = 600  # Height of a picture of many groups, pixels: with the head of the page it fits a screen of 900.
-_ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the same screen.
 
 
 def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
@@ -170,19 +169,13 @@ def _layers(alt: Any, rows: list[dict[str, Any]], names: list[str], *, offset: b
     ]
 
 
-_TELLING = ("preset", "engine", "scaling", "precision")
-"""Conditions that a short name of a group has where groups of its workload differ in them."""
-_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
-
-_NO_GPU = "none"
-
-
 class SummaryView(ReportView):
     """What the report says, at a glance."""
 
     id = "summary"
     title = "Summary"
     level = "answer"
+    after = "start"
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         if not report.groups:
@@ -195,7 +188,9 @@ class SummaryView(ReportView):
             name: {one.condition(name) for one in report.groups}
             for name in ("preset", "engine", "precision", "scaling", "goal")
         }
-        shared = [_value(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)]
+        shared = [
+            condition_text(name, *values) for name, values in conditions.items() if len(values) == 1 and any(values)
+        ]
         about = f"{'All groups: ' * (len(report.groups) > 1)}{', '.join(shared)}."
         return (
             Section(
@@ -208,40 +203,6 @@ class SummaryView(ReportView):
                 brief=(),
             ),
         )
-
-
-def short_names(groups: Sequence[Group]) -> list[str]:
-    """The workload of each group and what distinguishes it from others of that workload; labels where that fails."""
-    workloads = [group.condition("workload") for group in groups]
-    names = [
-        _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
-        for group, workload in zip(groups, workloads, strict=True)
-    ]
-    return names if len(set(names)) == len(names) else [group.label for group in groups]
-
-
-def _name(group: Group, alike: Sequence[Group]) -> str:
-    """Of a group among those of the same workload, itself included."""
-    settings = Counter(setting for one in alike for setting in one.settings)
-    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
-    left = [one for one in alike if one.settings == group.settings]
-    telling = []
-    for name in (*_TELLING, *_TELLING_REST):
-        value = group.condition(name)
-        same = [one for one in left if one.condition(name) == value]
-        if value and (
-            len(same) < len(left) or (name in _TELLING and {one.condition(name) for one in alike} != {value})
-        ):
-            telling.append(_value(name, value))
-        left = same
-    return ", ".join((group.condition("workload"), *telling, *chosen))
-
-
-def _value(name: str, value: str) -> str:
-    if name == "engine":
-        return engine_title(value)
-    words = {"preset": "{} preset", "scaling": "{} scaling", "batch_per_rank": "batch {}"}
-    return {**words, "global_batch": "batch {} in all"}.get(name, "{}").format(value)
 
 
 def _card(group: Group, name: str, report: Report) -> Card:

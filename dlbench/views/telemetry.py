@@ -12,10 +12,11 @@ from typing import Any
 from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
-from dlbench.analysis.telemetry.readings import MachineReading, MachineReadings, machine_readings
+from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
+from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes, format_number
@@ -28,6 +29,14 @@ MAX_HOST = 64  # Characters of a host name.
 MIN_SAMPLES = 3  # Samples in the measured window below which nothing is said of a node's use.
 
 _THROTTLING = {reason.name for reason in CLOCK_REASONS if reason.is_throttling}
+
+MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
+MAX_ROWS = 512  # Nodes in the table for programs.
+_ABOUT = (
+    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
+    "node's, other programs included."
+)
+_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
 
 
 def _shape(text: Callable[[float], str]) -> Callable[[float], Cell]:
@@ -75,6 +84,15 @@ class NodeMeans:
     num_samples: int = field(metadata=column("Samples", "samples", unit="samples"))
     num_gaps: int = field(metadata=column("Gaps", "gaps"))
     missing: float = field(metadata=column("Missing", "missing_share", unit="fraction"))  # Share without samples (1).
+    is_shown: bool = field(default=False, metadata={HIDDEN: False})
+    """Whether it is a row for people; programs get other nodes, in another order."""
+
+    @property
+    def power(self) -> Cell | None:
+        """Says the power of its GPUs, or of how many it is known."""
+        if self.gpu_power_w is not None:
+            return Cell(f"{format_number(self.gpu_power_w)} W", number=self.gpu_power_w)
+        return Cell(f"of {self.num_power} of {self.num_gpus} GPUs only") if self.num_power else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +134,7 @@ class DetailedTelemetry(Telemetry):
 
 def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
     """What the samplers saw; None where no run of the group has samples."""
-    found = _telemetry(group, machine_readings(table))
+    found = _telemetry(group, table)
     return found if found.nodes else None
 
 
@@ -124,9 +142,9 @@ def _by_rank_count(group: RunGroup) -> list[Run]:
     return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
 
 
-def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
+def _telemetry(group: RunGroup, table: RunTable) -> Telemetry:
     runs = _by_rank_count(group)
-    found = [(run, readings.by_run[run.plan.run_id]) for run in runs if run.plan.run_id in readings.by_run]
+    found = [(run, table.readings[run.plan.run_id]) for run in runs if run.plan.run_id in table.readings]
     notes = [f"damaged: {reading.problem}" for _, reading in found if reading.problem]
     notes += [
         f"{reading.run_id}: {len(reading.nodes)} of {len(reading.nodes) + reading.left_out} nodes were read"
@@ -135,7 +153,7 @@ def _telemetry(group: RunGroup, readings: MachineReadings) -> Telemetry:
     ]
     return Telemetry(
         nodes=tuple(_means(run, reading, node) for run, reading in found for node in reading.nodes),
-        middle_run_ids=tuple(readings.middle[group.id, point.ranks, point.nodes].plan.run_id for point in group.points),
+        middle_run_ids=tuple(table.points[group.id, point.ranks, point.nodes][0].plan.run_id for point in group.points),
         unavailable=_unavailable([reading for _, reading in found]),
         num_runs=len(group.runs),
         num_read=sum(bool(reading.nodes) for _, reading in found),
@@ -232,24 +250,7 @@ def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
     )
 
 
-MAX_SHOWN = 12  # Nodes of a rank count that people see: those of the run in the middle; the rest are counted.
-MAX_ROWS = 512  # Nodes in the table for programs.
-_ABOUT = (
-    "Of the run at each rank count whose throughput is in the middle. CPU, memory, network and disks are the whole "
-    "node's, other programs included."
-)
-_ABOUT_GPUS = "Power: sum over a node's GPUs; clock and utilisation: means; memory and temperature: highest sample."
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A node, for people or for programs: they get others, in another order."""
-
-    node: NodeMeans
-    is_shown: bool
-
-
-def means_sheet(found: Telemetry) -> Sheet[_Row]:
+def means_sheet(found: Telemetry) -> Sheet[NodeMeans]:
     """Means by node; for people without columns of which no node knows anything."""
     shown, left_out = _shown(found)
 
@@ -259,20 +260,12 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         counts_zero = one.unit != "" and one.name != "missing_share"
         return not any(values) and not (counts_zero and any(value is not None for value in values))
 
-    def about_power(row: _Row) -> Cell | None:
-        watts, known, gpus = row.node.gpu_power_w, row.node.num_power, row.node.num_gpus
-        if watts is not None:
-            return Cell(f"{format_number(watts)} W", number=watts)
-        return Cell(f"of {known} of {gpus} GPUs only") if known else None
-
     has_power = any(node.num_power for node in shown)
     empty = {one.name: "" for one in columns_of(NodeMeans) if is_empty(one)}
-    columns: tuple[Column[_Row], ...] = (
-        Column(
-            "", "At", lambda row: f"{place_of(row.node)}, {row.node.host[:MAX_HOST] or f'node {row.node.node_rank}'}"
-        ),
-        Column("", "Power of its GPUs" if has_power else "", lambda row: row.node.gpu_power_w, about_power),
-        *columns_of(NodeMeans, of=lambda row: row.node, titles=empty),
+    columns: tuple[Column[NodeMeans], ...] = (
+        Column("", "At", lambda node: f"{place_of(node)}, {node.host[:MAX_HOST] or f'node {node.node_rank}'}"),
+        Column("", "Power of its GPUs" if has_power else "", lambda node: node.gpu_power_w, lambda node: node.power),
+        *columns_of(NodeMeans, titles=empty),
     )
     partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]
     about = [_ABOUT, *(partial if found.num_read != found.num_runs else []), *left_out]
@@ -280,10 +273,10 @@ def means_sheet(found: Telemetry) -> Sheet[_Row]:
         name="telemetry",
         title="Means of the measured window",
         columns=columns,
-        rows=[*(_Row(node, False) for node in found.nodes[:MAX_ROWS]), *(_Row(node, True) for node in shown)],
+        rows=[*found.nodes[:MAX_ROWS], *shown],
         caption=" ".join([*about, *([_ABOUT_GPUS] if any(n.num_gpus for n in shown) else [])]),
         is_data=lambda row: not row.is_shown,
-        is_shown=lambda row: row.is_shown and bool(row.node.num_samples),
+        is_shown=lambda row: row.is_shown and bool(row.num_samples),
     )
 
 
@@ -297,7 +290,8 @@ def _shown(found: Telemetry) -> tuple[list[NodeMeans], list[str]]:
     for place, runs in points.items():
         run_id = next((run_id for run_id in found.middle_run_ids if run_id in runs), next(iter(runs)))
         nodes = runs[run_id]
-        shown += sorted(nodes, key=lambda node: (-(node.throttled or 0.0), node.node_rank))[:MAX_SHOWN]
+        nodes.sort(key=lambda node: (-(node.throttled or 0.0), node.node_rank))
+        shown += [dataclasses.replace(node, is_shown=True) for node in nodes[:MAX_SHOWN]]
         if len(nodes) > MAX_SHOWN:
             left_out.append(f"At {place_text(*place)}: {MAX_SHOWN} of {len(nodes)} nodes, the most throttled first.")
     return shown, left_out
@@ -309,6 +303,7 @@ class TelemetryView(GroupView):
     id = "telemetry"
     title = "Telemetry"
     key = "telemetry"
+    after = "memory"
 
     def numbers(self, source: GroupSource) -> Telemetry | None:
         return telemetry(source.group, source.table)
@@ -338,9 +333,8 @@ class DetailedTelemetryView(TelemetryView):
     """The same over the samples of all runs, with every field of every node."""
 
     def numbers(self, source: GroupSource) -> DetailedTelemetry:
-        readings = machine_readings(source.table, None)
-        found = _telemetry(source.group, readings)
-        runs = [readings.by_run[run.plan.run_id] for run in _by_rank_count(source.group)]
+        found = _telemetry(source.group, source.table)
+        runs = [source.table.readings[run.plan.run_id] for run in _by_rank_count(source.group)]
         return DetailedTelemetry(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)},
             runs=tuple(

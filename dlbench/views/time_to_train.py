@@ -388,6 +388,7 @@ class TimeToTrainView(GroupView):
     title = "How many ranks?"
     level = "answer"
     key = "time_to_train"
+    after = "scaling"
 
     def __init__(self, asked: Asked | None = None) -> None:
         self._asked = asked or Asked()

@@ -46,7 +46,7 @@ def gpus_per_rank(run: Run) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class RankPeak:
     """The peak of one rank."""
 
     flops_per_s: float  # Floating-point operations per second: of its GPU, or of its cores together.
@@ -142,7 +142,7 @@ def training_flops(group: scaling.Group) -> int | None:
     return found or None
 
 
-def peak_of(run: Run) -> Peak | None:
+def peak_of(run: Run) -> RankPeak | None:
     """The peak of one rank of a run at its precision, if it is declared or a data sheet is known."""
     plan = run.plan
     node, precision = plan.system.node, plan.workload.train.precision
@@ -159,7 +159,7 @@ def peak_of(run: Run) -> Peak | None:
         if sheet is None or precision not in sheet.tflops:
             return None
         one, source, declared, memory = sheet.tflops[precision] * TERA, sheet.source, False, sheet.memory_bytes_per_s
-    return Peak(
+    return RankPeak(
         flops_per_s=one * per_rank,
         unit_flops_per_s=one,
         per_rank=per_rank,
@@ -170,7 +170,7 @@ def peak_of(run: Run) -> Peak | None:
     )
 
 
-class Source(Spec):
+class RateSource(Spec):
     """Who published."""
 
     id: Name = Field(description="Unique in the file.")
@@ -178,7 +178,7 @@ class Source(Spec):
     address: str = Field(pattern=r"^https://", description="Where.")
 
 
-class Network(Spec):
+class RatedNetwork(Spec):
     """What was trained."""
 
     id: Name = Field(description="Unique in the file.")
@@ -205,8 +205,8 @@ class RateFile(Spec):
 
     format: Literal["dlbench.rates"] = Field(description="Says what the file is.")
     version: Literal[1] = Field(description="Version of the format.")
-    sources: tuple[Source, ...] = Field(description="Who published.")
-    networks: tuple[Network, ...] = Field(description="What was trained.")
+    sources: tuple[RateSource, ...] = Field(description="Who published.")
+    networks: tuple[RatedNetwork, ...] = Field(description="What was trained.")
     rates: tuple[Rate, ...] = Field(description="Published figures.")
 
 
@@ -293,6 +293,7 @@ class UtilisationView(GroupView):
     id = "utilisation"
     title = "Hardware utilisation"
     key = "utilisation"
+    after = "noise"
 
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)

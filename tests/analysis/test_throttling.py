@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.analysis.telemetry.node_means import node_telemetry
 from dlbench.analysis.telemetry.node_samples import measured_window
+from dlbench.analysis.telemetry.readings import read_machine
 from dlbench.analysis.telemetry.throttling import nearest_time, throttled_share
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
@@ -188,8 +188,9 @@ def test_figures_of_a_node(tmp_path: Path) -> None:
         lambda t: 3e9,
         lambda t: math.nan,
     )
-    (node,), why = node_telemetry(make_run(tmp_path, columns, rows))
-    assert why == {}
+    reading = read_machine(make_run(tmp_path, columns, rows), all_fields=True)
+    (node,) = reading.nodes
+    assert reading.why == {}
     assert (node.host, node.window_s, node.num_samples, node.num_gaps, node.missing) == ("n0", 12.0, 12, 0, 0.0)
     power = node.fields["gpu.0.power_w"]
     assert (power.mean, power.median, power.lowest, power.highest) == pytest.approx((210, 210, 204.5, 215.5))

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 
 from dlbench.datasets.images import image_set
+from dlbench.datasets.kinds import KINDS
 from dlbench.datasets.making.catalogue import DatasetRequest, packing, plan_build
 from dlbench.datasets.making.production import BEGUN, produce
 from dlbench.datasets.manifest import read_manifest
-from dlbench.datasets.recognition import KINDS, detect
+from dlbench.datasets.recognition import detect
 from dlbench.datasets.splits import train_folder, validation_folder
 from dlbench.datasets.verification import verify
 from tests.conftest import Cli

@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from dlbench.cli import cli
-from dlbench.cli.progress import Bar, Lines, SeriesProgress
+from dlbench.cli.progress import Bar, ProgressLines, SeriesProgress
 from dlbench.errors import ExitCode
 from dlbench.jobs import local
-from dlbench.jobs.local import Outcome, verdict
+from dlbench.jobs.local import RunOutcome, verdict
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import (
@@ -37,11 +37,11 @@ Train = Callable[..., Result]
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Train:
     """`dlbench run` of a workload in whose place runs are written: two ranks lose a fifth, batch 2 is slower."""
 
-    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> Outcome:
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> RunOutcome:
         shutil.rmtree(folder.path)
         if plan.tags.get("fate") == "dead":
             write_unfinished(folder.path.parent, plan, "failed", "out of memory")
-            return Outcome(exit_code=ExitCode.RUN_FAILED, detail="out of memory")
+            return RunOutcome(exit_code=ExitCode.RUN_FAILED, detail="out of memory")
         factor = (1 + plan.series.repeat / 100) * (1.5 if plan.workload.train.batch_per_rank == 2 else 1.0)
         exchange = 25.0 if plan.layout.ranks > 1 and plan.series.variant != "no-exchange" else 0.0
         story = Story(training=Training(values=(0.2, 0.55))) if plan.measure.until == "quality" else Story()
@@ -175,6 +175,6 @@ def test_the_bar_draws_what_the_lines_say_and_nothing_foreign() -> None:
     bar = Bar(made, drawn)
     bar.begin(made[0])(3, 9, "evaluating\x1b[31m")
     assert drawn.description == "[1/1] 1 rank: evaluating[31m"
-    bar.end(made[0], Outcome(exit_code=ExitCode.OK, detail="", throughput=12.5))
+    bar.end(made[0], RunOutcome(exit_code=ExitCode.OK, detail="", throughput=12.5))
     assert drawn.console.printed[-1].startswith("[1/1] 1 rank: 12.5 images/s, ")
-    assert isinstance(bar, Lines)
+    assert isinstance(bar, ProgressLines)

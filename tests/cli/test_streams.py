@@ -32,7 +32,7 @@ from dlbench.errors import (
     UserError,
 )
 from dlbench.jobs import local
-from dlbench.jobs.local import Outcome, verdict
+from dlbench.jobs.local import RunOutcome, verdict
 from dlbench.records.folder import RunFolder
 from tests.conftest import Cli
 from tests.support.forks import Surroundings
@@ -47,13 +47,13 @@ from pathlib import Path
 from dlbench.cli import main
 from dlbench.errors import ExitCode
 from dlbench.jobs import local
-from dlbench.jobs.local import Outcome
+from dlbench.jobs.local import RunOutcome
 
 def run(plan, folder, tell):
     with open("started", "a") as file:
         file.write("1")
     print("a word of a library", file=sys.stderr)
-    return Outcome(exit_code=ExitCode.OK, detail="")
+    return RunOutcome(exit_code=ExitCode.OK, detail="")
 
 local.run = run
 sys.argv = ["dlbench", "run", "cosmoflow", "--preset", "ci", "--engine", "single", "--data", "synthetic"]
@@ -120,7 +120,7 @@ def test_a_cleaned_text_moves_no_cursor(text: str, limit: int) -> None:
 def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExitCode]:
     """Runs three plans, of which `fate` decides; ranks are not started."""
 
-    def run_series(fate: Callable[[int, Path], Outcome], *, bar: bool = False) -> ExitCode:
+    def run_series(fate: Callable[[int, Path], RunOutcome], *, bar: bool = False) -> ExitCode:
         numbers = itertools.count()
         monkeypatch.setattr(local, "run", lambda plan, folder, tell: fate(next(numbers), folder.path))
         monkeypatch.setattr(run_module.signal, "signal", lambda number, action: None)
@@ -131,13 +131,13 @@ def series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exi
     return run_series
 
 
-GOOD = Outcome(exit_code=ExitCode.OK, detail="")
+GOOD = RunOutcome(exit_code=ExitCode.OK, detail="")
 
 
 def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
     series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fate(number: int, folder: Path) -> Outcome:
+    def fate(number: int, folder: Path) -> RunOutcome:
         if number == 0:
             shutil.rmtree(folder)
             return verdict(RunFolder(folder), "")
@@ -156,7 +156,7 @@ def test_a_run_whose_folder_is_gone_does_not_stop_the_series(
 
 
 def test_a_bar_shows_no_terminal_sequences(series: Callable[..., ExitCode], capsys: pytest.CaptureFixture[str]) -> None:
-    failed = Outcome(exit_code=ExitCode.RUN_FAILED, detail="ev\x1b]0;pwn\x07[/red]\u202e")
+    failed = RunOutcome(exit_code=ExitCode.RUN_FAILED, detail="ev\x1b]0;pwn\x07[/red]\u202e")
     series(lambda number, folder: failed, bar=True)
     told = capsys.readouterr().err
     assert told.count("ev]0;pwn[/red]") == 3

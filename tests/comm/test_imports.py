@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.comm.imports import import_tables
-from dlbench.comm.predictions import Wanted, predict_all
+from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.tables import read_output
 from dlbench.errors import UserError
 from dlbench.perfmodels.predictions import bus_factor, predict
@@ -164,7 +164,9 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
         assert found.pieces[0].alpha_s == pytest.approx(planted.pieces[0].alpha_s, rel=0.05)
         assert found.pieces[0].beta_s_per_byte == pytest.approx(planted.pieces[0].beta_s_per_byte, rel=0.05)
     assert sum("costs as of ring" in source for source in network.sources) == 3
-    (far,) = predict_all(network, (32,), Wanted(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))).predictions
+    (far,) = predict_all(
+        network, (32,), PredictionRequest(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))
+    ).predictions
     assert far.series[0].seconds[0] == pytest.approx(seconds("allreduce", SIZES[-1], 32, 4), rel=0.05)
     assert far.model_error > 1
 
@@ -432,7 +434,7 @@ def test_the_command_writes_a_file_that_predict_reads(file: Callable[[str], Path
     assert "Fitted costs of dgx, torch-nccl" in found.stdout
     network = read_network(out)
     assert network.system == "dgx"
-    (told,) = predict_all(network, (8,), Wanted(sizes=SIZES, group_size=4)).predictions
+    (told,) = predict_all(network, (8,), PredictionRequest(sizes=SIZES, group_size=4)).predictions
     assert "nccl flat" in [series.name for series in told.series]
     wrong = CliRunner().invoke(cli, [*words, "--group-size", "0"])
     assert str(wrong.exception) == "--group-size 0: must be 1 or more"

@@ -15,11 +15,20 @@ from hypothesis import strategies as st
 
 from dlbench.comm import choice
 from dlbench.comm.costs import cost
-from dlbench.comm.document import predictions_document
-from dlbench.comm.fits import Fit, fit_all, fit_one
-from dlbench.comm.measurements import CollectiveGroup, CollectiveTable, Measurement, Series, tabulate
-from dlbench.comm.predictions import Wanted, predict_all
-from dlbench.comm.report import assemble, fit_caption, group_doubts, layout_text
+from dlbench.comm.doubts import group_doubts
+from dlbench.comm.fits import NetworkFit, fit_all, fit_one
+from dlbench.comm.measurements import (
+    CollectiveGroup,
+    CollectiveTable,
+    MeasuredSeries,
+    Measurement,
+    SeriesName,
+    tabulate,
+)
+from dlbench.comm.prediction_page import layout_text, predictions_document
+from dlbench.comm.predictions import PredictionRequest, predict_all
+from dlbench.comm.report import assemble
+from dlbench.comm.wording import fit_caption
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import predict
@@ -44,7 +53,7 @@ def only(folder: Path) -> CollectiveGroup:
     return group
 
 
-def the_fit(folder: Path, fitted: str = "") -> Fit:
+def the_fit(folder: Path, fitted: str = "") -> NetworkFit:
     return fit_one(table_of(folder), system=None, transport=None, dtype=None, fitted=fitted, where="runs")
 
 
@@ -244,6 +253,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
     for name, values in times.items():
         rows = tuple(
             Measurement(
+                series=SeriesName(carrier="mpi", algorithm=name),
                 num_bytes=1024 * 2**index,
                 time=Estimate(value, value, value, 1, "within-run", "s"),
                 minimum_s=value,
@@ -254,7 +264,7 @@ def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
             )
             for index, value in enumerate(values)
         )
-        series.append(Series(title=name, carrier="mpi", algorithm=name, is_library=False, rows=rows))
+        series.append(MeasuredSeries(title=name, carrier="mpi", algorithm=name, is_library=False, rows=rows))
     return CollectiveGroup(id="g", collective="allreduce", dtype="fp32", runs=(), series=tuple(series), rejected=())
 
 
@@ -312,7 +322,7 @@ def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> Non
     (fit,) = fit_all(table).fits
     poor = {one.algorithm: one.worst for one in fit.network.errors if one.is_poor}
     assert set(poor) == {"ring"}
-    (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES)).predictions
+    (found,) = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES)).predictions
     assert {one.name for one in found.series if one.poor_error is not None} == {"ring"}
     assert "ring" not in found.best
     assert all("ring" not in (one.title, *one.tied) for one in found.ranges)
@@ -335,7 +345,7 @@ INSIDE, ACROSS = (20e-6, 0.5e-9), (100e-6, 8e-9)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["one link a node", "a link a rank"])
-def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Fit, bool]:
+def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NetworkFit, bool]:
     """A fit to two rank counts with planted costs; and whether the nodes' ranks shared a link."""
     folder = tmp_path_factory.mktemp("fitted")
     planted = factory.network(inside=INSIDE, across=ACROSS, shared_link=request.param)
@@ -343,7 +353,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return the_fit(folder, "now"), request.param
 
 
-def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
+def test_fit_recovers_planted_costs(fitted: tuple[NetworkFit, bool]) -> None:
     fit, shared = fitted
     network = fit.network
     assert (network.system, network.transport, network.fitted) == ("box", "torch-gloo", "now")
@@ -356,7 +366,7 @@ def test_fit_recovers_planted_costs(fitted: tuple[Fit, bool]) -> None:
     assert network.across.pieces[0].beta_s_per_byte == pytest.approx(ACROSS[1], rel=0.02)
 
 
-def test_every_series_is_a_line_as_well(fitted: tuple[Fit, bool]) -> None:
+def test_every_series_is_a_line_as_well(fitted: tuple[NetworkFit, bool]) -> None:
     fit, _ = fitted
     lines = {(line.name, line.ranks): line for line in fit.network.collectives}
     assert {name for name, _ in lines} == {
@@ -446,7 +456,7 @@ def planted_with_lines() -> NetworkModel:
 
 def test_predictions_are_those_of_the_cost_model() -> None:
     network = planted_with_lines()
-    wanted = Wanted(sizes=SIZES, group_size=4, workload_bytes=94_000_000)
+    wanted = PredictionRequest(sizes=SIZES, group_size=4, workload_bytes=94_000_000)
     small, large = predict_all(network, (8, 64), wanted).predictions
     for found in (small, large):
         layout = Layout(ranks=found.ranks, group_size=4)
@@ -485,7 +495,7 @@ def test_costs_and_predictions_have_intervals_over_runs(tmp_path: Path) -> None:
     low, high = fit.network.across.pieces[0].beta_interval_s_per_byte
     assert low < ACROSS[1] < high
     assert (high - low) / ACROSS[1] > 0.05  # with the run effect: points alone would say 1 %
-    (found,) = predict_all(fit.network, (16,), Wanted(sizes=SIZES, group_size=2)).predictions
+    (found,) = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES, group_size=2)).predictions
     planted = factory.network(inside=INSIDE, across=ACROSS)
     for series in found.series:
         truth = [predict("allreduce", series.name, size, Layout(ranks=16, group_size=2), planted) for size in SIZES]
@@ -504,7 +514,7 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
     told = congested.largest_held_out
     assert (told.ranks, told.fitted_ranks) == (16, (4, 8))
     assert 1 / 1.15**2 < told.by_size[-1].ratio < 1 / 1.15**0.5
-    wanted = Wanted(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
+    wanted = PredictionRequest(sizes=(4 * 2**20,), group_size=2, algorithms=("ring",))
     errors = []
     for network in (even, congested):
         found = predict_all(network, (4, 8, 16, 32, 64), wanted).predictions
@@ -523,7 +533,7 @@ def test_the_largest_rank_count_is_held_out(tmp_path: Path) -> None:
 
 def test_fusion_splits_gradients_into_whole_messages() -> None:
     network = factory.network()
-    wanted = Wanted(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
+    wanted = PredictionRequest(sizes=SIZES, algorithms=("ring",), workload_bytes=94_000_000)
     (found,) = predict_all(network, (8,), wanted).predictions
     assert found.fusion_of == "ring"
     assert (found.fusion_messages - 1) * found.fusion_bytes < 94_000_000 <= found.fusion_messages * found.fusion_bytes
@@ -545,7 +555,7 @@ def test_fusion_splits_gradients_into_whole_messages() -> None:
 )
 def test_impossible_predictions_are_refused(ranks: int, wanted: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        predict_all(factory.network(), (ranks,), Wanted(sizes=SIZES, **wanted))
+        predict_all(factory.network(), (ranks,), PredictionRequest(sizes=SIZES, **wanted))
 
 
 def test_leaf_switches_are_priced_by_their_level() -> None:
@@ -553,7 +563,9 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     slow = Level(pieces=(Piece(alpha_s=5e-4, beta_s_per_byte=1e-7),), links=1)
     (one, two) = (
         predict_all(
-            network.model_copy(update={"beyond": slow}), (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=leaf)
+            network.model_copy(update={"beyond": slow}),
+            (8,),
+            PredictionRequest(sizes=SIZES, group_size=2, leaf_size=leaf),
         )
         for leaf in (8, 4)
     )
@@ -567,4 +579,4 @@ def test_leaf_switches_are_priced_by_their_level() -> None:
     assert f"{optional(halving.seconds[0], 's')} (phi 4)" in " ".join(text.split())
     assert "phi: flows that a link carries at once" in " ".join(text.split())
     with pytest.raises(UserError, match="between leaf switches were never measured"):
-        predict_all(network, (8,), Wanted(sizes=SIZES, group_size=2, leaf_size=4))
+        predict_all(network, (8,), PredictionRequest(sizes=SIZES, group_size=2, leaf_size=4))

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dlbench.datasets import kinds
 from dlbench.datasets.account import Account
 from dlbench.datasets.images.image_set import open_image_set
-from dlbench.datasets.recognition import detect, require_fitting
+from dlbench.datasets.recognition import detect, require_fitting, take_account
 from dlbench.datasets.splits import Split, split_word, validation_folder
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
 from dlbench.datasets.verification import verify
@@ -288,6 +289,17 @@ def test_other_hdf5_of_cosmoflow_is_named(key: str, told: str, tmp_path: Path) -
         file[key] = np.ones((2, 8, 8, 8, 4), np.int16)
     (fault,) = verify(tmp_path).faults
     assert told in fault
+
+
+def test_the_account_of_too_many_files_says_that_it_is_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / name).mkdir()
+        write_npy(tmp_path / name / "0_data.npy", 1)
+    assert not take_account(tmp_path, "density").is_partial
+    monkeypatch.setattr(kinds, "MAX_NAMES", 3)
+    assert take_account(tmp_path, "density").is_partial
 
 
 def test_files_that_lack_by_their_own_numbers_are_counted() -> None:

@@ -21,10 +21,11 @@ from dlbench.datasets.images import jpeg_decode
 from dlbench.datasets.images import shards as image_shards
 from dlbench.datasets.images.image_set import index_jpeg_tree, open_image_set
 from dlbench.datasets.images.shards import INDEX, ImageSet, ImageShards, open_image_shards
+from dlbench.datasets.kinds import Checking, ImageTree
 from dlbench.datasets.making.image_recipes import PHOTOS, PackRecipe, PhotoRecipe, class_labels
 from dlbench.datasets.making.production import produce
 from dlbench.datasets.tfrecord import RecordWriter, encode_example
-from dlbench.datasets.verification import verify, verify_images
+from dlbench.datasets.verification import verify
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data.images import image_classes, open_images
@@ -336,7 +337,7 @@ def test_verification_names_every_bad_file(
     tree: Path, tmp_path: Path, form: Literal["tree", "tar", "tfrecord"], workers: int
 ) -> None:
     seen: list[tuple[int, int]] = []
-    assert verify_images(tree) == []
+    assert ImageTree().verify(tree, Checking()) == []
     paths = spoil(tree)
     folder, names = tree, {name: repr(str(path)) for name, path in paths.items()}
     if form != "tree":
@@ -345,7 +346,8 @@ def test_verification_names_every_bad_file(
         places = {shards.read(i): shards.name(i) for i in range(shards.num_samples)}
         names = {name: places[path.read_bytes()] for name, path in paths.items()}
     odd: list[str] = []
-    bad = verify_images(folder, lambda done, total: seen.append((done, total)), workers, odd.append)
+    checking = Checking(None, None, workers, lambda done, total: seen.append((done, total)), odd.append)
+    bad = ImageTree().verify(folder, checking)
     assert len(bad) == len(BAD)
     assert len([line for line in odd if "converted to RGB" in line]) == len(ODD)
     for expected, lines in ((BAD, bad), (ODD, odd)):
@@ -358,7 +360,7 @@ def test_verification_names_every_bad_file(
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_verification_finds_a_changed_bit(tree: Path, tmp_path: Path, container: str) -> None:
     shards = packed(tree, tmp_path / "shards", container)
-    assert verify_images(shards.root) == []
+    assert ImageTree().verify(shards.root, Checking()) == []
     place = int(shards.index.offsets[6]) + int(shards.index.lengths[6]) // 2
     path = shards.root / f"shard-00001.{container}"
     data = bytearray(path.read_bytes())

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from dlbench.cli import cli
 from dlbench.cli.options import require_fitting_data
-from dlbench.datasets import recognition
+from dlbench.datasets import kinds, recognition
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.images.shards import INDEX
 from dlbench.datasets.making.image_recipes import PackRecipe
@@ -84,8 +84,8 @@ FITTING = {
 
 @pytest.mark.parametrize("workload", sorted(FITTING))
 def test_only_data_of_its_kind_is_taken(workload: str, sets: Path) -> None:
-    for kinds in FITTING.values():
-        for name, title in kinds.items():
+    for titles in FITTING.values():
+        for name, title in titles.items():
             for source in (sets / name, sets / name / "train"):
                 found = refusal(workload, source)
                 if name in FITTING[workload]:
@@ -108,7 +108,7 @@ def test_folders_of_too_many_names_are_judged_by_the_first(
     for number in range(5):
         for path in list(source.iterdir())[:2]:
             (source / f"{number} {path.name}").symlink_to(path)
-    monkeypatch.setattr(recognition, "MAX_NAMES", 4)
+    monkeypatch.setattr(kinds, "MAX_NAMES", 4)
     assert f"; {workload} trains on " in (refusal(workload, source) or "")
 
 
@@ -219,7 +219,7 @@ def test_what_is_not_there_is_left_to_the_nodes(tmp_path: Path) -> None:
 
 
 def test_a_large_set_is_not_listed(sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognition, "MAX_NAMES", 50)
+    monkeypatch.setattr(kinds, "MAX_NAMES", 50)
     for label in range(3):
         (tmp_path / f"c{label}").mkdir()
         for number in range(100):

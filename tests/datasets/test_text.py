@@ -15,12 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dlbench.datasets.kinds import Checking, RawText, TextSamples
 from dlbench.datasets.making import text_recipes
 from dlbench.datasets.making.production import Recipe
-from dlbench.datasets.making.text_recipes import Document, TextRecipe, python_documents
+from dlbench.datasets.making.text_recipes import TextDocument, TextRecipe, python_documents
 from dlbench.datasets.text.corpus import SPECIAL, TextCorpus, load_vocabulary, read_corpus
 from dlbench.datasets.text.pretraining_samples import Masking, SampleMaker, SampleRule, mask_tokens, num_predictions
-from dlbench.datasets.verification import verify_text
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.reader import BadSampleError, BatchReader
 from dlbench.node.data.text import PretrainingHdf5Reader, TextReader, open_text
@@ -31,6 +31,7 @@ pytest.importorskip("tokenizers")
 torch.set_num_threads(1)
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
+WITH_VOCABULARY = Checking(vocabulary="english-4096")
 BERT = BertModel(
     family="bert", vocab_size=4096, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=64
 )
@@ -285,7 +286,7 @@ def test_a_file_as_nvidia_writes_it(tmp_path: Path, predictions: int) -> None:
         assert a["masked_ids"][:used].tolist() == labels[row, :used].tolist()
         assert int(a["next_sentence"]) == row % 2
         assert int(a["attention_mask"].sum()) == 60
-    assert verify_text(path, "english-4096") == []
+    assert TextSamples().verify(path, WITH_VOCABULARY) == []
 
 
 def variable(fixed: Path, path: Path) -> None:
@@ -311,7 +312,7 @@ def test_a_file_of_variable_length(tmp_path: Path) -> None:
     for row in range(5):
         a, b = one.read((0, row)).arrays, other.read((0, row)).arrays
         assert all(np.array_equal(a[k], b[k]) and a[k].dtype == b[k].dtype for k in a)
-    assert verify_text(path, "english-4096") == []
+    assert TextSamples().verify(path, WITH_VOCABULARY) == []
     short = open_text(path, BERT, text_spec(sequence_length=59), 0, training=True)
     with pytest.raises(BadSampleError, match=r"eval_varlength.hdf', row 2: 60 tokens, at most 59 are expected"):
         short.read((0, 2))
@@ -346,7 +347,9 @@ def test_bad_rows_are_named(tmp_path: Path, change: Callable[[Any], None], told:
     with pytest.raises(BadSampleError) as raised:
         data.read((0, 2))
     assert f"part_00000_of_00500.hdf5', row 2: {told}" in str(raised.value)
-    assert [line.startswith(f"{path.name}: row 2: {told}") for line in verify_text(path, "english-4096")] == [True]
+    assert [line.startswith(f"{path.name}: row 2: {told}") for line in TextSamples().verify(path, WITH_VOCABULARY)] == [
+        True
+    ]
     assert BatchReader(data, "skip")[[(0, 2)]].failures == [str(raised.value)]
 
 
@@ -367,7 +370,7 @@ def test_wrong_layouts_are_named(tmp_path: Path, changes: dict[str, Any], told: 
         open_text(tmp_path, BERT, text_spec(), 0, training=True)
     assert f"part_00000_of_00500.hdf5': {told}" in str(raised.value)
     assert "\n" not in str(raised.value)
-    (line,) = verify_text(path)
+    (line,) = TextSamples().verify(path, Checking())
     assert told in line
 
 
@@ -375,13 +378,13 @@ def test_wrong_layouts_are_named(tmp_path: Path, changes: dict[str, Any], told: 
 def test_a_damaged_heap_is_told_before_the_library_goes_round_in_it(tmp_path: Path, at: int, told: str) -> None:
     path = tmp_path / "a.h5"
     variable(foreign(tmp_path), path)
-    assert verify_text(path, "english-4096") == []
+    assert TextSamples().verify(path, WITH_VOCABULARY) == []
     content = bytearray(path.read_bytes())
     heap = content.index(b"GCOL")
     for filling in (bytes(40), b"\xff" * 40):
         content[heap + at : heap + at + 40] = filling
         path.write_bytes(content)
-        (line,) = verify_text(path, "english-4096")
+        (line,) = TextSamples().verify(path, WITH_VOCABULARY)
         assert line.startswith("a.h5: damaged HDF5: ")
         assert told in line
 
@@ -394,7 +397,7 @@ def test_a_shape_that_no_file_can_hold_is_refused_before_memory_is_taken(tmp_pat
         for key in ("masked_lm_positions", "masked_lm_ids"):
             file.create_dataset(key, (2, 10), "i4", chunks=(1, 10))
         file.create_dataset("next_sentence_labels", (2,), "i1", chunks=(1,))
-    (line,) = verify_text(path)
+    (line,) = TextSamples().verify(path, Checking())
     assert line.startswith("a.h5: input_ids of shape (2, 1099511627776) was never written: ")
     with pytest.raises(UserError, match=r"a.h5': input_ids of shape \(2, 1099511627776\) was never written"):
         open_text(path, BERT, text_spec(), 0, training=True)
@@ -418,15 +421,16 @@ def test_samples_that_do_not_fit_the_settings(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, ...]:
+def small_text(monkeypatch: pytest.MonkeyPatch) -> tuple[TextDocument, ...]:
     documents = tuple(
-        Document(f"d{i:02d}", tuple(f"Document {i} has sentence {j} of é." for j in range(5 + i))) for i in range(40)
+        TextDocument(f"d{i:02d}", tuple(f"Document {i} has sentence {j} of é." for j in range(5 + i)))
+        for i in range(40)
     )
     monkeypatch.setattr(text_recipes, "python_documents", lambda: documents)
     return documents
 
 
-def test_embedded_text_keeps_validation_apart(small_text: tuple[Document, ...], tmp_path: Path) -> None:
+def test_embedded_text_keeps_validation_apart(small_text: tuple[TextDocument, ...], tmp_path: Path) -> None:
     recipe = TextRecipe(validation_share=0.2)
     make(recipe, tmp_path)
     assert [(p.name, p.count) for p in recipe.parts()] == [
@@ -439,15 +443,15 @@ def test_embedded_text_keeps_validation_apart(small_text: tuple[Document, ...], 
         written += [tuple(block.split("\n")) for block in blocks]
     assert sorted(written) == sorted(document.sentences for document in small_text)
     assert "Python Software Foundation License" in (tmp_path / "LICENSES").read_text(encoding="utf-8")
-    assert verify_text(tmp_path / "train", "english-4096") == []
+    assert RawText().verify(tmp_path / "train", WITH_VOCABULARY) == []
 
 
 @pytest.fixture(scope="module")
-def embedded() -> tuple[Document, ...]:
+def embedded() -> tuple[TextDocument, ...]:
     return python_documents()
 
 
-def test_embedded_text_is_real_and_large_enough(embedded: tuple[Document, ...]) -> None:
+def test_embedded_text_is_real_and_large_enough(embedded: tuple[TextDocument, ...]) -> None:
     assert len({d.name for d in embedded}) == len(embedded) > 200
     assert sum(len(sentence) for d in embedded for sentence in d.sentences) > 1_000_000
     lines = [s for d in embedded for s in d.sentences]
@@ -474,12 +478,13 @@ def test_bad_text_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_bytes(b"\n \n")
     lines: list[str] = []
     for workers in (1, 2):
-        found = verify_text(tmp_path, "english-4096", workers=workers, on_remark=lines.append)
+        checking = Checking(vocabulary="english-4096", workers=workers, on_remark=lines.append)
+        found = RawText().verify(tmp_path, checking)
         assert [line.partition(";")[0] for line in found] == ["b.txt: line 2: not UTF-8", "c.txt: no text in it"]
     assert lines[-2] == "2 documents in 3 files"
     assert lines[-1].endswith("tokens are [UNK]")
-    assert verify_text(tmp_path / "a.txt") == []
+    assert RawText().verify(tmp_path / "a.txt", Checking()) == []
     (tmp_path / "d.txt").write_text("alone\n", encoding="utf-8")
-    assert "a single document" in verify_text(tmp_path / "d.txt")[0]
+    assert "a single document" in RawText().verify(tmp_path / "d.txt", Checking())[0]
     with pytest.raises(UserError, match="no such file or folder"):
-        verify_text(tmp_path / "missing")
+        RawText().verify(tmp_path / "missing", Checking())

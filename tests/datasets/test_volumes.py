@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dlbench.datasets import tfrecord
+from dlbench.datasets.kinds import Checking, DensityVolumes
 from dlbench.datasets.making import density_recipe as density_fields
 from dlbench.datasets.making.density_recipe import (
     NARROW,
@@ -39,7 +40,6 @@ from dlbench.datasets.tfrecord import (
     record_offsets,
     unframe,
 )
-from dlbench.datasets.verification import verify_density
 from dlbench.datasets.volumes import (
     encode_volume,
     index_density,
@@ -251,7 +251,7 @@ def test_containers_give_the_same_samples(tmp_path: Path, name: str) -> None:
     assert about["kind"] == f"{index.container}-density"
     assert about.get("decompressor") in ((None,) if index.container != "tfrecord" else ("isal", "zlib"))
     reader.close()
-    assert verify_density(tmp_path) == []
+    assert DensityVolumes().verify(tmp_path, Checking()) == []
 
 
 @pytest.mark.parametrize("name", [n for n in CONTAINERS if n != "npy"])
@@ -286,7 +286,7 @@ def test_damage_is_told_by_name_and_never_trained(tmp_path: Path, name: str, dam
     assert len(good) >= 4
     reader.close()
     if damage != "gone":
-        (line,) = verify_density(tmp_path)
+        (line,) = DensityVolumes().verify(tmp_path, Checking())
         assert line.startswith(f"{victim.name}: ")
 
 
@@ -309,7 +309,8 @@ def test_verification_reads_everything_in_several_processes(tmp_path: Path) -> N
     with RecordWriter(tmp_path / "005.tfrecord") as writer:
         writer.write(encode_example({"x": b"12"}))
     seen: list[tuple[int, int]] = []
-    lines = verify_density(tmp_path, lambda done, total: seen.append((done, total)), 2)
+    checking = Checking(workers=2, on_progress=lambda done, total: seen.append((done, total)))
+    lines = DensityVolumes().verify(tmp_path, checking)
     assert lines == [
         "001.tfrecord: sample 0: x has a negative count",
         "003.tfrecord: volumes of 2^3 x 4 with 4 targets, but '000.tfrecord' has volumes of 4^3 x 4 with 4 targets",
@@ -337,7 +338,7 @@ def test_half_a_million_files_are_not_all_opened(tmp_path: Path) -> None:
     with pytest.raises(BadSampleError, match=r"005.tfrecord', sample 0: holds 2 records"):
         reader.read((0, 5))
     (tmp_path / "001.tfrecord").write_bytes(b"")
-    assert [line.partition(";")[0] for line in verify_density(tmp_path)] == [
+    assert [line.partition(";")[0] for line in DensityVolumes().verify(tmp_path, Checking())] == [
         "001.tfrecord: sample 0: holds 0 records",
         "005.tfrecord: sample 0: holds 2 records",
     ]

@@ -63,7 +63,7 @@ def test_a_bucket_that_is_taken_at_once_is_the_same_bits(device: torch.device) -
     def taken(together: bool) -> torch.Tensor:
         torch.manual_seed(1)
         parameters = [nn.Parameter(torch.randn(shape, device=device)) for shape in ((300, 5), (7,), (64, 3, 7, 7))]
-        (bucket,) = buckets.fill(torch.zeros(20_000, device=device), [parameters], 1)
+        bucket = buckets.Bucket(parameters, 1, torch.zeros(20_000, device=device))
         assert bucket.takes_together
         bucket.takes_together = together
         for parameter in parameters:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dlbench.node import page_locked
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.executor import OutOfCore
-from dlbench.node.out_of_core.host_update import CudaLanes, HostCopies, HostUpdate
+from dlbench.node.out_of_core.host_update import CudaLanes, HostCopies, HostUpdater
 from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, IN, OUT, RECOMPUTE
 from dlbench.node.out_of_core.tiers import PinnedTier
 from dlbench.node.page_locked import locked_memory, page_lock, page_unlock
@@ -227,7 +227,7 @@ def test_parameters_that_the_host_updates_are_the_devices(piece_bytes: int, devi
         layers[0] = layers[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return nn.Sequential(*layers).to(device)
 
-    def train(model: nn.Module, host: HostUpdate | None, optimizer: torch.optim.Optimizer) -> None:
+    def train(model: nn.Module, host: HostUpdater | None, optimizer: torch.optim.Optimizer) -> None:
         for _ in range(4):
             if host is not None:
                 host.before_forward()
@@ -246,7 +246,7 @@ def test_parameters_that_the_host_updates_are_the_devices(piece_bytes: int, devi
     parameters = HostCopies(list(hosted.parameters()), CudaLanes(device), piece_bytes)
     assert all(one.is_pinned() for one in parameters.tensors.values())
     optimizer = build_optimizer(hosted, spec)
-    host = HostUpdate(hosted, optimizer, spec, parameters)
+    host = HostUpdater(hosted, optimizer, spec, parameters)
     train(hosted, host, optimizer)
     for one, other in zip(plain.parameters(), hosted.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)

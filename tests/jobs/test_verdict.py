@@ -225,7 +225,7 @@ def with_python(tmp_path: Path, script: str) -> tuple[RunPlan, RunFolder]:
     return plan, create(tmp_path / "runs", plan)
 
 
-def run(plan: RunPlan, folder: RunFolder) -> local.Outcome:
+def run(plan: RunPlan, folder: RunFolder) -> local.RunOutcome:
     return local.run(plan, folder, lambda number, of, text: None)
 
 

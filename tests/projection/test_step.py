@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import Miss
 from dlbench.projection.costs import LIBRARY
-from dlbench.projection.exchange import AS_IT_RAN, Cycle, ExchangeMethod, messages_of
+from dlbench.projection.exchange import Cycle, ExchangeMethod, messages_of
 from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, StorageSupply
 from dlbench.projection.nodes import lateness, scatter_of
 from dlbench.projection.projected import PARTS, Projection, Target
 from dlbench.projection.step import StepAt, _held_out, anchored, project
+from dlbench.specs.sync import Fusion, read_fusion
 from tests.support.training_machine import Machine, network_of
 
 DRAWS = 200
@@ -295,13 +296,13 @@ def test_another_way_is_what_it_changes() -> None:
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
 
     def exchange(ranks: int = 64, **changes: Any) -> float:
-        way = ExchangeMethod(**{"exchange": "flat", "fusion": AS_IT_RAN, "wire": "fp32", "group_size": 4, **changes})
+        way = ExchangeMethod(**{"exchange": "flat", "fusion": None, "wire": "fp32", "group_size": 4, **changes})
         return float(np.median(drawn(ingredients, ranks, way=way)["exchange"]))
 
     same = float(np.median(drawn(ingredients, 64)["exchange"]))
     assert exchange() == same
     assert exchange(wire="fp16") < 0.6 * same
-    assert exchange(fusion="own:single") > same
+    assert exchange(fusion=read_fusion("own:single")) > same
     assert exchange(exchange="hierarchical") < same
     # Levels that follow each other have no chunks, and take longer.
     one_thread = exchange(exchange="hierarchical", by=("horovod", "gloo"))
@@ -318,7 +319,7 @@ def test_another_way_is_what_it_changes() -> None:
     assert first is not None
     assert first.quantiles == pytest.approx((1.0,) * 9)
     assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
-    way = ExchangeMethod(exchange="hybrid", fusion=AS_IT_RAN, wire="fp32", group_size=4)
+    way = ExchangeMethod(exchange="hybrid", fusion=None, wire="fp32", group_size=4)
     for other, why in (
         (way, "exchange hybrid"),
         (replace(way, exchange="flat", wire="powersgd"), "wire powersgd"),
@@ -354,7 +355,7 @@ def test_fused_messages_hold_all_gradients_in_order(
     def seconds(size: float) -> float:
         return 0.001 + size * 1e-5
 
-    found = messages_of(result, AS_IT_RAN, seconds, 8, cycle=Cycle(threshold_bytes=threshold, cycle_s=cycle))
+    found = messages_of(result, None, seconds, 8, cycle=Cycle(threshold_bytes=threshold, cycle_s=cycle))
     assert found.ready_s is not None
     left, free = list(zip(sizes, ready, strict=True)), 0.0
     for size, start in zip(found.sizes, found.ready_s, strict=True):
@@ -368,10 +369,10 @@ def test_fused_messages_hold_all_gradients_in_order(
         assert size <= threshold or size in sizes
         free = start + max(seconds(size), cycle)
     assert left == []
-    buckets = messages_of(result, f"{least}B", seconds, 8).sizes
+    buckets = messages_of(result, Fusion(by="library", rule="size", bytes=least), seconds, 8).sizes
     assert sum(buckets) == sum(sizes)
     assert all(size >= least for size in buckets[:-1])
-    assert messages_of(result, "own:single", seconds, 8).sizes == (sum(sizes),)
+    assert messages_of(result, read_fusion("own:single"), seconds, 8).sizes == (sum(sizes),)
 
 
 # Nodes

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.jobs.scripts.launch import local_environments, rank_environment
+from dlbench.node.comm.execution import Execution
 from dlbench.node.comm.inputs import DTYPES, EXACT, Inputs, check
-from dlbench.node.comm.transport import Counters, Execution, Operation, Transport, start_mpi
+from dlbench.node.comm.transport import Counters, Operation, Transport, start_mpi
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.perfmodels.algorithms import counts

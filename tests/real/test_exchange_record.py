@@ -14,7 +14,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
 from dlbench.specs.comm import LineCost
-from dlbench.specs.sync import fusion_bytes
+from dlbench.units import parse_bytes
 from tests.support.forked_runs import run_forked
 from tests.support.forks import call_dlbench
 
@@ -167,7 +167,7 @@ def test_the_autotuner_is_one_contestant_with_its_cost(records: Records, horovod
     cycle, fusion = settings["engine.horovod.cycle_time_ms"], settings["sync.fusion"]
     assert (cycle.requested, fusion.requested) == (None, None)
     assert cycle.effective is None or cycle.effective == pytest.approx(tuned.cycle_time_ms, rel=1e-3)
-    found = fusion_bytes(str(fusion.effective).replace("none", "0"))
+    found = parse_bytes(str(fusion.effective).replace("none", "0"))
     assert found == pytest.approx(tuned.fusion_threshold_bytes, rel=1e-3)
     assert settings["engine.horovod.autotune"].effective is True
     assert record.inert == ()

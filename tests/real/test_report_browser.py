@@ -13,7 +13,7 @@ from dlbench.records.scan import scan
 from dlbench.report import wording
 from dlbench.report.formats import html
 from dlbench.report.formats.markdown import to_markdown
-from dlbench.views.scaling_report import SCALING, assemble, document_of
+from dlbench.views.scaling_report import assemble, document_of, scaling_views
 from tests.report.test_report import write_sample
 from tests.support.browser import Visit, violations
 from tests.support.foreign_text import PAYLOAD, write_hostile
@@ -163,7 +163,7 @@ def test_on_a_desk_charts_answer_and_every_view_says_something(browser: Any, sam
         assert labels.all_text_contents() == before
         numbers = json.loads(page.locator("#chart-specs").text_content())["tables"]
         for group in sample.report.groups:
-            for view in SCALING.group:
+            for view in scaling_views().group:
                 place = page.locator(f"[id='{view.id}-{group.id}']")
                 if view.section(group) is not None:
                     assert place.locator("table, svg").count() or len(place.text_content()) > 60, view.id

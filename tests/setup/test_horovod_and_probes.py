@@ -27,7 +27,7 @@ from dlbench.setup.horovod import (
     install,
     toolchain,
 )
-from dlbench.setup.probes import Finding, examine
+from dlbench.setup.probes import ProbeFinding, examine
 from tests.support.gpus import gpu_files
 
 CUDA_PARTS = ("nccl", "nccl_home", "nccl_library", "nvcc", "cuda_home", "architectures", "cuda_lacks")
@@ -398,7 +398,7 @@ def test_what_a_build_needs_is_named_before_anything_is_fetched(machine: Machine
 # Probes
 
 
-def findings() -> dict[str, Finding]:
+def findings() -> dict[str, ProbeFinding]:
     found = examine()
     for finding in found:
         assert finding.state in ("ok", "absent", "problem")

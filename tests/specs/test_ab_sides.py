@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dlbench.cli import cli
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs import local
-from dlbench.jobs.local import Outcome
+from dlbench.jobs.local import RunOutcome
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import scan
 from dlbench.specs.plan import AxisValue, RunPlan
@@ -125,10 +125,10 @@ def test_each_side_has_its_own_settings_over_the_options_of_both() -> None:
         overrides={"train.seed": 3},
     )
     one, other = pairs(made)[0]
-    assert (one.engine.name, one.sync.fusion, one.system.python, one.system.launch.environment) == (
+    assert (one.engine.name, str(one.sync.fusion), one.system.python, one.system.launch.environment) == (
         "horovod", "own:single", None, {},
     )  # fmt: skip
-    assert (other.engine.name, other.sync.fusion, other.system.python) == ("ddp", "auto", "/new/bin/python")
+    assert (other.engine.name, str(other.sync.fusion), other.system.python) == ("ddp", "auto", "/new/bin/python")
     assert other.system.launch.environment == {"X": "1"}
     assert {plan.workload.train.seed for plan in made} == {3}
     assert {tuple(plan.overrides) for plan in made} == {("train.seed",)}
@@ -228,12 +228,12 @@ def signals_as_before() -> Iterator[None]:
 def run_stubbed(out: Path, monkeypatch: pytest.MonkeyPatch, *options: str, **variables: str) -> Result:
     """`dlbench run` whose runs are written in an instant; those of side b take 20 % longer."""
 
-    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> Outcome:
+    def trained(plan: RunPlan, folder: RunFolder, on_progress: object) -> RunOutcome:
         shutil.rmtree(folder.path)
         slower = 1.2 if plan.series.side == "b" else 1.0
         drift = 1 + plan.series.repeat / 100
         write_run(folder.path.parent, plan, constant([part * slower * drift for part in TIMES]))
-        return Outcome(exit_code=ExitCode.OK, detail="")
+        return RunOutcome(exit_code=ExitCode.OK, detail="")
 
     monkeypatch.setattr(local, "run", trained)
     words = ["run", str(WORKLOAD), "--engine", "ddp", "--out", str(out), "--series", "s", *options]

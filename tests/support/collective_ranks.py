@@ -20,12 +20,13 @@ from typing import Any
 import torch
 
 from dlbench.errors import DlbenchError, ExitCode
-from dlbench.node.comm import lineup, transport
+from dlbench.node.comm import execution, lineup, transport
 from dlbench.node.comm.contestants import Reference
 from dlbench.node.comm.control import Control, Deadline
+from dlbench.node.comm.execution import Execution
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
 from dlbench.node.comm.run import measure
-from dlbench.node.comm.transport import Execution, GlooTransport, MpiTransport, Transport, start_mpi
+from dlbench.node.comm.transport import GlooTransport, MpiTransport, Transport, start_mpi
 from dlbench.node.cores import CoreBinding
 from dlbench.node.ranks import RankPlace, detect
 from dlbench.perfmodels.algorithms import schedule
@@ -81,7 +82,7 @@ class Rank:
         mpi = None
         carrier: Transport
         segment = options["segment_bytes"]
-        transport.SLOT_MEMORY_BYTES = segment  # The fewest slots: sends wait for receives that wait for sums.
+        execution.SLOT_MEMORY_BYTES = segment  # The fewest slots: sends wait for receives that wait for sums.
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
             mpi = start_mpi(place, self.plan.system.launch.launcher)
@@ -99,11 +100,11 @@ class Rank:
                     given = inputs.given()
                     data = torch.zeros(elements, dtype=DTYPES["fp32"])
                     steps = schedule(collective, name, place.rank, place.size, elements, group_size=group_size)
-                    execution = Execution(steps, data, carrier, given if collective == "all-to-all" else None)
+                    bound = Execution(steps, data, carrier, given if collective == "all-to-all" else None)
                     for _ in range(2):  # the second finds everything used
                         inputs.reset(data, given)
                         carrier.counters.reset()
-                        execution.run()
+                        bound.run()
                         problem = check(inputs, data).problem
                         if problem:
                             break

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlbench.datasets.making.production import Part, produce
+from dlbench.datasets.making.production import DatasetPart, produce
 from dlbench.errors import EnvironmentLacksError, UserError
 
 __all__ = ["Noise", "produce"]
@@ -36,12 +36,12 @@ class Noise:
     def made_with(self) -> Mapping[str, str | int | float | bool]:
         return {"seed": self.seed, "num_bytes": self.num_bytes, "train": self.num_train, "share": 0.5, "odd": False}
 
-    def parts(self) -> Sequence[Part]:
-        return [Part(f"train/noise-{i:03d}", "train", 10 * i, 10) for i in range(self.num_train)] + [
-            Part(f"validation/noise-{i:03d}", "validation", 7 * i, 7) for i in range(self.num_validation)
+    def parts(self) -> Sequence[DatasetPart]:
+        return [DatasetPart(f"train/noise-{i:03d}", "train", 10 * i, 10) for i in range(self.num_train)] + [
+            DatasetPart(f"validation/noise-{i:03d}", "validation", 7 * i, 7) for i in range(self.num_validation)
         ]
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         assert not path.exists()
         assert path.name == Path(part.name).name
         generator = random.Random(f"{self.seed} {part.name}")

@@ -16,8 +16,8 @@ from dlbench.report.wording import figure_text, place_text
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.model import Group, Report
-from dlbench.views.readers import Reading
-from dlbench.views.scaling_report import SCALING, assemble, document_of
+from dlbench.views.readers import GroupReading
+from dlbench.views.scaling_report import assemble, document_of, scaling_views
 from dlbench.views.shuffling import Audit, ShuffleComparison
 from dlbench.views.staging import BreakEven, Staged, break_even_epochs, break_even_text
 from tests.support.data_path_factory import (
@@ -45,7 +45,7 @@ def write(out: Path, wait_ms: float, record: dict[str, Any], **request: Any) -> 
 
 def page(out: Path) -> tuple[Report, Document]:
     report = assemble(scan(out))
-    return report, document_of(report, SCALING)
+    return report, document_of(report)
 
 
 def sections(document: Document) -> dict[str, Section]:
@@ -156,18 +156,18 @@ def test_samples_found_of_an_earlier_run_are_not_the_time_of_copying(tmp_path: P
 
 
 def test_cold_and_warm_epochs_and_tiers_are_told_apart(shown: tuple[Report, Document]) -> None:
-    first, second = group(shown[0]).of(Reading).epochs
+    first, second = group(shown[0]).of(GroupReading).epochs
     assert (first.temperature, second.temperature) == ("cold", "warm")
     assert (first.shared_bytes, first.storage_bytes, first.cached_bytes) == (50 * MB, 50 * MB, 0)
     assert second.cached_bytes == 49 * MB
-    own = group(shown[0], staging="shard", shuffle="local").of(Reading)
+    own = group(shown[0], staging="shard", shuffle="local").of(GroupReading)
     assert (own.epochs[0].local_bytes, own.epochs[0].shared_bytes) == (50 * MB, 0)
 
 
 def test_bytes_that_nobody_counted_are_not_zero(tmp_path: Path) -> None:
     write(tmp_path, 5.0, {"reading": reading_result([read_epoch(storage=None)])})
     report, document = page(tmp_path)
-    found = report.groups[0].of(Reading)
+    found = report.groups[0].of(GroupReading)
     assert (found.epochs[0].storage_bytes, found.epochs[0].temperature) == (None, "not known")
     header = sections(document)["reading"].sheets[1].to_display().header
     assert not {"Of it from storage", "From the page cache"} & set(header)
@@ -178,7 +178,7 @@ def test_the_audit_names_errors_first_and_says_how_well_samples_are_mixed(shown:
     (point,) = one.of(Audit).points
     assert (point.num_bad, point.twice, point.never, point.sent, point.received) == (5, 5, 5, 1000, 995)
     assert point.novelty == pytest.approx(0.2)
-    view = next(view for view in SCALING.group if view.id == "shuffle-audit")
+    view = next(view for view in scaling_views().group if view.id == "shuffle-audit")
     section = view.section(one)
     assert [mark.severity for mark in section.marks] == ["serious"] * 5
     assert "a/17.jpeg" in section.marks[0].text

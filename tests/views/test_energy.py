@@ -103,7 +103,7 @@ def rows_of(times: Iterable[float], *values: Power) -> list[tuple[float, ...]]:
 
 
 def joules(energy: RunEnergy, *names: str, kind: Any = "GPUs") -> float:
-    return energy.stage(kind, *names).joules
+    return energy.joules(kind, *names)
 
 
 def measured(out: Path) -> DetailedEnergy:
@@ -189,6 +189,15 @@ def test_parts_of_an_interval_sum_to_it(curve: Curve, edges: list[int]) -> None:
     assert 0 <= whole.coverage <= 1
 
 
+@given(curves(), st.lists(st.integers(-5 * S, 200 * S), min_size=2, max_size=12))
+def test_amounts_between_edges_are_those_of_each_interval(curve: Curve, edges: list[int]) -> None:
+    edges = sorted(edges)
+    for amount, (begin, end) in zip(curve.between(edges), pairwise(edges), strict=True):
+        wanted = curve.over(begin, end)
+        assert (amount.known_ns, amount.length_ns) == (wanted.known_ns, wanted.length_ns)
+        assert amount.value == pytest.approx(wanted.value, rel=1e-9, abs=1e-6)
+
+
 @given(curves(), st.integers(0, 100 * S), st.integers(0, 100 * S))
 def test_an_integral_is_that_of_many_small_steps(curve: Curve, one: int, other: int) -> None:
     begin, end = sorted((one, other))
@@ -225,9 +234,8 @@ def test_stages_of_a_run_sum_to_the_whole(tmp_path: Path) -> None:
     assert {name: joules(energy, name) for name in expected} == pytest.approx({k: 300 * v for k, v in expected.items()})
     assert joules(energy) == pytest.approx(300 * 20, rel=1e-9)
     assert joules(energy) == pytest.approx(sum(joules(energy, name) for name in expected), rel=1e-12)
-    whole = energy.stage("GPUs")
-    assert whole.sampled_share == 1
-    assert whole.mean_power_w == pytest.approx(300.0)
+    assert energy.sampled_share("GPUs") == 1
+    assert energy.mean_power_w("GPUs") == pytest.approx(300.0)
 
 
 def test_joules_a_sample_are_of_the_measured_window(tmp_path: Path) -> None:
@@ -270,9 +278,8 @@ def test_a_reset_is_told_and_leaves_the_rest(tmp_path: Path) -> None:
     rows = rows_of(every(1.0), lambda t: 1e5 + 300 * t if t < 10 else 300 * (t - 10))
     energy = run_energy(make_run(tmp_path, ["gpu.0.energy_j"], rows))
     assert energy.methods("GPUs") == ("energy counter with reset",)
-    measured = energy.stage("GPUs", "measured")
-    assert measured.joules == pytest.approx(300 * 11)
-    assert measured.sampled_share == pytest.approx(11 / 12)
+    assert joules(energy, "measured") == pytest.approx(300 * 11)
+    assert energy.sampled_share("GPUs", "measured") == pytest.approx(11 / 12)
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(300 * 12 / 48)
     assert any("was reset" in text for text in energy.doubts)
     assert any("8% of the measured window was not sampled" in text for text in energy.doubts)
@@ -308,7 +315,7 @@ def test_a_rapl_zone_that_cannot_be_read_leaves_no_sum(tmp_path: Path, name: str
     )
     energy = run_energy(run)
     assert energy.of("processors") == ()
-    assert energy.stage("processors") is None
+    assert energy.amounts("processors") == []
     assert energy.why["processors"] == f"{name.split('.')[2].removesuffix('_j')} is not read: {reason} (n0)"
 
 
@@ -318,7 +325,7 @@ def test_a_gap_over_a_border_of_stages_is_missing_time(tmp_path: Path) -> None:
     columns = ["gpu.0.energy_j", "host.energy.package-0_j"]
     energy = run_energy(make_run(tmp_path, columns, rows_of(times, lambda t: 300 * t, lambda t: 80 * t)))
     for kind in KINDS:
-        assert energy.stage(kind, "measured").sampled_share == pytest.approx(4 / 12)
+        assert energy.sampled_share(kind, "measured") == pytest.approx(4 / 12)
         assert energy.energy_per_sample_j(kind) is None
     assert joules(energy, "measured") == pytest.approx(300 * 4)
     assert any("only 33% of the measured window was sampled" in text for text in energy.doubts)
@@ -352,7 +359,7 @@ def test_without_spans_only_steps_are_told_apart(tmp_path: Path) -> None:
     write_samples(folder, 0, ["gpu.0.energy_j"], rows_of(every(1.0), lambda t: 300 * t))
     energy = run_energy(read_run(folder.path))
     assert any("no spans hold the stages" in text for text in energy.doubts)
-    assert energy.stage("GPUs", "building") is None
+    assert energy.amounts("GPUs", "building") == []
     assert joules(energy) == pytest.approx(300 * 15)
 
 
@@ -370,9 +377,7 @@ def test_two_nodes_each_on_its_own_clock(tmp_path: Path) -> None:
     assert joules(energy, "warm-up") == pytest.approx(2 * 200 * 3)
     assert energy.num_samples == 2 * 48
     assert energy.energy_per_sample_j("GPUs") == pytest.approx(500 * 12 / 48)
-    measured = energy.stage("GPUs", "measured")
-    assert measured.mean_power_w == pytest.approx(1000.0)
-    assert measured.seconds == pytest.approx(12.0)
+    assert energy.mean_power_w("GPUs", "measured") == pytest.approx(1000.0)
 
 
 def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
@@ -391,7 +396,7 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
     )
     energy = run_energy(read_run(folder.path))
     assert energy.why["GPUs"] == "NVML Shared Library Not Found (n1)"
-    assert energy.stage("GPUs") is None
+    assert energy.amounts("GPUs") == []
     assert joules(energy, kind="processors") == pytest.approx(2 * 80 * 20)
 
 
@@ -423,8 +428,7 @@ def four_gpus(
 
 
 def watts(energy: RunEnergy) -> float | None:
-    measured = energy.stage("GPUs", "measured")
-    return None if measured is None else measured.mean_power_w
+    return energy.mean_power_w("GPUs", "measured")
 
 
 UUIDS = {f"gpu.{gpu}.uuid": f"GPU-{gpu}" for gpu in range(4)}
@@ -451,7 +455,7 @@ def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Pat
 )
 def test_a_divided_board_is_refused(tmp_path: Path, gpu: dict[str, Any], told: dict[str, str]) -> None:
     energy = four_gpus(tmp_path, told=told, gpu=gpu)
-    assert energy.stage("GPUs") is None
+    assert energy.amounts("GPUs") == []
     assert "MIG" in energy.why["GPUs"]
 
 
@@ -470,7 +474,7 @@ def test_energy_of_gpus_that_the_sampler_was_not_shown_is_no_figure(tmp_path: Pa
         for t in every(1.0):
             writer.append((round(t * S), 0, 100 * t))
     energy = run_energy(read_run(folder.path))
-    assert energy.stage("GPUs") is None
+    assert energy.amounts("GPUs") == []
     assert energy.why["GPUs"] == (
         "the sampler of n0 was shown 1 of the 4 GPUs that its ranks used, as where Slurm hides the others' "
         "(slurm.gpu_bind site): nothing is known of the others"

@@ -24,9 +24,9 @@ from dlbench.views.exchange import (
     ExchangePoint,
     exchange_charts,
     exchange_points,
-    fitted_line,
     times,
 )
+from dlbench.views.exchange_bound import fitted_line
 from dlbench.views.scaling_report import assemble, document_of
 from tests.support.run_factory import (
     Story,
@@ -220,7 +220,7 @@ def test_waiting_for_late_ranks_is_not_in_the_line(tmp_path: Path) -> None:
 def test_a_run_that_did_better_than_the_model_contradicts_it(tmp_path: Path) -> None:
     """A line that was measured apart, and too slow: there is no bound, in no format."""
     slow = [{"name": "flat", "startup_s": 0.1, "per_byte_s": 1e-8, "ranks": 2}]
-    write_exchange(tmp_path, lambda plan: {"costs": slow, "exposed_s": 0.004, "communication_s": 0.03})
+    write_exchange(tmp_path, lambda plan: {"costs": slow, "exposed_s": 0.2, "communication_s": 0.3})
     report, group = report_of(tmp_path)
     (point,) = points_of(group)
     assert point.prediction is None

@@ -53,7 +53,7 @@ def test_steps_stand_on_each_other_and_repeats_are_interleaved(tmp_path: Path) -
     assert there == ["baseline", "tensor fusion", "hybrid", "large batch"]
     assert [plan.series.step for plan in found if plan.series.repeat == 1] == there[::-1]
     last = found[3]
-    assert (last.sync.fusion, last.sync.exchange, last.workload.train.batch_per_rank) == ("own:64MiB", "hybrid", 4)
+    assert (str(last.sync.fusion), last.sync.exchange, last.workload.train.batch_per_rank) == ("own:64MiB", "hybrid", 4)
     assert last.series.axes["sync.hybrid_threshold_bytes"] == 65536
     assert len({plan.job_name for plan in found}) == len({plan.run_id for plan in found}) == 8
     # All steps, and why one is left out, are in every plan.

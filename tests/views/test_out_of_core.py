@@ -14,7 +14,7 @@ from dlbench.perfmodels.out_of_core.planner import fixed_plan
 from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
-from dlbench.views.out_of_core.numbers import MethodPoint, OutOfCore, out_of_core
+from dlbench.views.out_of_core.numbers import MethodComparison, MethodPoint, out_of_core
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
@@ -49,18 +49,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(runs: Path) -> OutOfCore:
+def found(runs: Path) -> MethodComparison:
     table = tabulate(scan(runs), with_causes=True)
     (found,) = out_of_core(groups(table), table)
     return found
 
 
-def point(found: OutOfCore, method: str, batch: int) -> MethodPoint:
+def point(found: MethodComparison, method: str, batch: int) -> MethodPoint:
     (one,) = [one for one in found.points if one.method == method and one.batch == batch and one.num_runs]
     return one
 
 
-def test_every_method_and_batch_is_a_point_of_its_own(runs: Path, found: OutOfCore) -> None:
+def test_every_method_and_batch_is_a_point_of_its_own(runs: Path, found: MethodComparison) -> None:
     with_figures = [one for one in found.points if one.num_runs]
     assert len(with_figures) == 2 * len(METHODS) - 1
     assert {one.num_runs for one in with_figures} == {5}
@@ -68,7 +68,7 @@ def test_every_method_and_batch_is_a_point_of_its_own(runs: Path, found: OutOfCo
     assert len(groups(tabulate(scan(runs)))) == len(with_figures)
 
 
-def test_peaks_and_steps_stand_beside_what_was_predicted(found: OutOfCore) -> None:
+def test_peaks_and_steps_stand_beside_what_was_predicted(found: MethodComparison) -> None:
     one = point(found, "planned (KARMA)", 32)
     assert one.capacity_bytes == 20 * MIB
     assert one.predicted_peak_bytes <= one.capacity_bytes
@@ -108,7 +108,7 @@ def test_a_method_that_saves_nothing_says_so(tmp_path: Path) -> None:
     assert "Predicted peaks are off by" in words
 
 
-def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:
+def test_waits_and_bytes_are_per_step_and_rank(found: MethodComparison) -> None:
     recomputed = point(found, "all recomputed", 32)
     assert recomputed.recompute_share.value == pytest.approx(0.032 / recomputed.step.value, rel=0.02)
     streamed = point(found, "all streamed", 32)
@@ -118,7 +118,7 @@ def test_waits_and_bytes_are_per_step_and_rank(found: OutOfCore) -> None:
     assert point(found, "in core", 8).swapped_bytes is None
 
 
-def test_the_limit_in_core_comes_from_the_chain_and_from_runs_that_ended(found: OutOfCore) -> None:
+def test_the_limit_in_core_comes_from_the_chain_and_from_runs_that_ended(found: MethodComparison) -> None:
     (limit,) = found.limits
     assert (limit.capacity_bytes, limit.batch) == (20 * MIB, 13)
     failed = next(one for one in found.points if one.method == "in core" and one.batch == 32)
@@ -130,7 +130,7 @@ def test_the_limit_in_core_comes_from_the_chain_and_from_runs_that_ended(found: 
     assert refused.num_without_memory == 1
 
 
-def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(found: OutOfCore) -> None:
+def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(found: MethodComparison) -> None:
     gain = next(one for one in found.gains if one.batch == 32)
     assert gain.planned.startswith("planned (KARMA)")
     rates = {one.label: one.throughput.value for one in found.points if one.batch == 32 and one.throughput}
@@ -139,7 +139,7 @@ def test_the_plan_is_compared_with_the_fastest_that_treats_all_blocks_alike(foun
     assert gain.ratio.value == pytest.approx(rates[gain.planned] / others[gain.over])
 
 
-def test_throughput_is_drawn_with_the_largest_batch_in_core(found: OutOfCore) -> None:
+def test_throughput_is_drawn_with_the_largest_batch_in_core(found: MethodComparison) -> None:
     (throughput,) = method_charts(found, 1)
     assert "in core up to 13" in json.dumps(throughput.spec)
 
@@ -165,7 +165,7 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     for plan in method_plans([("planned", "none")], batches=(batch,), points=(2,), engine="ddp"):
         write_memory_run(tmp_path, plan)
     report = assemble(scan(tmp_path))
-    (found,) = report.all_of(OutOfCore)
+    (found,) = report.all_of(MethodComparison)
     zero_1, fsdp = "DDP, optimizer state sharded (ZeRO-1)", "FSDP, parameters sharded over all ranks"
     fits = {one.method: one.fits for one in found.at_limit}
     assert len(fits) == 4
@@ -189,7 +189,7 @@ def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Pat
 
     write_memory_run(tmp_path, plan, change=change)
     report = assemble(scan(tmp_path))
-    (found,) = report.all_of(OutOfCore)
+    (found,) = report.all_of(MethodComparison)
     assert found.points[0].checksum_share == 0.75
     (section,) = OutOfCoreView().sections(report)
     assert any("more than the plan allowed, by up to 3 MiB" in text for text in section.words)

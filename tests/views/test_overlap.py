@@ -39,7 +39,7 @@ def exposed_of(groups: Sequence[int]) -> float:
 
 def story(plan: RunPlan, faster: Mapping[str, float] = {}) -> Story:
     """As the model sends; a fusion of `faster` left so much less after the backward pass."""
-    spans, fusion = sent(GROUPS[plan.sync.fusion]), plan.sync.fusion
+    spans, fusion = sent(GROUPS[str(plan.sync.fusion)]), str(plan.sync.fusion)
     messages = [
         {"num_bytes": size, "num_tensors": count, "method": "flat", "start_s": begin, "exchange_s": end - begin}
         for begin, end, size, count in spans

@@ -17,8 +17,8 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
+from dlbench.views.differences import DifferencesView, RunDifference, run_differences
 from dlbench.views.precision import PrecisionComparison, PrecisionView
-from dlbench.views.runs import DifferencesView, RunDifference, run_differences
 from dlbench.views.scaling_report import assemble
 from dlbench.views.systems import SystemDescription, SystemsView
 from dlbench.views.view import ReportView

@@ -125,7 +125,7 @@ def test_two_sessions_of_a_sweep_decide_nothing(tmp_path: Path) -> None:
 
     def faster(plan: RunPlan) -> float:
         wobble = 1 + 0.002 * (plan.series.repeat % 3)
-        return wobble * (1.2 if plan.sync.fusion == "own:single" else 1.0)
+        return wobble * (1.2 if str(plan.sync.fusion) == "own:single" else 1.0)
 
     axes = {"sync.fusion": ("own:none", "own:single"), "sync.wire": ("fp32", "fp16")}
 

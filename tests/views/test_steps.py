@@ -18,15 +18,12 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
+from dlbench.views.rank_map import EDGES, MapRow, RankMap, bin_title
 from dlbench.views.scaling_report import assemble
 from dlbench.views.steps import (
-    EDGES,
-    MapRow,
-    RankMap,
     RanksView,
+    StepDistribution,
     StepsView,
-    StepTimes,
-    bin_title,
 )
 from tests.analysis.test_causes import simulate
 from tests.support.run_factory import StepTimes as Times
@@ -68,11 +65,11 @@ def group(folder: Path) -> model.Group:
     return found
 
 
-def steps_of(group: model.Group) -> StepTimes:
-    return group.of(StepTimes)
+def steps_of(group: model.Group) -> StepDistribution:
+    return group.of(StepDistribution)
 
 
-def with_steps(group: model.Group, times: StepTimes | None) -> model.Group:
+def with_steps(group: model.Group, times: StepDistribution | None) -> model.Group:
     return dataclasses.replace(group, views={**group.views, "step_times": times})
 
 

@@ -45,7 +45,7 @@ SINGLE: dict[str, Any] = {"engine": "ddp", "sweep": {"sync.fusion": ("auto", "ow
 
 def single_by(factor: float) -> Callable[[RunPlan], float]:
     """One message is so many times as fast."""
-    return lambda plan: factor if plan.sync.fusion == "own:single" else 1.0
+    return lambda plan: factor if str(plan.sync.fusion) == "own:single" else 1.0
 
 
 def found_in(out: Path) -> Sweep:
@@ -169,7 +169,7 @@ def test_missing_repeats_leave_the_others_paired(tmp_path: Path) -> None:
     """A run that is lost takes its pair along, and no other."""
 
     def is_lost(plan: RunPlan) -> bool:
-        return plan.sync.fusion == "own:single" and plan.series.repeat == 5
+        return str(plan.sync.fusion) == "own:single" and plan.series.repeat == 5
 
     cell = swept(tmp_path, single_by(1.1), skip=is_lost, drift=0.3, repeats=6, **SINGLE)
     fast = setting(cell, fusion="own:single")
@@ -195,7 +195,7 @@ def test_few_repeats_decide_nothing(tmp_path: Path, repeats: int) -> None:
 
 def test_noise_is_undecided_and_the_repeats_are_counted(tmp_path: Path) -> None:
     cell = swept(
-        tmp_path, lambda plan: WOBBLE[plan.series.repeat] if plan.sync.fusion == "own:single" else 1.0, **SINGLE
+        tmp_path, lambda plan: WOBBLE[plan.series.repeat] if str(plan.sync.fusion) == "own:single" else 1.0, **SINGLE
     )
     assert setting(cell, fusion="own:single").verdict == "undecided"
     logs = [math.log(factor) for factor in WOBBLE]
@@ -219,7 +219,7 @@ def test_what_had_no_effect_is_never_the_best(tmp_path: Path) -> None:
     cell = swept(
         tmp_path,
         single_by(1.2),
-        story=lambda plan: Story(inert=(inert,) if plan.sync.fusion == "own:single" else ()),
+        story=lambda plan: Story(inert=(inert,) if str(plan.sync.fusion) == "own:single" else ()),
         **SINGLE,
     )
     assert setting(cell, fusion="own:single").inert == (inert,)
@@ -432,7 +432,7 @@ def test_all_rank_counts_of_a_report_are_one_family(tmp_path: Path) -> None:
     lucky = (1.01, 1.008, 1.045, 1.03, 1.022)
 
     def speed(plan: RunPlan) -> float:
-        return lucky[plan.series.repeat] if plan.sync.fusion == "own:single" and plan.layout.ranks == 2 else 1.0
+        return lucky[plan.series.repeat] if str(plan.sync.fusion) == "own:single" and plan.layout.ranks == 2 else 1.0
 
     alone = swept(tmp_path / "alone", speed, **SINGLE)
     assert setting(alone, fusion="own:single").verdict == "faster"
@@ -456,7 +456,7 @@ def test_the_best_of_many_is_said_to_be_chosen(tmp_path: Path) -> None:
     draw = random.Random(4)
 
     def speed(plan: RunPlan) -> float:
-        faster = 1.1 if plan.sync.fusion != sizes[0] else 1.0
+        faster = 1.1 if str(plan.sync.fusion) != sizes[0] else 1.0
         return faster * math.exp(draw.gauss(0, 0.008))
 
     sweep = {"sync.fusion": sizes}

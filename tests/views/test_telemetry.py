@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Callable, Sequence
@@ -10,15 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dlbench.analysis import scaling
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.analysis.telemetry import readings as machine_readings
-from dlbench.analysis.telemetry.integral import counter_curve, rate_curve
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
@@ -112,30 +107,6 @@ def sheet(group: Group, name: str) -> Sheet[Any]:
     return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
 
 
-# Fewer points, and gaps
-
-
-@given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=60),
-    st.integers(0, 2**31),
-    st.lists(st.integers(-5, 300), min_size=2, max_size=12),
-    st.booleans(),
-)
-def test_amounts_between_edges_are_those_of_each_interval(
-    steps: list[int], seed: int, borders: list[int], is_counter: bool
-) -> None:
-    rng = np.random.default_rng(seed)
-    times = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64) * S
-    found = rng.uniform(0, 100, len(times))
-    found[rng.random(len(times)) < 0.1] = np.nan
-    curve = counter_curve(times, np.cumsum(found), 1.0) if is_counter else rate_curve(times, found, 1.0)
-    edges = [border * S // 2 for border in sorted(borders)]
-    for told, (begin, end) in zip(curve.between(edges), itertools.pairwise(edges), strict=True):
-        wanted = curve.over(begin, end)
-        assert (told.known_ns, told.length_ns) == (wanted.known_ns, wanted.length_ns)
-        assert told.value == pytest.approx(wanted.value, rel=1e-9, abs=1e-6)
-
-
 # Telemetry
 
 
@@ -222,7 +193,7 @@ def test_every_file_of_samples_is_read_once(tmp_path: Path, monkeypatch: pytest.
     assert len(read) == len(set(read)) == 6
 
 
-def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
+def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = nodes_plans((1, 4), repeats=3)
     for plan in made:
         slower = [part * (1 + plan.series.repeat / 100) for part in STEP_MS]
@@ -232,8 +203,9 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path) -> None:
     table = tabulate(scan(tmp_path))
 
     def read(most: int) -> list[tuple[int, int]]:
-        found = machine_readings.machine_readings(table, most)
-        runs = [table.runs[run_id] for run_id in found.by_run]
+        monkeypatch.setattr(machine_readings, "MAX_NODES", most)
+        readings = machine_readings.read_machines(table.points.values(), "some")
+        runs = [table.runs[run_id] for run_id in readings]
         return [(run.plan.layout.nodes, run.plan.series.repeat) for run in runs]
 
     assert len(read(100)) == 6
@@ -251,7 +223,6 @@ def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatc
         write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
     monkeypatch.setattr(machine_readings, "MAX_NODES", 4)
     monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
-    monkeypatch.setattr(machine_readings.machine_readings, "__defaults__", (4,))
     group = group_of(tmp_path)
     assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 2, 4]
     assert group.of(Energy) is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -11,8 +11,6 @@ from typing import Literal
 
 from dlbench.analysis.telemetry.integral import NOTHING, Amount, Curve, counter_curve, rate_curve
 from dlbench.analysis.telemetry.node_samples import (
-    STAGES,
-    NodeReader,
     NodeSamples,
     NodeStages,
     node_stages,
@@ -23,7 +21,18 @@ from dlbench.analysis.telemetry.node_samples import (
 from dlbench.analysis.telemetry.throttling import GpuUse, computes_on_gpu, gpus_of_ranks
 from dlbench.records.scan import Run
 
-MAX_UNACCOUNTED = 0.02
+Kind = Literal["GPUs", "processors"]
+KINDS: tuple[Kind, ...] = ("GPUs", "processors")
+Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
+
+MIN_COVERAGE = 0.9  # Less of an interval sampled, and no figure is made of it.
+MIN_WINDOW_S = 10.0  # A shorter window holds too few updates of a counter (about ten per second) and samples.
+CHECK_TOLERANCE = 0.1  # Counter and power further apart than this are doubtful.
+
+_HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")
+
+ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")  # Fields that energy is made of.
+MAX_UNACCOUNTED = 0.02  # Share of the measured window in no step above which it is said.
 
 WHOLE_NODE = (
     "the energy of processors is that of the whole node, memory included, as RAPL counts it, whatever ran there; "
@@ -32,15 +41,23 @@ WHOLE_NODE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageEnergy:
-    """All sources of one kind, of all nodes, in one stage."""
+class SourceEnergy:
+    """One GPU or one processor package of one node."""
 
-    joules: float  # Of what was sampled.
-    sampled_share: float  # Sampled share of the time of all sources (1).
-    seconds: float  # Mean time per node in this stage.
-    filled_joules: float | None
-    """Unsampled time taken to be like the rest, each source by itself; None below `MIN_COVERAGE` of one of them."""
-    mean_power_w: float | None  # Mean power of all sources together; None where nothing was sampled.
+    node_rank: int
+    host: str
+    name: str  # `gpu.0`, `package-0`.
+    kind: Kind
+    method: Method
+    stages: dict[str, Amount]  # Joules of each stage the node was at.
+    counter_over_power: float | None
+    """Energy by the counter / by power, in the measured window (1); None where only one of them is there."""
+    samples_in_window: int  # Samples of it in the measured window.
+
+    def over(self, stages: Collection[str] = ()) -> Amount:
+        """Returns what it took in some stages together; without names in the whole run."""
+        chosen = [amount for stage, amount in self.stages.items() if not stages or stage in stages]
+        return reduce(add, chosen, NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,47 +72,52 @@ class RunEnergy:
     notes: tuple[str, ...]  # What a reader must know, likewise.
 
     def of(self, kind: Kind) -> tuple[SourceEnergy, ...]:
-        """The sources behind the figures of a kind; none where there is no figure."""
+        """Returns the sources behind the figures of a kind; none where there is no figure."""
         return () if kind in self.why else tuple(source for source in self.sources if source.kind == kind)
 
-    def stage(self, kind: Kind, *stages: str) -> StageEnergy | None:
-        """Some stages together (without names: the whole run); None where nothing is known of them."""
-        chosen = stages or STAGES
-        amounts = [
-            reduce(add, (source.stages[stage] for stage in chosen if stage in source.stages), NOTHING)
-            for source in self.of(kind)
-        ]
-        if not any(amount.length_ns for amount in amounts):
-            return None
-        rates = [amount.rate for amount in amounts if amount.length_ns]
-        is_whole = all(amount.coverage >= MIN_COVERAGE for amount in amounts)
-        total = reduce(add, amounts)
-        return StageEnergy(
-            joules=total.value,
-            sampled_share=total.coverage,
-            seconds=total.length_ns / len(amounts) / 1e9,
-            filled_joules=sum(amount.value / amount.coverage for amount in amounts) if is_whole else None,
-            mean_power_w=sum(rate for rate in rates if rate is not None) if None not in rates else None,
-        )
+    def amounts(self, kind: Kind, *stages: str) -> list[Amount]:
+        """Returns what each source of a kind took in some stages together (without names: in the whole run); empty
+        where nothing is known of them.
+        """
+        amounts = [source.over(stages) for source in self.of(kind)]
+        return amounts if any(amount.length_ns for amount in amounts) else []
+
+    def joules(self, kind: Kind, *stages: str) -> float | None:
+        """Returns the energy of what was sampled, of all sources and nodes together."""
+        amounts = self.amounts(kind, *stages)
+        return sum(amount.value for amount in amounts) if amounts else None
+
+    def sampled_share(self, kind: Kind, *stages: str) -> float | None:
+        """Returns the sampled share of the time of all sources (1)."""
+        amounts = self.amounts(kind, *stages)
+        return reduce(add, amounts).coverage if amounts else None
+
+    def mean_power_w(self, kind: Kind, *stages: str) -> float | None:
+        """Returns the mean power of all sources together; None where one of them was not sampled."""
+        rates = [amount.rate for amount in self.amounts(kind, *stages) if amount.length_ns]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if rates and len(known) == len(rates) else None
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
-        """Energy of the measured stage over its samples; None where there is no figure, or too little was sampled."""
-        measured = self.stage(kind, "measured")
-        if measured is None or measured.filled_joules is None or not self.num_samples:
+        """Returns the energy of the measured stage over its samples: unsampled time is taken to be like the rest, each
+        source by itself. None where there is no figure, or too little was sampled of one of them.
+        """
+        amounts = self.amounts(kind, "measured")
+        if not (amounts and self.num_samples) or any(amount.coverage < MIN_COVERAGE for amount in amounts):
             return None
-        return measured.filled_joules / self.num_samples
+        return sum(amount.value / amount.coverage for amount in amounts) / self.num_samples
 
     def methods(self, kind: Kind) -> tuple[str, ...]:
-        """How the energy of a kind is known, each way once."""
+        """Returns how the energy of a kind is known, each way once."""
         return tuple(sorted({source.method for source in self.of(kind)}))
 
 
-def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
-    """The energy of a run with a record.
+def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
+    """Returns the energy of a run with a record.
 
-    Figures of a kind are sums over all nodes: where those of one node are missing, there is none. `read` reads a node,
-    so that readers of the same samples can share them. Raises IncompleteDataError: samples, spans or steps are damaged;
-    or ValueError: the run has no record.
+    Figures of a kind are sums over all nodes: where those of one node are missing, there is none. `sampled`: the
+    samples of its nodes that have any; None: they are read. Raises IncompleteDataError: samples, spans or steps are
+    damaged; or ValueError: the run has no record.
     """
     if run.record is None:
         raise ValueError(f"{run.plan.run_id} has no record: it has no energy")
@@ -110,7 +132,7 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
             why.setdefault("processors", reason)
             why.setdefault("GPUs", reason)
             continue
-        samples = read(run, node, lambda name: ENERGY_FIELDS.fullmatch(name) is not None)
+        samples = read_node(run, node, _is_energy) if sampled is None else sampled[node]
         stages = node_stages(run, node)
         use = gpus_of_ranks(run, samples)
         found = tuple(gpu_sources(samples, stages, use))
@@ -140,6 +162,10 @@ def run_energy(run: Run, read: NodeReader = read_node) -> RunEnergy:
     )
 
 
+def _is_energy(name: str) -> bool:
+    return ENERGY_FIELDS.fullmatch(name) is not None
+
+
 def _on(samples: NodeSamples, text: str) -> str:
     return f"{text} ({samples.host})" if samples.host and samples.host not in text else text
 
@@ -162,38 +188,6 @@ def _stage_doubts(samples: NodeSamples, stages: NodeStages) -> Iterator[str]:
             f"{stages.unaccounted_s / measured:.0%} of the measured window is in no step: pauses that no span holds "
             "are part of its energy",
         )
-
-
-Kind = Literal["GPUs", "processors"]
-KINDS: tuple[Kind, ...] = ("GPUs", "processors")
-Method = Literal["energy counter", "energy counter with reset", "power over time stamps"]
-
-MIN_COVERAGE = 0.9  # Less of an interval sampled, and no figure is made of it.
-MIN_WINDOW_S = 10.0  # A shorter window holds too few updates of a counter (about ten per second) and samples.
-CHECK_TOLERANCE = 0.1  # Counter and power further apart than this are doubtful.
-
-_HOST_FIELD = re.compile(r"host\.energy\.(.+)_j")
-
-ENERGY_FIELDS = re.compile(r"gpu\.\d+\.(power_w|energy_j)|host\.energy\..+_j")  # Fields that energy is made of.
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceEnergy:
-    """One GPU or one processor package of one node."""
-
-    node_rank: int
-    host: str
-    name: str  # `gpu.0`, `package-0`.
-    kind: Kind
-    method: Method
-    stages: dict[str, Amount]  # Joules of each stage the node was at.
-    counter_over_power: float | None
-    """Energy by the counter / by power, in the measured window (1); None where only one of them is there."""
-    samples_in_window: int  # Samples of it in the measured window.
-
-    @property
-    def whole(self) -> Amount:
-        return reduce(add, self.stages.values(), NOTHING)
 
 
 def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> Iterator[SourceEnergy]:

@@ -7,19 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
-from dlbench.analysis.telemetry.node_samples import (
-    Interval,
-    NodeReader,
-    NodeSamples,
-    every_field,
-    measured_window,
-    nodes_of,
-    read_node,
-    why_not_sampled,
-)
+from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, every_field
 from dlbench.analysis.telemetry.throttling import nearest_time
 from dlbench.lazy import Array, np
-from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import clock_reason_names
 
 COUNTERS = re.compile(r".*(_j|throttled_s|(received|sent|read|written)_bytes|pcie_replays|ecc_(un)?corrected)")
@@ -58,29 +48,9 @@ class NodeTelemetry:
 
 
 def node_telemetry(
-    run: Run,
-    *,
-    nodes: Sequence[int] | None = None,
-    wanted: Callable[[str], bool] = lambda name: True,
-    read: NodeReader = read_node,
-) -> tuple[list[NodeTelemetry], dict[str, str]]:
-    """Every sampled node of a run with a record, and why others have no samples, by node.
-
-    `nodes`: those that are looked at; None: all. `read` reads a node, so that readers of the same samples can share
-    them. Raises IncompleteDataError: samples or steps are damaged.
-    """
-    found: list[NodeTelemetry] = []
-    why: dict[str, str] = {}
-    for node in nodes_of(run) if nodes is None else nodes:
-        reason = why_not_sampled(run, node)
-        if reason:
-            why[f"node {node}"] = reason
-        else:
-            found.append(_node(read(run, node, every_field), measured_window(run, node), wanted))
-    return found, why
-
-
-def _node(samples: NodeSamples, window: Interval, wanted: Callable[[str], bool]) -> NodeTelemetry:
+    samples: NodeSamples, window: Interval, wanted: Callable[[str], bool] = every_field
+) -> NodeTelemetry:
+    """Returns what a node did in its measured window, in figures of the wanted fields."""
     times = samples.time_ns
     first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
     near = joined(times, samples.period_s)

@@ -100,10 +100,6 @@ def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str,
     return tuple(name for name in names if wanted(name))
 
 
-NodeReader = Callable[[Run, int, Callable[[str], bool]], NodeSamples]
-"""Reads the wanted fields of a node of a run, as `read_node` does; it may hold more fields than were wanted."""
-
-
 def node_watch(run: Run, node: int) -> NodeWatch | None:
     """What the sampler of a node says of itself in the record; None where it says nothing."""
     if run.record is None or run.record.watch is None:

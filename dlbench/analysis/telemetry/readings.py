@@ -10,14 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.energy import RunEnergy, run_energy
 from dlbench.analysis.telemetry.node_means import NodeTelemetry, node_telemetry
-from dlbench.analysis.telemetry.node_samples import NodeSamples, every_field, nodes_of, read_node
+from dlbench.analysis.telemetry.node_samples import every_field, measured_window, nodes_of, read_node, why_not_sampled
 from dlbench.errors import IncompleteDataError
 from dlbench.records.scan import Run
 
@@ -31,7 +30,8 @@ FIELDS = re.compile(  # Fields that are summed up; `host.cpu.busy` is too.
     r"|host\.(net|infiniband)\..+\.(received|sent)_bytes|host\.disk\..+\.(read|written)_bytes"
 )
 
-PointKey = tuple[str, int, int]  # Group, ranks, nodes.
+Samples = Literal["none", "some", "all"]
+"""How many samples are read: none, those of at most `MAX_NODES` nodes, or those of all nodes with all their fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,116 +46,50 @@ class MachineReading:
     left_out: int = 0  # Nodes that were not read.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineReadings:
-    """Of the runs of a table."""
-
-    by_run: Mapping[str, MachineReading]  # By run id; runs that were not read are not in it.
-    middle: Mapping[PointKey, Run]  # The run of each point whose throughput is in the middle.
-
-    def energy_of(self, run: Run) -> RunEnergy:
-        """As `dlbench.analysis.telemetry.energy.run_energy`, of a run that was read whole. Raises IncompleteDataError:
-        samples, spans or steps are damaged.
-        """
-        reading = self.by_run[run.plan.run_id]
-        if reading.energy is None:
-            raise IncompleteDataError(reading.problem)
-        return reading.energy
-
-    def has_energy(self, run: Run) -> bool:
-        reading = self.by_run.get(run.plan.run_id)
-        return reading is not None and not reading.left_out
-
-
-@dataclass(kw_only=True)
-class _Shared:
-    """Reads every node of a run once, all of its fields."""
-
-    held: dict[int, NodeSamples] = field(default_factory=dict)
-
-    def __call__(self, run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
-        if node not in self.held:
-            self.held[node] = read_node(run, node, every_field)
-        return self.held[node]
-
-
-def read_machine(run: Run, nodes: tuple[int, ...] | None = None, *, all_fields: bool = False) -> MachineReading:
-    """The samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes. With
-    `all_fields` every sampled field is summed up, else those of `FIELDS`.
+def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: bool = False) -> MachineReading:
+    """Reads the samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes.
+    With `all_fields` every sampled field is summed up, else those of `FIELDS`.
     """
-    shared = _Shared()
-
-    def wanted(name: str) -> bool:
-        return all_fields or FIELDS.fullmatch(name) is not None
-
-    found: list[NodeTelemetry] = []
-    why: dict[str, str] = {}
+    wanted = every_field if all_fields else _is_summed_up
+    wanted_nodes = nodes_of(run) if nodes is None else nodes
+    reasons = {node: why_not_sampled(run, node) for node in wanted_nodes}
+    telemetry: tuple[NodeTelemetry, ...] = ()
     energy, problem = None, ""
     try:
-        found, why = node_telemetry(run, nodes=nodes, wanted=wanted, read=shared)
-        energy = run_energy(run, read=shared) if nodes is None else None
+        sampled = {node: read_node(run, node, every_field) for node, reason in reasons.items() if not reason}
+        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), wanted) for node in sampled)
+        energy = run_energy(run, sampled) if nodes is None else None
     except IncompleteDataError as error:
         problem = str(error)
     return MachineReading(
         run_id=run.plan.run_id,
         energy=energy,
-        nodes=tuple(found),
-        why=why,
+        nodes=telemetry,
+        why={f"node {node}": reason for node, reason in reasons.items() if reason},
         problem=problem,
-        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(nodes),
+        left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(wanted_nodes),
     )
 
 
-_LAST: list[tuple[weakref.ref[RunTable], int | None, MachineReadings]] = []
-"""The last table that was read: several views ask for the same one."""
+def _is_summed_up(name: str) -> bool:
+    return FIELDS.fullmatch(name) is not None
 
 
-def machine_readings(table: RunTable, max_nodes: int | None = MAX_NODES) -> MachineReadings:
-    """The samples of the runs with figures, read once for one table. `max_nodes`: how many nodes may be read; None: all
-    of them, and all their fields.
+def read_machines(points: Iterable[Sequence[Run]], samples: Samples) -> dict[str, MachineReading]:
+    """Reads the samples of the runs of all points, the most telling run of each first; by run id, without the runs that
+    were not read.
     """
-    if _LAST and _LAST[0][0]() is table and _LAST[0][1] == max_nodes:
-        return _LAST[0][2]
-    readings = _read(table, max_nodes)
-    _LAST[:] = [(weakref.ref(table), max_nodes, readings)]
-    return readings
-
-
-def damage_met(table: RunTable) -> tuple[str, ...]:
-    """What `machine_readings` last found damaged in the samples and spans of a table's runs, one line each."""
-    if not _LAST or _LAST[0][0]() is not table:
-        return ()
-    return tuple(dict.fromkeys(reading.problem for reading in _LAST[0][2].by_run.values() if reading.problem))
-
-
-def _read(table: RunTable, max_nodes: int | None) -> MachineReadings:
-    points = _points(table)
-    by_run: dict[str, MachineReading] = {}
-    left = math.inf if max_nodes is None else max_nodes
+    readings: dict[str, MachineReading] = {}
+    nodes_left = {"none": -1, "some": MAX_NODES, "all": math.inf}[samples]
     # One run of every point, then a second of every point, and so on.
-    for number, run_ids_of_turn in enumerate(itertools.zip_longest(*points.values())):
-        for run_id in filter(None, run_ids_of_turn):
-            run = table.runs[run_id]
+    for turn, runs in enumerate(itertools.zip_longest(*points)):
+        for run in filter(None, runs):
             nodes = nodes_of(run)
-            if len(nodes) <= left:
-                by_run[run_id] = read_machine(run, all_fields=max_nodes is None)
-                left -= len(nodes)
-            elif number == 0 and left >= MAX_NODES_OF_LARGE_RUN:
-                few = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
-                by_run[run_id] = read_machine(run, tuple(few))
-                left -= len(few)
-    return MachineReadings(by_run=by_run, middle={key: table.runs[run_ids[0]] for key, run_ids in points.items()})
-
-
-def _points(table: RunTable) -> dict[PointKey, list[str]]:
-    """Runs of every point, the one in the middle first, then those next to it; points with most ranks first."""
-    rates: dict[PointKey, list[tuple[float, str]]] = {}
-    for run_id, row in table.figures.items():
-        rates.setdefault((row["group"], row["ranks"], row["nodes"]), []).append((row["throughput"], run_id))
-    found: dict[PointKey, list[str]] = {}
-    for key, of_point in rates.items():
-        speeds = sorted(of_point)
-        middle = (len(speeds) - 1) // 2
-        order = sorted(range(len(speeds)), key=lambda place: (abs(place - middle), place))
-        found[key] = [speeds[place][1] for place in order]
-    return dict(sorted(found.items(), key=lambda item: (-item[0][1], -item[0][2], item[0][0])))
+            if len(nodes) <= nodes_left:
+                readings[run.plan.run_id] = read_machine(run, all_fields=samples == "all")
+                nodes_left -= len(nodes)
+            elif turn == 0 and nodes_left >= MAX_NODES_OF_LARGE_RUN:
+                some_nodes = nodes[:: -(-len(nodes) // MAX_NODES_OF_LARGE_RUN)]
+                readings[run.plan.run_id] = read_machine(run, some_nodes)
+                nodes_left -= len(some_nodes)
+    return readings

@@ -25,10 +25,17 @@ from dlbench.opening import read_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dlbench.specs.workload import ResNetModel
+
 IMAGENET: dict[Split, int] = {"train": 1_281_167, "validation": 50_000}
 """Images of ImageNet-2012 (Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge", 2015, table 2)."""
 IMAGENET_CLASSES = 1000
 _SYNSET = re.compile(r"n\d{8}")
+LAYOUT = "<folder>/<class>/<image>.jpg"
+SUFFIXES = (b".jpg", b".jpeg", b".webp")
+ENDINGS = ".jpg, .jpeg or .webp"
+_EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
+_NAMED = 20  # files passed over that are named; of the others the number
 
 
 def open_image_set(folder: Path, split: Split | None = None) -> ImageSet:
@@ -58,16 +65,15 @@ def completeness(image_set: ImageSet, split: Split) -> str | None:
     )
 
 
+def require_classes(num_classes: int, model: ResNetModel, where: str) -> None:
+    """Raises UserError: there are more classes than the network distinguishes. `where`: key and path."""
+    if num_classes > model.num_classes:
+        raise UserError(f"{where} has {num_classes} classes, model.num_classes is {model.num_classes}")
+
+
 def resembles_imagenet(image_set: ImageSet) -> bool:
     """Returns whether a set may be meant to be ImageNet-2012: by its number or its names of classes."""
     return len(image_set.classes) == IMAGENET_CLASSES or all(map(_SYNSET.fullmatch, image_set.classes))
-
-
-LAYOUT = "<folder>/<class>/<image>.jpg"
-SUFFIXES = (b".jpg", b".jpeg", b".webp")
-ENDINGS = ".jpg, .jpeg or .webp"
-_EXPECTED = ("manifest.json", "manifest.files.jsonl", "LICENSES.txt")
-_NAMED = 20  # files passed over that are named; of the others the number
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -66,6 +66,10 @@ SHARD_LAYOUT = "*.tar, *.tfrecord or *-00000-of-01024"
 _MAX_HEADERS = 1 << 20  # bytes of the headers of one tar member that are read for its name, at most
 _MAX_NAME = 200  # characters of a member's name that a message holds, at most
 _MOST_CLASSES = 10_000_000  # a label beyond is taken for damage; it would make as many names
+INDEX = "index.npz"
+_FORMAT = {"format": "dlbench.image-index", "version": 1}
+_ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
+_LISTS = ("shards", "sizes", "classes", "remarks")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -324,12 +328,6 @@ def index_text(index: ShardIndex) -> bytes:
     """What an index says besides its arrays, as JSON."""
     names = ("container", "shards", "sizes", "classes", "remarks")
     return json.dumps({name: getattr(index, name) for name in names}).encode("ascii")
-
-
-INDEX = "index.npz"
-_FORMAT = {"format": "dlbench.image-index", "version": 1}
-_ARRAYS = {"shard": "int32", "records": "int64", "offsets": "int64", "lengths": "int32", "labels": "int32"}
-_LISTS = ("shards", "sizes", "classes", "remarks")
 
 
 class ImageSet:

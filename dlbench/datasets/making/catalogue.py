@@ -15,9 +15,8 @@ from dlbench.datasets.manifest import read_manifest
 from dlbench.datasets.splits import Split, train_folder, validation_folder
 from dlbench.errors import UserError, nearest
 
-KINDS = ("images", "text", "density")
 CONTAINERS = {"images": ("tree",), "text": ("txt",), "density": ("hdf5", "tfrecord")}
-"""The first one of each kind is the default."""
+"""By the kinds that are made; the first one of each kind is the default."""
 VALIDATION_SHARE = 0.1  # of the training samples, where the request does not say
 _WIDE_BELOW = 64  # edge, cells. Smaller volumes show too little of a universe to distinguish neighbouring parameters.
 
@@ -46,23 +45,28 @@ class BuildPlan:
 
 
 def plan_build(kind: str, request: DatasetRequest) -> BuildPlan:
-    """Decides a recipe."""
-    if kind not in KINDS:
-        raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, KINDS)}")
+    """Returns how data of a kind is made as requested."""
+    if kind not in CONTAINERS:
+        raise UserError(f"unknown kind of data {kind!r}: {nearest(kind, CONTAINERS)}")
     container = request.container or CONTAINERS[kind][0]
     if container not in CONTAINERS[kind]:
         raise UserError(f"--container {container}: {kind} has {', '.join(CONTAINERS[kind])}")
-    if kind == "text":
-        from dlbench.datasets.making.text_recipes import TextRecipe
+    makers = {"images": _images, "text": _text, "density": _density}
+    return makers[kind](request, container)
 
-        _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
-        # Each process would parse the text anew, which takes longer than writing it.
-        return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
+
+def _text(request: DatasetRequest, container: str) -> BuildPlan:
+    from dlbench.datasets.making.text_recipes import TextRecipe
+
+    _refuse("text", request, "samples", "validation", "size", "classes", "samples_per_file")
+    # Each process would parse the text anew, which takes longer than writing it.
+    return BuildPlan(TextRecipe(seed=request.seed), "documents", most_workers=1)
+
+
+def _samples(kind: str, request: DatasetRequest) -> int:
     if request.samples is None:
         raise UserError(f"--samples is missing: it decides how many {kind} are made")
-    if kind == "images":
-        return _images(request, request.samples)
-    return _density(request, request.samples, container)
+    return request.samples
 
 
 def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
@@ -71,9 +75,10 @@ def _refuse(kind: str, request: DatasetRequest, *names: str) -> None:
             raise UserError(f"--{name.replace('_', '-')}: {kind} has no such choice; leave it out")
 
 
-def _images(request: DatasetRequest, samples: int) -> BuildPlan:
+def _images(request: DatasetRequest, container: str) -> BuildPlan:
     from dlbench.datasets.making.image_recipes import PhotoRecipe
 
+    samples = _samples("images", request)
     size = re.fullmatch(r"([0-9]+)(?:x([0-9]+))?", request.size or "500x375")
     if size is None:
         raise UserError(f"--size {request.size!r}: not a size in pixels such as 500x375, or 256 for a square")
@@ -90,9 +95,10 @@ def _images(request: DatasetRequest, samples: int) -> BuildPlan:
     return BuildPlan(recipe, "images")
 
 
-def _density(request: DatasetRequest, samples: int, container: str) -> BuildPlan:
+def _density(request: DatasetRequest, container: str) -> BuildPlan:
     from dlbench.datasets.making.density_recipe import DensityRecipe
 
+    samples = _samples("density", request)
     _refuse("density", request, "classes")
     text = request.size or "128"
     if not (text.isascii() and text.isdigit() and 4 <= int(text) <= 1024):
@@ -121,12 +127,13 @@ def _validation(request: DatasetRequest, train: int, least: int) -> int:
 def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
     """Images become tar shards; both splits if the source holds both."""
     from dlbench.datasets.images.image_set import open_image_set
+    from dlbench.datasets.kinds import KINDS
     from dlbench.datasets.making.image_recipes import PackRecipe
-    from dlbench.datasets.recognition import TITLES, detect, take_account
+    from dlbench.datasets.recognition import detect, take_account
 
     kind = detect(source)
     if kind not in ("images", "image-shards"):
-        raise UserError(f"{str(source)!r} holds {TITLES[kind]}, which are not packed; see `dlbench data verify`")
+        raise UserError(f"{str(source)!r} holds {KINDS[kind].title}, which are not packed; see `dlbench data verify`")
     train, validation = train_folder(source), validation_folder(source)
     remarks = [take_account(source, kind).line()]
     splits: tuple[tuple[Split, Path | None], ...] = (("train", train), ("validation", validation))

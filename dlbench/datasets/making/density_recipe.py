@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.arrays import make_hdf5
-from dlbench.datasets.making.production import Part, numbered_parts
+from dlbench.datasets.making.production import DatasetPart, numbered_parts
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import RecordWriter
@@ -39,6 +39,17 @@ from dlbench.errors import EnvironmentLacksError
 
 _THETA = 2.7255 / 2.7  # temperature of the microwave background (Fixsen 2009) in the unit of Eisenstein and Hu
 _LOG_K = (-5.0, 2.0, 1024)  # decades of the wave number over which sigma is integrated, and how many points
+VERSION = 1  # raised whenever the same settings make other volumes
+REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # of the channels, from early to late
+CELL = 4.0  # edge of a cell, Mpc
+MEAN_COUNT = 4.0  # particles in a cell on average at Omega_m = 0.3, h = 0.7
+GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller
+Container = Literal["hdf5", "tfrecord"]
+Ranges = Mapping[str, tuple[float, float]]
+NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
+"""What targets from -1 to 1 span, in the order of the targets."""
+WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}  # For small volumes.
+_SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,19 +114,6 @@ def _growth_suppression(redshift: float, omega_m: float) -> float:
     matter = omega_m * (1 + redshift) ** 3
     m = matter / (matter + 1 - omega_m)
     return 2.5 * m / (math.pow(m, 4 / 7) - (1 - m) + (1 + m / 2) * (1 + (1 - m) / 70))
-
-
-VERSION = 1  # raised whenever the same settings make other volumes
-REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # of the channels, from early to late
-CELL = 4.0  # edge of a cell, Mpc
-MEAN_COUNT = 4.0  # particles in a cell on average at Omega_m = 0.3, h = 0.7
-GZIP_LEVEL = 1  # of HDF5 and TFRecord; 6, that of the public set, takes ten times as long for files a fifth smaller
-Container = Literal["hdf5", "tfrecord"]
-Ranges = Mapping[str, tuple[float, float]]
-NARROW: Ranges = {"omega_m": (0.25, 0.35), "sigma_8": (0.78, 0.95), "n_s": (0.9, 1.0), "h": (0.6, 0.75)}
-"""What targets from -1 to 1 span, in the order of the targets."""
-WIDE: Ranges = {"omega_m": (0.1, 0.6), "sigma_8": (0.4, 1.2), "n_s": (0.2, 1.8), "h": (0.4, 1.0)}  # For small volumes.
-_SPLIT_NUMBERS: Mapping[Split, int] = {"train": 0, "validation": 1}
 
 
 @lru_cache(maxsize=2)
@@ -206,7 +204,7 @@ class DensityRecipe:
     def _ranges(self) -> Ranges:
         return WIDE if self.wide else NARROW
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[DatasetPart]:
         suffix = "h5" if self.container == "hdf5" else "tfrecord"
         train = numbered_parts("train", "density", suffix, self.num_train, self.samples_per_file)
         return train + numbered_parts("validation", "density", suffix, self.num_validation, self.samples_per_file)
@@ -217,7 +215,7 @@ class DensityRecipe:
         targets = generator.uniform(-1, 1, 4).astype(np.float32)
         return density_sample(targets, self.size, generator, self._ranges), targets
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         samples = (self.sample(part.split, number) for number in range(part.first, part.first + part.count))
         shape = (part.count, self.size, self.size, self.size, len(REDSHIFTS))
         write_volumes(path, self.container, samples, shape, num_targets=4)

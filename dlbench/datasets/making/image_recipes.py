@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.images.image_set import open_image_set
 from dlbench.datasets.images.shards import LABEL_SUFFIX, ImageSet, save_index, scan_shards
-from dlbench.datasets.making.production import Part, numbered_parts
+from dlbench.datasets.making.production import DatasetPart, numbered_parts
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 
 SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
 VERSION = 1  # raised whenever packing changes what it writes
+PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
+LICENCES = "LICENSES.txt"
+_OF_TREES = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in what a set is made with, as before
+_SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
+_SPLITS: tuple[Split, ...] = ("train", "validation")
+_SKIMAGE = ("skimage", "scikit-image")
+_CC0 = "Creative Commons CC0 1.0"
+_CC_BY = "Creative Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0/)"
 
 
 class Packed(NamedTuple):
@@ -87,15 +95,15 @@ class PackRecipe:
             **digests,
         }
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[DatasetPart]:
         """All shards of all splits."""
-        parts: list[Part] = []
+        parts: list[DatasetPart] = []
         for split, images in self._sets.items():
             self._labels(split)  # wrong classes are found before the first shard is written
             parts += numbered_parts(split, "shard", "tar", images.num_samples, self.samples_per_shard)
         return parts
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         order = self._orders[part.split][part.first : part.first + part.count]
         samples = _samples(self._sets[part.split], order, part.first, self._labels(part.split))
         write_shard(path, samples)
@@ -148,13 +156,6 @@ def _samples(source: ImageSet, order: NDArray[np.int64], first: int, labels: Seq
         yield Packed(f"{first + place:08d}", data, labels[source.label(index)])
 
 
-PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
-LICENCES = "LICENSES.txt"
-_OF_TREES = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in what a set is made with, as before
-_SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
-_SPLITS: tuple[Split, ...] = ("train", "validation")
-
-
 @dataclass(frozen=True)
 class Photo:
     """A photograph in an installed package and what its own documentation says about rights."""
@@ -166,9 +167,6 @@ class Photo:
     licence: str
 
 
-_SKIMAGE = ("skimage", "scikit-image")
-_CC0 = "Creative Commons CC0 1.0"
-_CC_BY = "Creative Commons Attribution 2.0 (https://creativecommons.org/licenses/by/2.0/)"
 PHOTOS = (
     Photo("astronaut", *_SKIMAGE, "data/astronaut.png", "NASA; no known copyright restrictions, public domain"),
     Photo("brick-wall", *_SKIMAGE, "data/brick.png", f"{_CC0}, from CC0Textures, Bricks25"),
@@ -252,17 +250,17 @@ class PhotoRecipe:
     def classes(self) -> tuple[str, ...]:
         return tuple(photo.class_name for photo in _sorted_photos()[: self.num_classes])
 
-    def parts(self) -> Sequence[Part]:
-        parts: list[Part] = []
+    def parts(self) -> Sequence[DatasetPart]:
+        parts: list[DatasetPart] = []
         for split in _SPLITS:
             first = 0
             for label, name in enumerate(self.classes if self._images(split) else ()):
                 share, rest = divmod(self._images(split), self.num_classes)
-                parts.append(Part(f"{split}/{name}", split, first, share + (label < rest)))
+                parts.append(DatasetPart(f"{split}/{name}", split, first, share + (label < rest)))
                 first += parts[-1].count
         return parts
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         name = Path(part.name).name
         path.mkdir()
         for number in range(part.count):

@@ -43,7 +43,7 @@ Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class DatasetPart:
     """A piece of a data set that one process writes at once: a file or a folder."""
 
     name: str  # relative path with `/`, such as `train/density-00000.h5`
@@ -52,12 +52,12 @@ class Part:
     count: int  # samples in it
 
 
-def numbered_parts(split: Split, stem: str, suffix: str, num_samples: int, samples_per_file: int) -> list[Part]:
+def numbered_parts(split: Split, stem: str, suffix: str, num_samples: int, samples_per_file: int) -> list[DatasetPart]:
     """Returns the files of one split, `<split>/<stem>-00000.<suffix>`, ...; the last may hold fewer samples."""
     parts = []
     for number, first in enumerate(range(0, num_samples, samples_per_file)):
         count = min(samples_per_file, num_samples - first)
-        parts.append(Part(f"{split}/{stem}-{number:05d}.{suffix}", split, first, count))
+        parts.append(DatasetPart(f"{split}/{stem}-{number:05d}.{suffix}", split, first, count))
     return parts
 
 
@@ -72,10 +72,10 @@ class Recipe(Protocol):
     def made_with(self) -> MadeWith:
         """Everything that decides the bytes."""
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[DatasetPart]:
         """All parts, train before validation."""
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         """Writes one part as a whole at `path`, which is not there yet and has the part's last name.
 
         Runs in a worker process. The bytes depend on the recipe and the part alone.
@@ -207,7 +207,7 @@ def _recipe_of(path: str, content: str) -> tuple[str, MadeWith]:
     return recipe
 
 
-def _write(recipe: Recipe, temporary: Path, part: Part) -> list[FileEntry]:
+def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry]:
     """Writes and syncs one part below a temporary folder.
 
     Returns its files, relative to the data set.
@@ -240,7 +240,7 @@ def _entries(path: Path, name: str) -> list[FileEntry]:
 
 
 def _complete(
-    recipe: Recipe, made_with: MadeWith, folder: Path, parts: Sequence[Part], files: dict[str, list[FileEntry]]
+    recipe: Recipe, made_with: MadeWith, folder: Path, parts: Sequence[DatasetPart], files: dict[str, list[FileEntry]]
 ) -> Manifest:
     recipe.finish(folder)
     in_parts = [entry for part in parts for entry in files[part.name]]

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dlbench.datasets.making.production import Part
+from dlbench.datasets.making.production import DatasetPart
 from dlbench.datasets.manifest import MadeWith
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError
@@ -34,18 +34,6 @@ from dlbench.errors import EnvironmentLacksError
 Numbers = NDArray[np.int64]
 _RULE = re.compile(r"^[\s*=~^\-_.+|]*$")
 _SENTENCE_END = re.compile(r"(?<=[.!?:]) +(?=[A-Z\"'(\[])")
-
-
-def topic_sentences(topic: str) -> list[str]:
-    """The sentences of one topic: paragraphs unwrapped and split, heading rules and blank lines dropped."""
-    sentences = []
-    for paragraph in re.split(r"\n\s*\n", topic):
-        lines = [line.strip() for line in paragraph.splitlines() if not _RULE.match(line)]
-        if lines:
-            sentences += [part for part in _SENTENCE_END.split(" ".join(lines)) if part]
-    return sentences
-
-
 _LEFT_OUT = {
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data", "encodings"),
     *("tkinter", "idlelib", "turtledemo", "turtle.py", "lib2to3", "distutils", "ensurepip", "config"),
@@ -58,10 +46,21 @@ The text is the reference topics of Python {version} and the docstrings of its s
 sentence a line. Copyright Python Software Foundation. Used under the Python Software Foundation License Version 2
 (https://docs.python.org/3/license.html); examples are also under the Zero-Clause BSD License.
 """
+_DEALING = 1  # with the seed
+
+
+def topic_sentences(topic: str) -> list[str]:
+    """The sentences of one topic: paragraphs unwrapped and split, heading rules and blank lines dropped."""
+    sentences = []
+    for paragraph in re.split(r"\n\s*\n", topic):
+        lines = [line.strip() for line in paragraph.splitlines() if not _RULE.match(line)]
+        if lines:
+            sentences += [part for part in _SENTENCE_END.split(" ".join(lines)) if part]
+    return sentences
 
 
 @dataclass(frozen=True)
-class Document:
+class TextDocument:
     """One document of the embedded text."""
 
     name: str
@@ -74,12 +73,12 @@ def python_version() -> str:
 
 
 @lru_cache(maxsize=1)
-def python_documents() -> tuple[Document, ...]:
+def python_documents() -> tuple[TextDocument, ...]:
     """All documents of the running Python, sorted by name; parsed once a process, some seconds."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_path("stdlib"))
-    found = [Document(f"topic/{name}", tuple(topic_sentences(text))) for name, text in sorted(topics.items())]
+    found = [TextDocument(f"topic/{name}", tuple(topic_sentences(text))) for name, text in sorted(topics.items())]
     modules = 0
     for path in sorted(library.rglob("*.py")):
         parts = path.relative_to(library).parts
@@ -87,7 +86,7 @@ def python_documents() -> tuple[Document, ...]:
         if _LEFT_OUT.isdisjoint(part.split("-")[0] if part.startswith("config-") else part for part in parts):
             sentences = _docstring_sentences(path)
             modules += bool(sentences)
-            found.append(Document(f"module/{'/'.join(parts)}", tuple(sentences)))
+            found.append(TextDocument(f"module/{'/'.join(parts)}", tuple(sentences)))
     if modules < _LEAST_MODULES:
         raise EnvironmentLacksError(
             f"the sources of Python's standard library are not in {library} ({modules} modules with docstrings); use a "
@@ -96,7 +95,7 @@ def python_documents() -> tuple[Document, ...]:
     return _without_repeats(sorted(found, key=lambda d: d.name))
 
 
-def _without_repeats(found: list[Document]) -> tuple[Document, ...]:
+def _without_repeats(found: list[TextDocument]) -> tuple[TextDocument, ...]:
     """Long sentences stay where they stand first: overridden methods repeat docstrings of other modules."""
     seen: set[str] = set()
     kept = []
@@ -104,7 +103,7 @@ def _without_repeats(found: list[Document]) -> tuple[Document, ...]:
         sentences = tuple(s for s in document.sentences if len(s) < _LONG or s not in seen)
         seen.update(sentences)
         if len(sentences) >= _LEAST_SENTENCES:
-            kept.append(Document(document.name, sentences))
+            kept.append(TextDocument(document.name, sentences))
     return tuple(kept)
 
 
@@ -125,9 +124,6 @@ def _prose(docstring: str) -> str:
     text = "\n\n".join(p for p in paragraphs if not any(line.lstrip().startswith(">>>") for line in p.splitlines()))
     # Backquotes are mark-up here. Characters that UTF-8 cannot hold stand in a few docstrings as escapes.
     return text.replace("``", "").replace("`", "'").encode("utf-8", "ignore").decode("utf-8")
-
-
-_DEALING = 1  # with the seed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +147,13 @@ class TextRecipe:
             "validation_share": self.validation_share,
         }
 
-    def parts(self) -> Sequence[Part]:
+    def parts(self) -> Sequence[DatasetPart]:
         return [
-            Part(name=f"{split}/text-00000.txt", split=split, first=0, count=len(numbers))
+            DatasetPart(name=f"{split}/text-00000.txt", split=split, first=0, count=len(numbers))
             for split, numbers in self._split.items()
         ]
 
-    def write(self, part: Part, path: Path) -> None:
+    def write(self, part: DatasetPart, path: Path) -> None:
         documents = python_documents()
         with path.open("x", encoding="utf-8", newline="\n") as file:
             for number in self._split[part.split].tolist():

@@ -25,6 +25,10 @@ from dlbench.opening import descriptor
 _PER_FOLDER = 4096  # samples of a folder: a million in one would be slow on most file systems
 _CRC_BYTES = 4
 MAX_BYTES = 1 << 32  # of a sample at most
+_AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was
+_CHOICE = 0x57A6  # with the seed, so that the choice is none of the epochs' permutations
+STORE_BYTES = 4  # what the store adds to each sample
+Fetch = Callable[[int], bytes]
 
 
 class DamagedSampleError(Exception):
@@ -120,13 +124,6 @@ class SampleStore:
             for group in os.scandir(self.folder):
                 if group.name.isdigit() and group.is_dir(follow_symlinks=False):
                     yield group
-
-
-_AT_ONCE = 32  # samples of a task: neighbours in the data set, so that each stream reads on where it was
-_CHOICE = 0x57A6  # with the seed, so that the choice is none of the epochs' permutations
-STORE_BYTES = 4  # what the store adds to each sample
-
-Fetch = Callable[[int], bytes]
 
 
 def sample_sizes(num_bytes: Callable[[int], int], indices: Sequence[int], streams: int, tally: Tally) -> list[int]:

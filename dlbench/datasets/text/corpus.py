@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 PAD, UNKNOWN, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 SPECIAL = (PAD, UNKNOWN, CLS, SEP, MASK)
 MAX_BYTES = 1 << 26  # of a vocabulary at most: published ones have some 250,000 entries of a few bytes
+LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
+_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
+_BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +95,6 @@ def load_vocabulary(name: str) -> Vocabulary:
     digest = hashlib.sha256(raw).hexdigest()
     lowercase = not any(e != e.lower() for e in entries if not (e.startswith("[") and e.endswith("]")))
     return Vocabulary(path=path, entries=entries, sha256=digest, lowercase=lowercase)
-
-
-LAYOUT = "a UTF-8 text file or a folder of .txt files, a blank line between documents"
-_HEAD_BYTES = 1 << 16  # of a text, to see that it is one
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
-_BATCH = 4096  # sentences handed to the tokenizer at a time; bounds the Python objects alive at once
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,6 +30,8 @@ from dlbench.lazy import np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from dlbench.specs.workload import TextData
+
     Rows = Mapping[str, NDArray[Any]]
 
 LAYOUT = "HDF5 files (.h5, .hdf5, .hdf) with input_ids, segment_ids, masked_lm_positions, masked_lm_ids, ..."
@@ -114,6 +116,14 @@ def index_samples(source: Path, split: Split | None = None) -> SamplesIndex:
         shape=first,
         sha256=digest.hexdigest(),
     )
+
+
+def require_length(shape: FileShape, data: TextData, where: str) -> None:
+    """Raises UserError: samples have another fixed length than the plan says. `where`: key and path."""
+    if shape.sequence_length not in (None, data.sequence_length):
+        raise UserError(
+            f"{where} has samples of {shape.sequence_length} tokens, data.sequence_length is {data.sequence_length}"
+        )
 
 
 def _form(shape: FileShape) -> str:

@@ -37,6 +37,7 @@ from dlbench.errors import UserError
 Ids = NDArray[np.int64]
 
 _MASKED, _RANDOM = 0.8, 0.9  # cumulative shares: below the first [MASK], below the second a random word
+NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,9 +71,6 @@ def mask_tokens(
     hidden = ids.copy()
     hidden[positions] = np.where(draw < _MASKED, masking.mask_id, np.where(draw < _RANDOM, words, labels))
     return hidden, positions, labels
-
-
-NUM_SPECIAL = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,21 @@ from dlbench.units import format_seconds
 
 Mode = Literal["same", "rotate"]
 
+_MOST_ELEMENTS = 1000  # Of an array: Slurm numbers up to 1,000 by default (slurm.conf(5), MaxArraySize 1001).
+_MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
+MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
+START_S = 60.0  # Given to each run besides that: its record begins when rank 0 has started.
+MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
+
+_NOT_DECIDING = (
+    *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
+    *("system", "layout"),  # in part
+)
+"""Keys of a plan that do not decide how long it takes."""
+
+_LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
+"""Keys of `measure` that decide how many steps there are, and nothing else."""
+
 
 def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_job: bool) -> list[RunPlan]:
     """The plans, each with the nodes that it runs on.
@@ -72,10 +87,6 @@ def on_node_sets(plans: Sequence[RunPlan], mode: Mode, hosts: str, *, share_one_
 Packing = Literal["points", "all", "runs"]
 """points: the runs of one number of nodes and ranks share an allocation. all: those of all points share one of the
 largest size. runs: each has its own, in job arrays."""
-
-_MOST_ELEMENTS = 1000  # Of an array: Slurm numbers up to 1,000 by default (slurm.conf(5), MaxArraySize 1001).
-
-_MINUTE = 60  # Slurm counts time limits in minutes (sbatch(1), --time).
 
 
 def jobs_of(
@@ -179,24 +190,8 @@ def _refuse_apart(plans: Sequence[LaunchPlan], packing: Packing) -> None:
                 )
 
 
-MARGIN = 1.5  # On the longest earlier run: what is stopped is lost, what is left over is not charged.
-
-START_S = 60.0  # Given to each run besides that: its record begins when rank 0 has started.
-
-MOST_READ = 500  # Earlier runs that are looked at, by name the last: each costs a file.
-
-_NOT_DECIDING = (
-    *("run_id", "created", "dlbench_version", "dlbench_code", "series", "overrides", "tags"),
-    *("system", "layout"),  # in part
-)
-"""Keys of a plan that do not decide how long it takes."""
-
-_LENGTH = ("warmup_steps", "measured_steps", "warmup_s", "measured_s")
-"""Keys of `measure` that decide how many steps there are, and nothing else."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class TimeEstimate:
     """Of one run."""
 
     seconds: float  # What a job is given for it; 0: no limit.
@@ -235,14 +230,14 @@ class _Earlier:
         return max(0.0, self.total_s - self.steps * self.step_s) + training_s
 
 
-def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, Estimate]:
+def estimates(plans: Sequence[LaunchPlan], out: Path, *, asked: str | None = None) -> dict[str, TimeEstimate]:
     """How long each run of a series may take, by run id.
 
     `out`: folder of all runs, which need not exist. `asked`: a time limit for each run, as Slurm writes it, that was
     asked for; None: what earlier runs took, unless the plans have one that was set for them.
     """
     if asked is not None:
-        return {plan.run_id: Estimate(seconds=limit_seconds(asked)) for plan in plans}
+        return {plan.run_id: TimeEstimate(seconds=limit_seconds(asked)) for plan in plans}
     wanted = {plan.run_id: "" if _is_set(plan) else _key(plan.model_dump(mode="json")) for plan in plans}
     asked_for = {key for key in wanted.values() if key}
     earlier: dict[str, list[_Earlier]] = {}
@@ -267,12 +262,12 @@ def _is_set(plan: LaunchPlan) -> bool:
     return any("system.slurm.time_limit" in settings for settings in (plan.overrides, *sides))
 
 
-def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> Estimate:
+def _estimate(plan: LaunchPlan, earlier: Sequence[_Earlier]) -> TimeEstimate:
     if not earlier:
-        return Estimate(seconds=limit_seconds(plan.system.slurm.time_limit))
+        return TimeEstimate(seconds=limit_seconds(plan.system.slurm.time_limit))
     took = sorted(one.scaled(plan) for one in earlier)
     seconds, longest = MARGIN * took[-1] + START_S, limit_seconds(plan.system.slurm.max_time)
-    return Estimate(
+    return TimeEstimate(
         # No margin makes a run too long for its site that fits.
         seconds=longest if longest and took[-1] + START_S <= longest < seconds else seconds,
         expected_s=took[len(took) // 2],
@@ -336,7 +331,7 @@ class Campaign:
     plans: tuple[LaunchPlan, ...]
     packing: Packing
     chain: bool  # Whether each job waits for the one before.
-    estimates: Mapping[str, Estimate]  # Of each run, by run id.
+    estimates: Mapping[str, TimeEstimate]  # Of each run, by run id.
     jobs: tuple[Job, ...]
 
     @property
@@ -395,7 +390,7 @@ def campaign_of(
     return Campaign(plans=tuple(plans), packing=packing, chain=chain, estimates=found, jobs=tuple(jobs))
 
 
-def _refuse_warned_too_early(job: Job, given: Mapping[str, Estimate]) -> None:
+def _refuse_warned_too_early(job: Job, given: Mapping[str, TimeEstimate]) -> None:
     """Refuses a job whose warning comes before one of its runs can have ended. Raises `UserError`.
 
     Runs that keep checkpoints go on after the warning: of these only the start counts.

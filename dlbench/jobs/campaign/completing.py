@@ -58,6 +58,14 @@ if TYPE_CHECKING:
 
 OTHER_NAME = "choose another --series, runs are never overwritten"
 
+_LOOKS_S = (0.0, 2.0, 5.0)
+"""Pauses before the scheduler is asked for a job of which nobody said whether it was taken, seconds: a controller that
+is too busy to answer may still be taking the job in."""
+
+_MAYBE_QUEUED = "the job may be queued all the same, and its folder was kept"
+EVERY_S = 60.0  # How often the scheduler is asked while a series is waited for, seconds.
+_SLICE_S = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -144,13 +152,6 @@ def forget(root: Path, series_id: str) -> None:
             series_path(root, series_id, suffix).unlink(missing_ok=True)
     with suppress(OSError):  # other series
         (root / FOLDER).rmdir()
-
-
-_LOOKS_S = (0.0, 2.0, 5.0)
-"""Pauses before the scheduler is asked for a job of which nobody said whether it was taken, seconds: a controller that
-is too busy to answer may still be taking the job in."""
-
-_MAYBE_QUEUED = "the job may be queued all the same, and its folder was kept"
 
 
 def submit(
@@ -242,10 +243,6 @@ def _folder(root: Path, plan: LaunchPlan, made: list[RunFolder]) -> RunFolder:
     if read_bytes(folder.plan, MAX_JSON) != plan.to_json().encode():
         raise UserError(f"{folder.path}: exists already, and is not of this series; {OTHER_NAME}")
     return folder
-
-
-EVERY_S = 60.0  # How often the scheduler is asked while a series is waited for, seconds.
-_SLICE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,9 @@ from dlbench.specs.plan import LaunchPlan, RunPlan
 if TYPE_CHECKING:
     from dlbench.jobs.slurm.scheduler import Slurm
 
+_LOG = re.compile(r"slurm-[0-9_]+\.out")
+_STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
@@ -184,10 +187,6 @@ def _cancel(scheduler: Slurm, job_ids: Sequence[str], root: Path) -> None:
     said = scheduler.cancel(job_ids) if job_ids else ""
     if said:
         raise RunError(f"{said}; see `{shlex.join(['dlbench', 'status', str(root)])}`, and try again")
-
-
-_LOG = re.compile(r"slurm-[0-9_]+\.out")
-_STAYS = re.compile(r"(earlier-)?slurm-[0-9_]+\.out|attempt-\d{4}|checkpoints")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,9 @@ from dlbench.specs.plan import RunPlan
 
 _FIRST_S = 2.0  # The first pause; each is twice the one before, up to what was asked for.
 
+# Of a run that says itself that it failed, worth saying besides that.
+_TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -121,9 +124,6 @@ def wait(
         sleep(min(pause, max(end - time.monotonic(), 0.0)), check)
         pause = min(2 * pause, every_s)
 
-
-# Of a run that says itself that it failed, worth saying besides that.
-_TOLD_CAUSES = frozenset({"NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"})
 
 Ahead = Literal["nothing", "comes", "unknown"]
 

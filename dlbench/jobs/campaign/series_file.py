@@ -45,6 +45,10 @@ _ANY_LOG = re.compile(rf"(earlier-)?{_LOG.pattern}")
 _EARLIER = re.compile(r"attempt-\d{4}|checkpoints")
 _WROTE = re.compile(r"(rank|node)-\d+\..*|record\.json|comm\.json|rendezvous\.json|launch\.log")
 
+FOLDER = ".series"  # Below the folder of all runs; what reads runs passes over names that begin with a dot.
+_LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
+_MAX_PLANS = 1 << 30  # Bytes of all plans of a series: one has some 10 kB.
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionStatus:
@@ -152,13 +156,6 @@ def never_began(folder: RunFolder) -> bool:
         return False
     left = (name for name in names - submitted if not _ANY_LOG.fullmatch(name) and not _EARLIER.fullmatch(name))
     return folder.plan.name in names and next(left, None) is None
-
-
-FOLDER = ".series"  # Below the folder of all runs; what reads runs passes over names that begin with a dot.
-
-_LOCK_TRIES, _LOCK_PAUSE_S = 4, 0.05
-
-_MAX_PLANS = 1 << 30  # Bytes of all plans of a series: one has some 10 kB.
 
 
 class BusyError(UserError):

@@ -22,6 +22,34 @@ from dlbench.specs.plan import LaunchPlan, RunPlan, job_label
 if TYPE_CHECKING:
     import jinja2
 
+_NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
+"""Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
+
+PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # As bash has it by default.
+
+SUBMITTED = "DLBENCH_SUBMITTED"
+"""Says to a job's script that it got no other variable of the submitting shell than those let through."""
+
+_OF_SRUN = """
+    ACCOUNT BCAST BCAST_EXCLUDE BURST_BUFFER COMPRESS CONSTRAINT CORE_SPEC DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY
+    DISABLE_STATUS EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT
+    LABELIO MPI_TYPE NO_KILL OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS REMOTE_CWD REQ_SWITCH RESERVATION
+    RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB STDERRMODE STDINMODE STDOUTMODE TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS
+    THREAD_SPEC TIMELIMIT UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
+"""
+"""Variables SLURM_* by which srun takes options, and which sbatch does not set for a job: srun(1), INPUT ENVIRONMENT
+VARIABLES, of Slurm 22.05, without those of a step, of the job, and by which the cluster is reached."""
+
+_WITH_OPTION = {
+    "ACCTG_FREQ": "acctg-freq",
+    "CPU_FREQ_REQ": "cpu-freq",
+    "HINT": "hint",
+    "MEM_BIND*": "mem-bind",
+    "NETWORK": "network",
+    "PROFILE": "profile",
+}
+"""More of them, which sbatch sets where the job is given that option."""
+
 
 def render(template: str, **values: object) -> str:
     """A template of the bundled folder `slurm/`, filled in.
@@ -47,10 +75,6 @@ def _environment(folder: Path) -> jinja2.Environment:
     environment.filters["sh"] = lambda value: shlex.quote(str(value))
     environment.filters["comment"] = lambda value: "".join(c if c.isprintable() else " " for c in str(value))[:200]
     return environment
-
-
-_NOT_ASKED = OF_SRUN | {"max_time", "time_limit"}
-"""Keys of `SlurmSpec` that sbatch never sees, or of which a job has the sum over its runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,33 +134,6 @@ def requested(plan: LaunchPlan) -> Iterator[tuple[str, object]]:
             yield f"system.slurm.{name}", getattr(plan.system.slurm, name)
     # Where Slurm does not know, runs of one job may differ.
     yield "layout.cores_per_rank", plan.layout.cores_per_rank if plan.system.slurm.cpus_per_task else None
-
-
-PLAIN_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # As bash has it by default.
-
-SUBMITTED = "DLBENCH_SUBMITTED"
-"""Says to a job's script that it got no other variable of the submitting shell than those let through."""
-
-
-_OF_SRUN = """
-    ACCOUNT BCAST BCAST_EXCLUDE BURST_BUFFER COMPRESS CONSTRAINT CORE_SPEC DEBUG DEBUG_FLAGS DELAY_BOOT DEPENDENCY
-    DISABLE_STATUS EPILOG EXACT EXCLUSIVE EXIT_ERROR EXIT_IMMEDIATE EXPORT_ENV GRES GRES_FLAGS IMMEDIATE KILL_BAD_EXIT
-    LABELIO MPI_TYPE NO_KILL OVERLAP PARTITION PMI_KVS_NO_DUP_KEYS POWER PROLOG QOS REMOTE_CWD REQ_SWITCH RESERVATION
-    RESV_PORTS SEND_LIBS SIGNAL SPREAD_JOB STDERRMODE STDINMODE STDOUTMODE TASK_EPILOG TASK_PROLOG TEST_EXEC THREADS
-    THREAD_SPEC TIMELIMIT UNBUFFEREDIO USE_MIN_NODES WAIT WAIT4SWITCH WCKEY WORKING_DIR
-"""
-"""Variables SLURM_* by which srun takes options, and which sbatch does not set for a job: srun(1), INPUT ENVIRONMENT
-VARIABLES, of Slurm 22.05, without those of a step, of the job, and by which the cluster is reached."""
-
-_WITH_OPTION = {
-    "ACCTG_FREQ": "acctg-freq",
-    "CPU_FREQ_REQ": "cpu-freq",
-    "HINT": "hint",
-    "MEM_BIND*": "mem-bind",
-    "NETWORK": "network",
-    "PROFILE": "profile",
-}
-"""More of them, which sbatch sets where the job is given that option."""
 
 
 def let_through(plans: Sequence[LaunchPlan]) -> set[str]:

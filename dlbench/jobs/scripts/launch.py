@@ -27,6 +27,14 @@ MAX_BYTES = 64 * 1024  # Of a value from a file; Linux itself refuses a variable
 UNBOUND = ("env", "-u", "SLURM_GPUS_PER_TASK", "-u", "SLURM_TRES_PER_TASK")
 """Before srun: its step does not take over the job's --gpus-per-task (the second variable: since Slurm 23.11)."""
 
+TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
+"""Distinguishes the ranks of one start from those of another."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9._:,/@=+%&|*^\[\]()-]*")
+_NEVER_A_LINE = re.compile(r"(?i)hetjob|packjob|--(quiet|verbose|ignore-pbs)\b")
+"""sbatch takes the first two, anywhere in such a line, for the beginning of another job; the others it reads as
+arguments alone (src/sbatch/opt.c of Slurm)."""
+
 
 def resolve(given: Mapping[str, str | VariableSource], variables: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Every variable with its value.
@@ -210,10 +218,6 @@ def srun_options(plan: LaunchPlan) -> list[str]:
 def _unbinds_tasks(plan: LaunchPlan) -> bool:
     """Returns whether the step asks for its GPUs per node, because one per task would bind them (srun(1))."""
     return plan.system.slurm.gpu_request == "gpus-per-task" and plan.system.slurm.gpu_bind == "none"
-
-
-TOKEN = "DLBENCH_LAUNCH_TOKEN"  # noqa: S105 (a variable's name)
-"""Distinguishes the ranks of one start from those of another."""
 
 
 def node_command(plan_file: str, python: str) -> list[str]:
@@ -408,12 +412,6 @@ def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
     # A comment of the site's, of the system file, is not replaced.
     is_free = not any(option.startswith("comment=") for option in job.shape.system.slurm.extra)
     return [*options, *([f"--comment={comment}"] if comment and is_free else [])]
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9._:,/@=+%&|*^\[\]()-]*")
-_NEVER_A_LINE = re.compile(r"(?i)hetjob|packjob|--(quiet|verbose|ignore-pbs)\b")
-"""sbatch takes the first two, anywhere in such a line, for the beginning of another job; the others it reads as
-arguments alone (src/sbatch/opt.c of Slurm)."""
 
 
 def directive(option: str) -> str:

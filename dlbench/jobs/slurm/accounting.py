@@ -51,6 +51,41 @@ _LATER = (
 )
 _STUCK = "it never starts so: cancel it, and submit with another request"
 
+_GONE = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+FINAL = frozenset(_GONE | {"TIMEOUT"})  # Slurm's states after which nothing more will come.
+_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
+_ELSEWHERE = "it runs on another cluster of the federation"
+_FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
+_ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
+"""Elements of an array that have not been started, as sacct and squeue list them together."""
+
+_NO_ACCOUNTING = "accounting storage is disabled"
+MAX_IDS = 100_000  # Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN).
+
+# Slurm shortens numbers in steps of 1,024 (memory) or 1,000 (energy).
+_PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+
+_NO_VALUE = 2.0**63  # What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64.
+_SKEW_S = 300
+"""A job id is given again after MaxJobId: a job that ended so long before the run was submitted is another one. Clocks
+of the login node and of slurmctld may differ."""
+
+_FIELDS = (
+    "JobID,State,ExitCode,Eligible,Start,End,NNodes,NodeList,TimelimitRaw,Partition,Account,QOS,MaxRSS,"
+    "ConsumedEnergyRaw,ConsumedEnergy,JobName"
+)
+
+_ENDED = FINAL | {"REQUEUED", "REVOKED"}
+_NOT_ENDED = "has not ended"
+SETTLING_S = (0.0, 2.0, 5.0, 10.0)  # Pauses before Slurm is asked for jobs that wrote their last record, seconds.
+
+_MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
+"""Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
+
+_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld informs slurmdbd of jobs that wait every 5 s.
+_NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
+_PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
+
 
 def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
     """What a reason means and what to do, and whether the job never starts as it is; empty where it just waits."""
@@ -67,18 +102,6 @@ def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
         if re.fullmatch(pattern, reason):
             return meaning, False
     return "", False
-
-
-_GONE = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
-FINAL = frozenset(_GONE | {"TIMEOUT"})  # Slurm's states after which nothing more will come.
-
-_WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"})
-_ELSEWHERE = "it runs on another cluster of the federation"
-_FORMAT = "--format=%i|%T|%S|%r|%k|%Z"
-_ELEMENTS = re.compile(r"(\d+)_\[([0-9,:-]+)(?:%\d+)?\]")
-"""Elements of an array that have not been started, as sacct and squeue list them together."""
-_NO_ACCOUNTING = "accounting storage is disabled"
-MAX_IDS = 100_000  # Characters of ids in one argument: Linux takes 131,072 (MAX_ARG_STRLEN).
 
 
 def ask(job_ids: Sequence[str], users: Sequence[str], clusters: Sequence[str] = ()) -> Queue:
@@ -213,28 +236,6 @@ def _said(program: str, arguments: Sequence[str]) -> tuple[subprocess.CompletedP
 
 
 RunT = TypeVar("RunT", bound=LaunchedRun)
-
-# Slurm shortens numbers in steps of 1,024 (memory) or 1,000 (energy).
-_PREFIXES = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_NO_VALUE = 2.0**63  # What Slurm keeps for "no value" in 64 bits, printed by some versions, is near 2^64.
-_SKEW_S = 300
-"""A job id is given again after MaxJobId: a job that ended so long before the run was submitted is another one. Clocks
-of the login node and of slurmctld may differ."""
-
-_FIELDS = (
-    "JobID,State,ExitCode,Eligible,Start,End,NNodes,NodeList,TimelimitRaw,Partition,Account,QOS,MaxRSS,"
-    "ConsumedEnergyRaw,ConsumedEnergy,JobName"
-)
-_ENDED = FINAL | {"REQUEUED", "REVOKED"}
-_NOT_ENDED = "has not ended"
-SETTLING_S = (0.0, 2.0, 5.0, 10.0)  # Pauses before Slurm is asked for jobs that wrote their last record, seconds.
-
-_MAY_COME_BACK = frozenset({"BOOT_FAIL", "NODE_FAIL", "PREEMPTED"})
-"""Of a job that is started again, sacct knows for some seconds no more than that it ended so."""
-_COMES_BACK_S = 120  # How long such an end is not believed; slurmctld informs slurmdbd of jobs that wait every 5 s.
-_NO_ENERGY = "Slurm counted no energy: AcctGatherEnergyType is not set, or cannot read it"
-
-_PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or steps only"
 
 
 @dataclass(frozen=True, kw_only=True)

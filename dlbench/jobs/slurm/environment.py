@@ -22,6 +22,10 @@ from dlbench.specs.plan import LaunchPlan
 
 CALL_TIMEOUT_S = 60
 
+_OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SINFO|SPRIO|SCONTROL)_.*")
+_TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
+"""Which cluster it is, and who asks; of slurm.conf(5) and of Slurm's authentication."""
+
 
 def call(
     command: Sequence[str], environment: Mapping[str, str] | None = None, *, keep_open: Sequence[int] = ()
@@ -65,11 +69,6 @@ def asked(
 def on_cluster(cluster: str) -> list[str]:
     """The option that names a cluster; none for the one here, whose name is empty."""
     return [f"--clusters={cluster}"] if cluster else []
-
-
-_OPTIONS = re.compile(r"(SBATCH|SLURM|SLURMD|SQUEUE|SACCT|SALLOC|SRUN|SCANCEL|SINFO|SPRIO|SCONTROL)_.*")
-_TO_REACH_THE_CLUSTER = re.compile(r"SLURM_(CONF|CONF_SERVER|CLUSTERS|JWT|SACK_\w+)")
-"""Which cluster it is, and who asks; of slurm.conf(5) and of Slurm's authentication."""
 
 
 def client_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -31,6 +31,8 @@ _REFUSALS = (
     *("unrecognized option", "unable to open file", "does not look like a batch script", "batch script is empty"),
 )
 
+_AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
+
 
 def require_slurm() -> None:
     """Proves that jobs can be submitted from here. Raises `EnvironmentLacksError`: sbatch is not on PATH."""
@@ -60,9 +62,6 @@ def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> A
     if not answers and "timed out" not in final and any(words in final for words in _REFUSALS):
         return Answer(refusal=why, is_full="job submit limit" in final or "maxsubmitjob" in why.lower())
     return Answer(doubt=f"sbatch failed: {why:.300}")
-
-
-_AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
 
 
 class Slurm:

@@ -18,13 +18,16 @@ import torch
 import torch.distributed as dist
 
 from dlbench.errors import first_line
-from dlbench.node.comm.transport import Counters, Execution, Transport, gloo_barrier, mpi_barrier
+from dlbench.node.comm.execution import Execution
+from dlbench.node.comm.transport import Counters, Transport, gloo_barrier, mpi_barrier
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import MOST_OPERATIONS, MOST_QUEUED, Clock, StreamTimer
 from dlbench.perfmodels.algorithms import schedule
 from dlbench.perfmodels.schedules import Layout, all_to_all_block, block, pipeline_chunks
 from dlbench.specs.comm import IN_PLACE, LIBRARY, OUT_OF_PLACE, Collective, CommSpec
+
+Timing = Literal["host clock", "in-stream"]
 
 
 @dataclass(frozen=True)
@@ -255,9 +258,6 @@ class MpiReference(Reference):
 def _newest(name: str, older: str) -> Any:
     """A function of torch.distributed under its name of today."""
     return getattr(dist, name, None) or getattr(dist, older)
-
-
-Timing = Literal["host clock", "in-stream"]
 
 
 class Sample(NamedTuple):

@@ -22,6 +22,9 @@ from dlbench.node.sync.groups import gather_over_torch
 from dlbench.node.sync.run_store import meet
 from dlbench.records.folder import RunFolder
 
+LATE_S = 5.0  # How much later than a call's own deadline, so that calls that have one end by themselves.
+_LOOK_S = 0.5  # Between two looks at the call under way.
+
 
 class Control:
     """A gloo group over all ranks. Every call names what it is for, for the error where a rank is gone."""
@@ -72,11 +75,6 @@ class Control:
 
     def _lost(self, what: str, error: BaseException) -> PeerLostError:
         return PeerLostError(f"rank {self._place.rank}, {what}: another rank is gone or stuck: {first_line(error)}")
-
-
-LATE_S = 5.0  # How much later than a call's own deadline, so that calls that have one end by themselves.
-
-_LOOK_S = 0.5
 
 
 class Deadline:

@@ -155,14 +155,14 @@ class Inputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ResultCheck:
     """On one rank's result."""
 
     max_error: float | None  # Largest relative error; None where an element is not a number.
     problem: str  # What is wrong, in words; empty if nothing is.
 
 
-def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
+def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> ResultCheck:
     """The verdict on this rank's buffer after `chained` operations, each on the result of the one before."""
     tolerance = inputs.tolerance
     if chained > 1 and inputs.is_sum:
@@ -189,4 +189,4 @@ def check(inputs: Inputs, data: torch.Tensor, chained: int = 1) -> Verdict:
     if wrong and infinite and inputs.is_sum:
         largest = torch.finfo(DTYPES[inputs.dtype]).max
         problem = f"{inputs.dtype} overflow: {infinite} sums exceed its largest number, {largest:g}; {example}"
-    return Verdict(max_error=max_error, problem=problem)
+    return ResultCheck(max_error=max_error, problem=problem)

@@ -21,7 +21,7 @@ from dlbench.node.comm.contestants import (
 )
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES
-from dlbench.node.comm.transport import GlooTransport, MpiTransport, NcclTransport, Transport, start_mpi, stop_mpi
+from dlbench.node.comm.transport import GlooTransport, MpiTransport, TorchNcclTransport, Transport, start_mpi, stop_mpi
 from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import CudaClock
@@ -81,7 +81,7 @@ class Lineup:
             raise EnvironmentLacksError(self.not_measured[-1])
         if backend == "nccl":
             _meet(torch.zeros(1, device=self._device), group)  # of pairs the first message would wait for all ranks
-            return NcclTransport(group, self._place, plan.group_size)
+            return TorchNcclTransport(group, self._place, plan.group_size)
         back = self._control.new_group("gloo", "start of gloo's other direction")
         return GlooTransport(group, back, self._place, plan.group_size)
 

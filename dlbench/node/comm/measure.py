@@ -47,7 +47,7 @@ class _Size:
     text: str
 
 
-class Measurement:
+class CollectiveTimer:
     """Everything that is the same for all sizes."""
 
     def __init__(

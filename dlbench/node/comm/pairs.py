@@ -19,8 +19,8 @@ import torch.distributed as dist
 from dlbench.errors import RunError, first_line
 from dlbench.node.comm.contestants import Contestant, OwnAlgorithm
 from dlbench.node.comm.inputs import DTYPES
-from dlbench.node.comm.measure import Measurement
-from dlbench.node.comm.transport import Part
+from dlbench.node.comm.measure import CollectiveTimer
+from dlbench.node.comm.transport import MessagePart
 from dlbench.node.failures import passed_on
 from dlbench.node.garbage import HeldGarbage
 from dlbench.records.comm import CommPoint
@@ -39,7 +39,7 @@ Block = tuple[list[float], float, bool]
 wrong."""
 
 
-class PairMeasurement(Measurement):
+class PairTimer(CollectiveTimer):
     """All pairs of a run, one size after the other."""
 
     def points(self, contestants: Sequence[Contestant], num_bytes: int) -> list[CommPoint]:
@@ -118,7 +118,7 @@ class PairMeasurement(Measurement):
         buffers = [torch.zeros(CONGESTING_BYTES // 4, device=self._device) for _ in range(2)]
         parts = [self._transport.part(buffer, peer, 2, sends=sends) for buffer in buffers]
         done: Any = None
-        pending, begun, count, is_over = list[Part](), time.monotonic(), 0, False
+        pending, begun, count, is_over = list[MessagePart](), time.monotonic(), 0, False
         while not is_over:
             turn = count % 2
             if len(pending) == 2:
@@ -140,14 +140,14 @@ class PairMeasurement(Measurement):
         done.wait()  # Completed as well where a rank is gone: that is raised here.
         return rate
 
-    def _begin(self, parts: Sequence[Part]) -> None:
+    def _begin(self, parts: Sequence[MessagePart]) -> None:
         try:
             for operation in self._transport.together(parts):
                 operation()
         except RuntimeError as error:
             raise self._transport.refused(error) from None
 
-    def _finish(self, part: Part) -> None:
+    def _finish(self, part: MessagePart) -> None:
         try:
             part.finish()
         except RuntimeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import torch
 
@@ -13,8 +14,8 @@ from dlbench.machine import environment
 from dlbench.node import rendezvous
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
-from dlbench.node.comm.measure import Measurement
-from dlbench.node.comm.pairs import PairMeasurement
+from dlbench.node.comm.measure import CollectiveTimer
+from dlbench.node.comm.pairs import PairTimer
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
 from dlbench.node.ranks import RankPlace
@@ -57,7 +58,7 @@ def measure(
     deadline.start()
     lineup = Lineup(plan, place, device, control)
     about = comm, place, device, control, deadline, beat
-    measurement = (PairMeasurement if comm.pairs else Measurement)(*about, clock=lineup.stream_clock())
+    timer = (PairTimer if comm.pairs else CollectiveTimer)(*about, clock=lineup.stream_clock())
     contestants = lineup.in_turns(deadline)
     load = CoreLoad(sees_node=place.local_rank == 0)
     load.measuring(True)
@@ -65,18 +66,11 @@ def measure(
     for number, num_bytes in enumerate(comm.sizes if contestants else ()):
         done, total = number * len(contestants), len(comm.sizes) * len(contestants)
         on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
-        points += measurement.points(contestants, num_bytes)
+        points += timer.points(contestants, num_bytes)
     if not points:
         raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
     load.measuring(False)
-    gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
-    seats = [
-        Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
-        for rank, (host, cores, threads, pinned) in enumerate(gathered)
-    ]
-    switches = control.gather("switches", place.switch)
-    loads = control.gather("load of the cores", [place.node_rank, load.summary()])
-    logs = control.gather("NCCL's logs", None if nccl is None else nccl.read())
+    of_ranks = _gathered(control, place, binding, load, nccl)
     deadline.begin("end of the run")
     lineup.stop()
     control.stop()
@@ -85,21 +79,39 @@ def measure(
     if place.rank != 0:
         return None
     problems: list[str] = []
-    found = environment.capture(problems, withheld=plan.system.launch.referenced)
-    found |= torch_facts(problems, device)
+    facts = environment.capture(problems, withheld=plan.system.launch.referenced)
+    facts |= torch_facts(problems, device)
     return CommRecord(
         run_id=plan.run_id,
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        hosts=tuple(seat.host for seat in seats),
-        switches=tuple(switches) if any(switches) else (),
         device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
         group_size=plan.group_size,
         points=tuple(points),
-        load=node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
-        nccl=together(logs),
         not_measured=tuple(lineup.not_measured),
-        warnings=(*binding.warnings, *settle(seats).warnings, *problems),
-        environment=found,
+        warnings=(*binding.warnings, *of_ranks.pop("warnings"), *problems),
+        environment=facts,
+        **of_ranks,
     )
+
+
+def _gathered(
+    control: Control, place: RankPlace, binding: CoreBinding, load: CoreLoad, nccl: NcclLog | None
+) -> dict[str, Any]:
+    """Returns the fields of the record that every rank contributes to; all ranks call it at once."""
+    gathered = control.gather("hosts and cores", [place.host, list(binding.cores), binding.threads, binding.pinned])
+    seats = [
+        Seat(rank=rank, host=host, cores=cores, threads=threads, pinned=pinned)
+        for rank, (host, cores, threads, pinned) in enumerate(gathered)
+    ]
+    switches = control.gather("switches", place.switch)
+    loads = control.gather("load of the cores", [place.node_rank, load.summary()])
+    logs = control.gather("NCCL's logs", None if nccl is None else nccl.read())
+    return {
+        "hosts": tuple(seat.host for seat in seats),
+        "switches": tuple(switches) if any(switches) else (),
+        "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
+        "nccl": together(logs),
+        "warnings": settle(seats).warnings,
+    }

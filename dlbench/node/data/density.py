@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
-from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, target_fault
-from dlbench.errors import UserError
+from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, require_sizes, target_fault
 from dlbench.node.data.one_lister import ALONE, Lister
 from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
 from dlbench.node.data.sharding import Key
@@ -137,11 +136,5 @@ def open_density(
     """
     split: Split = "train" if training else "validation"
     index = lister.index(lambda: index_density(source, split), (DensityIndex,))
-    for key, stored in (
-        ("input_size", index.size),
-        ("input_channels", index.channels),
-        ("num_targets", index.num_targets),
-    ):
-        if stored != getattr(model, key):
-            raise UserError(f"data.source {str(source)!r} has {key} {stored}, model.{key} is {getattr(model, key)}")
+    require_sizes(index, model, f"data.source {str(source)!r}")
     return VolumeReader(index, counts=counts)

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.dlpack import from_dlpack
 
-from dlbench.datasets.images.image_set import JpegTree, open_image_set
+from dlbench.datasets.images.image_set import JpegTree, open_image_set, require_classes
 from dlbench.datasets.images.jpeg_decode import FACTORS, Box, Decoding, decode, inspect, region_function
 from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
@@ -44,6 +44,8 @@ AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
 EVALUATION_EDGE = 256 / 224
 """Shorter edge of a validation image over that of its centre crop (Krizhevsky et al. 2012: 256 and 224)."""
+Batch = dict[str, torch.Tensor]
+NAME = "nvImageCodec"
 
 
 def crop_box(width: int, height: int, generator: np.random.Generator) -> Box:
@@ -242,10 +244,6 @@ class JpegReader(SampleReader):
         self._images.close()
 
 
-Batch = dict[str, torch.Tensor]
-NAME = "nvImageCodec"
-
-
 class EncodedReader(JpegReader):
     """Samples of an image set as they are stored, with the crop and the flip that training wants.
 
@@ -375,10 +373,7 @@ def open_images(
     """
     images = _listed(source, "train" if training else "validation", lister)
     known = images.classes if classes is None else classes
-    if len(known) > model.num_classes:
-        raise UserError(
-            f"data.source {str(source)!r} has {len(known)} classes, model.num_classes is {model.num_classes}"
-        )
+    require_classes(len(known), model, f"data.source {str(source)!r}")
     labels = None if classes is None else class_labels(images, classes)
     kind: type[JpegReader] = JpegReader
     if by_gpu:

@@ -23,14 +23,13 @@ from dlbench.node.data.reader_trials import (
     Choice,
     Ranks,
     Readers,
-    Search,
     TrialContext,
     choose,
     most_readers,
     training_cores,
 )
 from dlbench.node.data.sharding import ShardedOrder
-from dlbench.records.data_path import ReadingResult
+from dlbench.records.data_path import ReaderTrial, ReadingResult
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec
 
@@ -211,7 +210,7 @@ class RankReading:
     @property
     def _is_limited(self) -> bool:
         """Whether as many readers were chosen as cores were left for."""
-        if self._kept is None or self._choice is None or self._choice.of_workers is None:
+        if self._kept is None or self._choice is None or self._data.loader_workers != "auto":
             return False
         return self.readers.loader_workers == most_readers(self._cores, self._kept)
 
@@ -235,9 +234,9 @@ class RankReading:
             if self._kept is not None:
                 most = most_readers(self._cores, self._kept)
                 limit = f"; at most {most}: training keeps {self._training_cores} of the rank's {self._cores} cores"
-            found.append(_measured("data.loader_workers", self._choice.of_workers, self._choice.again, limit))
+            found.append(self._measured("loader_workers", self._choice.of_workers, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
-            found.append(_measured("data.prefetch_batches", self._choice.of_prefetch, self._choice.again))
+            found.append(self._measured("prefetch_batches", self._choice.of_prefetch))
         if (decode := self._described.get("decode")) is not None:
             how = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
             found.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=how))
@@ -248,6 +247,24 @@ class RankReading:
             effective = data.cache if bad is None else "any" if bad.known else None
             found.append(Setting(key="data.cache", requested=data.cache, effective=effective, evidence=shown.summary))
         return found
+
+    def _measured(self, name: str, trials: Sequence[ReaderTrial], limit: str = "") -> Setting:
+        """Returns a setting that was chosen by measurement, with what was measured. `limit`: of what was tried."""
+        assert self._choice is not None
+        effective = None
+        evidence = "no process reads ahead of the training one"
+        if trials:
+            effective = getattr(self.readers, name)
+            tried = ", ".join(
+                f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' while computing' if trial.computing else ''}"
+                for trial in trials
+            )
+            again = "; samples were read more than once for it" if self._choice.again else ""
+            evidence = (
+                "measured before training on all ranks at the same time, samples/s of the slowest rank with "
+                f"{tried}; the smallest that is not clearly slower than the best{again}{limit}"
+            )
+        return Setting(key=f"data.{name}", requested="auto", effective=effective, evidence=evidence)
 
     def warnings(self) -> list[str]:
         """Where it is not known whether what was asked for was in force, or readers have too few cores."""
@@ -306,23 +323,3 @@ class EpochBoundary:
         """Empties the cache; afterwards readers begin with the next epoch."""
         self._reading.between_epochs()
         self._source.begin_epoch()
-
-
-def _measured(key: str, search: Search | None, again: bool, limit: str = "") -> Setting:
-    """A setting that was found by measurement, with what was measured. `limit`: of what was tried, in words."""
-    if search is None:
-        return Setting(key=key, requested="auto", effective=None, evidence="no process reads ahead of the training one")
-    name = key.partition(".")[2]
-    tried = ", ".join(
-        f"{getattr(trial, name)}: {trial.samples_per_s:.4g}{' while computing' if trial.computing else ''}"
-        for trial in search.trials
-    )
-    return Setting(
-        key=key,
-        requested="auto",
-        effective=search.found,
-        evidence="measured before training on all ranks at the same time, samples/s of the slowest rank with "
-        f"{tried}; the smallest that is not clearly slower than the best"
-        + ("; samples were read more than once for it" if again else "")
-        + limit,
-    )

@@ -106,7 +106,7 @@ def measure(order: RateOrder) -> dict[str, Any]:
             lines.append(here)
             others.append(other)
         os.sched_setaffinity(0, set(cores[0]))
-        return _Share(order, _Peers(0, lines)).run()
+        return ReadingProcess(order, _Peers(0, lines)).run()
     finally:
         os.sched_setaffinity(0, set(allowed))
         for line in lines:
@@ -128,10 +128,10 @@ def _share(
     os.sched_setaffinity(0, set(cores))
     # What goes wrong here goes wrong in the first process, too, or shows by the closed line.
     with suppress(DlbenchError):
-        _Share(order, _Peers(place, [line])).run()
+        ReadingProcess(order, _Peers(place, [line])).run()
 
 
-class _Share:
+class ReadingProcess:
     """What one process reads."""
 
     def __init__(self, order: RateOrder, peers: _Peers) -> None:

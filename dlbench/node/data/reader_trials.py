@@ -38,6 +38,11 @@ TRAINING_CORES = 2
 TRAINING_CORES_WITH_EXCHANGE = 4
 """And where gradients are exchanged: also NCCL's proxy, which polls while it sends (nccl/src/proxy.cc), and the thread
 that orders the exchange (Horovod's background thread, gloo's, dlbench's own)."""
+ROUNDS = 3
+SECONDS = 0.4  # of one trial
+CLEARLY = 0.95
+"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
+USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
 
 
 def training_cores(device: torch.device, ranks: int) -> int | None:
@@ -146,13 +151,6 @@ def throughput(
     return found
 
 
-ROUNDS = 3
-SECONDS = 0.4  # of one trial
-CLEARLY = 0.95
-"""A rate is clearly below the best if its median is below this share of it, and if it is below in every round."""
-USUAL_PREFETCH = 2  # batches read ahead while the number of readers is looked for
-
-
 class Ranks(Protocol):
     """All ranks of the run; an engine."""
 
@@ -179,48 +177,38 @@ class TrialContext:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
-    """What was tried of one setting, and what was found."""
-
-    found: int
-    trials: tuple[ReaderTrial, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Choice:
     """What was chosen and why."""
 
     readers: Readers
-    of_workers: Search | None  # None: the number of reader processes was given
-    of_prefetch: Search | None  # None: what they read ahead was given, or there are none
+    of_workers: tuple[ReaderTrial, ...]  # Of the number of reader processes; none where that was given.
+    of_prefetch: tuple[ReaderTrial, ...]  # Of what they read ahead; none where that was given, or there are none.
     seconds: float
     again: bool  # whether samples had to be read more than once
 
     @property
     def trials(self) -> tuple[ReaderTrial, ...]:
-        return tuple(trial for search in (self.of_workers, self.of_prefetch) if search for trial in search.trials)
+        return self.of_workers + self.of_prefetch
 
 
 def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int | Literal["auto"]) -> Choice:
     """Measures and chooses; called by all ranks, and the same on all of them."""
     start = time.monotonic()
-    trials = _Trials(context)
-    of_workers = of_prefetch = None
+    trials = Trials(context)
+    num_of_workers = 0
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
         found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(context.most_readers))])
         if found.loader_workers == 0:
             found = trials.best([found, Readers(1, ahead)], computing=True)
         workers = found.loader_workers
-        of_workers = Search(found=workers, trials=tuple(trials.results))
+        num_of_workers = len(trials.results)
     if workers and prefetch == "auto":
-        before = len(trials.results)
         ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
-        of_prefetch = Search(found=ahead, trials=tuple(trials.results[before:]))
     return Choice(
         readers=Readers(workers, ahead if workers else 0),
-        of_workers=of_workers,
-        of_prefetch=of_prefetch,
+        of_workers=tuple(trials.results[:num_of_workers]),
+        of_prefetch=tuple(trials.results[num_of_workers:]),
         seconds=time.monotonic() - start,
         again=trials.again,
     )
@@ -234,7 +222,7 @@ def _doubled(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
-class _Trials:
+class Trials:
     """Runs trials; keeps their results."""
 
     def __init__(self, context: TrialContext) -> None:

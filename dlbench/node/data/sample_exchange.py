@@ -24,7 +24,7 @@ import torch
 from torch import distributed
 from torch._C._distributed_c10d import Store
 
-from dlbench.datasets.shuffling import Exchange, Ownership, released
+from dlbench.datasets.shuffling import EpochExchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
 from dlbench.errors import (
     DlbenchError,
@@ -141,7 +141,7 @@ class SampleExchange:
         self._first = self._current = first_epoch
         self._dealt = (first_epoch, 0)
         self._done = 0  # slots, since the first epoch
-        self._due: tuple[int, Exchange] | None = None  # of an epoch
+        self._due: tuple[int, EpochExchange] | None = None  # of an epoch
         self._sent: dict[int, list[int]] = {}
         self._counted: dict[int, Counted] = {}
         self._held = self._held_peak = ownership.size(rank)
@@ -301,7 +301,7 @@ class SampleExchange:
         self._done += end - begin
 
     def _swap(
-        self, due: Exchange, places: list[int], kind: int, ours: list[torch.Tensor], theirs: list[torch.Tensor]
+        self, due: EpochExchange, places: list[int], kind: int, ours: list[torch.Tensor], theirs: list[torch.Tensor]
     ) -> None:
         """Sends a tensor and receives one at each place of an exchange; `kind` keeps two swaps of a place apart."""
         works = []
@@ -341,7 +341,7 @@ class SampleExchange:
         self._held_peak = max(self._held_peak, self._held)
 
 
-def _length(due: Exchange, place: int, header: torch.Tensor) -> int:
+def _length(due: EpochExchange, place: int, header: torch.Tensor) -> int:
     """The bytes that a header announces."""
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import pickle
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,11 @@ from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.system import StagingTier
+
+_SAMPLES = "samples"
+_CHOICE = "kept.npy"
+_BY_CRC = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 class _Staged(WrappedReader):
@@ -122,11 +127,6 @@ class ReplicaReader(_Staged):
 
     def describe(self) -> dict[str, object]:
         return {**self._reader.describe(), "path": path_text(self._source)}
-
-
-_SAMPLES = "samples"
-_CHOICE = "kept.npy"
-Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,8 +339,21 @@ class NodeStaging:
 
     def _require(self, needed: int, files: int) -> None:
         assert self._folder is not None
-        memory = memory_room() if lies_in_memory(self._folder.path) else None
-        self._room = self._folder.require(needed, files, self._tier.capacity_bytes, memory)
+        self._room = self._folder.require(needed, files, self._tier.capacity_bytes, self._room_in_memory)
+
+    @property
+    def _room_in_memory(self) -> int | None:
+        """Bytes that memory limits allow where the folder is in memory; None elsewhere."""
+        assert self._folder is not None
+        return memory_room() if lies_in_memory(self._folder.path) else None
+
+    def _require_stored(self, sizes: Collection[int]) -> None:
+        """Raises UserError: no sample of the data is read from files."""
+        if sizes and not any(sizes):
+            raise UserError(
+                f"data.staging {self._data.staging}: samples of this data are in the memory of each rank; "
+                "set it to none"
+            )
 
     def _replicate(self) -> None:
         assert self._folder is not None
@@ -364,10 +377,7 @@ class NodeStaging:
             there = find_whole(stores, parts, tally)
             flat = sorted({index for indices in parts.values() for index in indices})
             sizes = dict(zip(flat, sample_sizes(_size_of(reader), flat, streams, tally), strict=True))
-            if flat and not any(sizes.values()):
-                raise UserError(
-                    "data.staging shard: samples of this data are in the memory of each rank; set it to none"
-                )
+            self._require_stored(sizes.values())
             missing = {rank: [i for i in indices if i not in there[rank]] for rank, indices in parts.items()}
             tally.needed = sum(sizes[i] for indices in parts.values() for i in indices)
             written = [sizes[i] for indices in missing.values() for i in indices]
@@ -398,7 +408,7 @@ class NodeStaging:
                     one.close()
         finally:
             reader.close()
-        self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+        self._verified = _BY_CRC
 
     def _lazy(self) -> None:
         assert self._folder is not None
@@ -409,17 +419,13 @@ class NodeStaging:
             self._forget_changed(reader)
             indices = range(reader.num_samples)
             sizes = sample_sizes(_size_of(reader), indices, self._data.staging_streams, tally)
-            if not any(sizes):
-                raise UserError(
-                    "data.staging lazy: samples of this data are in the memory of each rank; set it to none"
-                )
+            self._require_stored(sizes)
         finally:
             reader.close()
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        memory = memory_room() if lies_in_memory(folder.path) else None
-        self._room = folder.room(memory)
+        self._room = folder.room(self._room_in_memory)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
             kept = choose_kept(
@@ -438,7 +444,7 @@ class NodeStaging:
                 (folder.path / _CHOICE).unlink()
         store.folder.mkdir(exist_ok=True)
         Keeping(folder.path).begin()
-        self._verified = "CRC-32 of each sample, taken when it was read and compared whenever it is read again"
+        self._verified = _BY_CRC
 
     def _forget_changed(self, reader: SampleReader) -> None:
         """Empties a kept folder whose samples are those of another state of the source."""

@@ -33,6 +33,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
     SampleRows,
     SamplesIndex,
     index_samples,
+    require_length,
     row_faults,
     sample_files,
 )
@@ -180,12 +181,7 @@ class PretrainingHdf5Reader(SampleReader):
     """
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
-        stored = index.shape.sequence_length
-        if stored not in (None, spec.sequence_length):
-            raise UserError(
-                f"data.source {str(index.source)!r} has samples of {stored} tokens, data.sequence_length is "
-                f"{spec.sequence_length}"
-            )
+        require_length(index.shape, spec, f"data.source {str(index.source)!r}")
         self._index, self._vocab_size = index, vocab_size
         self.num_samples = index.num_samples
         self._rows = SampleRows(index, spec.sequence_length, spec.max_predictions)

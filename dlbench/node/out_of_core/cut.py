@@ -50,7 +50,7 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitMo
     with undisturbed(model):
         root = _trace(model, run_once)
     called = Counter(id(call.module) for call in root.all())
-    units: list[list[_Call]] = []
+    units: list[list[ModuleCall]] = []
     for call in _longest_run(root, called):
         if units and call.is_bound_to_input:
             units[-1].append(call)
@@ -89,7 +89,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(eq=False)
-class _Call:
+class ModuleCall:
     """One call of a module. It holds tensors, so that their identities last."""
 
     module: nn.Module
@@ -98,10 +98,10 @@ class _Call:
     kwargs: Mapping[str, Any]
     version: int = 0
     output: Any = None
-    children: list[_Call] = field(default_factory=list)
+    children: list[ModuleCall] = field(default_factory=list)
     changes_input: bool = False
 
-    def all(self) -> Iterator[_Call]:
+    def all(self) -> Iterator[ModuleCall]:
         """It and all calls within it, outermost first."""
         yield self
         for child in self.children:
@@ -132,14 +132,14 @@ def _storage(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _trace(model: nn.Module, run_once: Callable[[], object]) -> _Call:
+def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
     """All calls of modules in one forward pass; those of a pass in several calls of the model as one."""
-    root = _Call(nn.Module(), "", (), {})
+    root = ModuleCall(nn.Module(), "", (), {})
     stack = [root]
     names = {id(module): name for name, module in model.named_modules()}
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        call = _Call(module, names[id(module)], args, kwargs)
+        call = ModuleCall(module, names[id(module)], args, kwargs)
         if call.given is not None:
             call.version = call.given._version
         stack[-1].children.append(call)
@@ -162,7 +162,7 @@ def _trace(model: nn.Module, run_once: Callable[[], object]) -> _Call:
     return root
 
 
-def _divided(call: _Call, called: Mapping[int, int]) -> list[_Call]:
+def _divided(call: ModuleCall, called: Mapping[int, int]) -> list[ModuleCall]:
     """A call as the chain of calls within it, each divided in turn; itself where these are no chain."""
     children = call.children
     tensors = [call.given, *(child.output for child in children)]
@@ -176,11 +176,11 @@ def _divided(call: _Call, called: Mapping[int, int]) -> list[_Call]:
     return [unit for child in children for unit in _divided(child, called)] if is_chain else [call]
 
 
-def _longest_run(root: _Call, called: Mapping[int, int]) -> list[_Call]:
+def _longest_run(root: ModuleCall, called: Mapping[int, int]) -> list[ModuleCall]:
     """The longest run of linked calls within any one call; the outermost of several."""
-    best: list[_Call] = []
+    best: list[ModuleCall] = []
     for parent in root.all():
-        run: list[_Call] = []
+        run: list[ModuleCall] = []
         for call in (unit for child in parent.children for unit in _divided(child, called)):
             is_unit = called[id(call.module)] == 1 and call.given is not None and call.returned is not None
             linked = bool(run) and call.given is run[-1].returned
@@ -204,7 +204,7 @@ def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     )
 
 
-def _agree(before: _Call, call: _Call) -> bool:
+def _agree(before: ModuleCall, call: ModuleCall) -> bool:
     """Whether two calls can be one block: a tensor each, and the same other arguments."""
     if not isinstance(before.output, torch.Tensor) or not isinstance(call.output, torch.Tensor):
         return False
@@ -242,7 +242,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return saved
 
 
-def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], object]) -> set[int]:
+def _shared_boundaries(units: Sequence[Sequence[ModuleCall]], run_once: Callable[[], object]) -> set[int]:
     uses = _Uses()
 
     def enter(number: int) -> Callable[..., None]:
@@ -281,14 +281,14 @@ def _shared_boundaries(units: Sequence[Sequence[_Call]], run_once: Callable[[], 
     return uses.shared
 
 
-class Block:
+class ModuleBlock:
     """Consecutive units as one function; `run` is called in place of the first's `forward`, `wrap` on `function`."""
 
     def __init__(
         self,
         number: int,
         units: Sequence[UnitModule],
-        run: Callable[[Block, tuple[Any, ...], dict[str, Any]], Any],
+        run: Callable[[ModuleBlock, tuple[Any, ...], dict[str, Any]], Any],
         wrap: Callable[[BlockFunction], BlockFunction] | None = None,
     ) -> None:
         self.number = number

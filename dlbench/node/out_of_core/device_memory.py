@@ -206,7 +206,7 @@ def trim() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class BatchFit:
     """The largest batch that passed."""
 
     batch: int  # samples of one backward pass; 0: not even one
@@ -214,7 +214,7 @@ class Fit:
     trials: int
 
 
-def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> Fit:
+def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[], float] = time.monotonic) -> BatchFit:
     """Returns the largest batch below `below` that passes, by halving, in `MAX_TRIALS` trials and `MAX_S` seconds."""
     until = clock() + MAX_S
     fits, fails, trials = 0, below, 0
@@ -226,7 +226,7 @@ def largest_batch(passes: Callable[[int], bool], below: int, clock: Callable[[],
             fits = batch
         else:
             fails = batch
-    return Fit(batch=fits, is_largest=fails - fits == 1, trials=trials)
+    return BatchFit(batch=fits, is_largest=fails - fits == 1, trials=trials)
 
 
 def fits_in_memory(
@@ -275,7 +275,7 @@ def missing_state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, spec
 
 
 def out_of_memory(
-    words: str, fit: Fit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
+    words: str, fit: BatchFit | None, *, rank: int, batch: int, accumulation: int, startup_bytes: int | None = None
 ) -> RunError:
     """Returns the one line of a rank that ran out of memory.
 

@@ -23,7 +23,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.host_memory import lies_in_memory
 from dlbench.node.background import BackgroundWorker
-from dlbench.node.out_of_core.tiers import ALIGNMENT, Slots, Transfer, aligned
+from dlbench.node.out_of_core.tiers import ALIGNMENT, FreePlaces, TierTransfer, aligned
 from dlbench.units import format_bytes
 
 CHUNK_BYTES = 4 << 20  # bytes of a call of the system
@@ -55,10 +55,10 @@ class DiskTier:
         self._file, self._is_direct = _open(folder, reserve_bytes)
         self._is_in_memory = lies_in_memory(folder)
         self._length = 0
-        self._slots = Slots()
+        self._slots = FreePlaces()
         self._changed = threading.Condition()
         self._watching = False
-        self._transfers: list[Transfer] = []
+        self._transfers: list[TierTransfer] = []
         self._lanes: list[BackgroundWorker] = []  # What goes out, and what comes in.
         try:
             self._lengthen(reserve_bytes)
@@ -142,7 +142,7 @@ class DiskTier:
     def watch(self, watching: bool) -> None:
         self._watching = watching
 
-    def take_transfers(self) -> list[Transfer]:
+    def take_transfers(self) -> list[TierTransfer]:
         with self._changed:
             taken, self._transfers = self._transfers, []
         return sorted(taken, key=lambda one: one.start_ns)
@@ -243,7 +243,7 @@ class DiskTier:
             else:
                 ticket.is_in = True
             if self._watching:
-                self._transfers.append(Transfer(is_out, block, ticket.num_bytes, start, end))
+                self._transfers.append(TierTransfer(is_out, block, ticket.num_bytes, start, end))
             self._changed.notify_all()
 
     def _forget(self, ticket: DiskTicket) -> None:

@@ -12,9 +12,8 @@ not waited for because nothing needed its room: the copy that was ordered runs, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -24,37 +23,28 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from dlbench.errors import RunError, UserError
-from dlbench.node.out_of_core.cut import Block, BlockFunction, UnitModule
+from dlbench.node.out_of_core.cut import BlockFunction, ModuleBlock, UnitModule
 from dlbench.node.out_of_core.saved import (
     BlockBytes,
     Checksum,
     Handle,
     HeldByOthers,
-    Packed,
-    Pass,
-    Room,
+    MemoryRoom,
+    PackedTensor,
+    RunningPass,
     activation_storage,
     first_tensor,
     weak_reference,
 )
-from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, ComputeLane, HostMoments, LaneSpan, Moments, Watch
+from dlbench.node.out_of_core.spans import BACKWARD, FORWARD, ComputeLane, LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.out_of_core.blocks import BlockCost
 from dlbench.specs.out_of_core import PlannedBlock
 
 Prefetch = Literal["room", "one-block", "blocking"]
 """room: as many blocks as have room; one-block: the next one; blocking: each tensor when it is made and needed."""
-
-
-@dataclass
-class _Counts:
-    """Since `begin_measuring`."""
-
-    passes: int = 0
-    peak: int = 0
-    over: float = 0
-    out: int = 0
-    back: int = 0
+_COUNTED = ("passes", "activation_peak_bytes", "over_budget_bytes", "swapped_out_bytes", "swapped_in_bytes")
 
 
 class OutOfCore:
@@ -84,12 +74,12 @@ class OutOfCore:
         leaving: Collection[int] | None = None,
         verify: bool = False,
         rank: int = 0,
-        moments: Moments | None = None,
+        clock: Clock | None = None,
         wrap_block: Callable[[BlockFunction], BlockFunction] | None = None,
         count: bool = False,
     ) -> None:
         self._blocks = [
-            Block(number, units[block.first : block.last + 1], self._forward, wrap_block)
+            ModuleBlock(number, units[block.first : block.last + 1], self._forward, wrap_block)
             for number, block in enumerate(blocks)
         ]
         self._decisions = [block.decision for block in blocks]
@@ -105,18 +95,16 @@ class OutOfCore:
         self._verifies = verify
         self._rank = rank
         self._others = HeldByOthers(model)
-        self._room = Room(self._decisions, budget_bytes, costs, self._held_by_others)
+        self._room = MemoryRoom(self._decisions, budget_bytes, costs, self._held_by_others)
         self._turn_bytes = turn_bytes
         self._saves_output = [True] * len(blocks)
         """Of each block whether it saves its output, as the last counted pass showed."""
         self._counts_always = count
         self._counts_next = True
-        self._pass: Pass | None = None
+        self._pass: RunningPass | None = None
         self._installed = False
-        moments = moments or HostMoments()
-        self._lane = ComputeLane(moments)
-        self._watch = Watch(self._lane, tier)
-        self._counts = _Counts()
+        self._lane = ComputeLane(clock or Clock(), tier)
+        self._counts = dict.fromkeys(_COUNTED, 0)  # Since `begin_measuring`.
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -145,35 +133,27 @@ class OutOfCore:
 
     def begin_measuring(self) -> None:
         self._others.look()
-        self._counts = _Counts()
+        self._counts = dict.fromkeys(_COUNTED, 0)
         self._lane.reset()
 
     def summary(self) -> dict[str, int | float]:
         """Returns what was counted since `begin_measuring`; waits for the device."""
-        counts, seconds = self._counts, self._lane.seconds()
-        return {
-            "passes": counts.passes,
-            "activation_peak_bytes": counts.peak,
-            "over_budget_bytes": int(counts.over),
-            "swapped_out_bytes": counts.out,
-            "swapped_in_bytes": counts.back,
-            **seconds,
-        }
+        return {**self._counts, **self._lane.seconds()}
 
     def watch(self, watching: bool) -> None:
         """Between two steps: begins or ends noting operations of passes. Watched passes wait for nothing more."""
-        self._watch.set(watching)
+        self._lane.watch(watching)
 
     def take_spans(self) -> list[LaneSpan]:
         """Operations of watched passes that have ended, in order of their start."""
-        return self._watch.take()
+        return self._lane.take()
 
     def close(self) -> None:
         self.remove()
         if self._tier is not None:
             self._tier.close()
 
-    def _forward(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _forward(self, block: ModuleBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return block.function(*args, **kwargs)
         running = self._enter(block, args, kwargs)
@@ -186,12 +166,12 @@ class OutOfCore:
         self._leave(running, block, output)
         return output
 
-    def _enter(self, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pass:
+    def _enter(self, block: ModuleBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunningPass:
         number = block.number
         if number == 0:
-            self._pass = Pass(len(self._blocks))
+            self._pass = RunningPass(len(self._blocks))
             self._others.begin_pass()
-            self._watch.begin_pass()
+            self._lane.begin_pass()
             if 0 in self._held_by_others:
                 self._others.give(args[:1])
             else:
@@ -218,13 +198,13 @@ class OutOfCore:
         self._lane.switch(FORWARD, number)
         return running
 
-    def _make_room(self, running: Pass, num_bytes: int) -> None:
+    def _make_room(self, running: RunningPass, num_bytes: int) -> None:
         """Waits for the oldest transfers out until `num_bytes` have room, or none runs any more."""
         self._release(running)
         while running.leaving and running.resident + num_bytes > self._room.budget:
             self._wait_for_oldest(running)
 
-    def _wait_for_oldest(self, running: Pass) -> None:
+    def _wait_for_oldest(self, running: RunningPass) -> None:
         """The oldest transfer out ends, and frees what it moved."""
         oldest = running.leaving[0]
         if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
@@ -232,7 +212,7 @@ class OutOfCore:
                 self._tier.wait_out(oldest.ticket)
         self._left(running)
 
-    def _release(self, running: Pass) -> None:
+    def _release(self, running: RunningPass) -> None:
         """What has left since takes no room any more."""
         while running.leaving:
             oldest = running.leaving[0]
@@ -240,18 +220,20 @@ class OutOfCore:
                 return
             self._left(running)
 
-    def _left(self, running: Pass) -> None:
+    def _left(self, running: RunningPass) -> None:
         handle = running.leaving.popleft()
         if handle.ticket is not None:
             running.charge(handle, -handle.num_bytes)
 
-    def _note_peak(self, running: Pass) -> None:
+    def _note_peak(self, running: RunningPass) -> None:
         counts = self._counts
-        if running.resident > counts.peak:
-            counts.peak = running.resident
-            counts.over = max(counts.over, running.resident - self._room.budget)
+        if running.resident > counts["activation_peak_bytes"]:
+            counts["activation_peak_bytes"] = running.resident
+            if running.resident > self._room.budget:
+                over = running.resident - int(self._room.budget)
+                counts["over_budget_bytes"] = max(counts["over_budget_bytes"], over)
 
-    def _hooks(self, running: Pass, number: int) -> AbstractContextManager[object]:
+    def _hooks(self, running: RunningPass, number: int) -> AbstractContextManager[object]:
         """What stands around a block: of one that is recomputed it sees the input alone, which may be to move."""
         if self._decisions[number] == "swap" and self._tier is None:
             return save_on_cpu(pin_memory=True)
@@ -265,17 +247,17 @@ class OutOfCore:
         return self._counts_always or self._counts_next
 
     def _checkpoint_contexts(
-        self, running: Pass, block: Block
+        self, running: RunningPass, block: ModuleBlock
     ) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-        counting = _CountingSaved(partial(self._count, running)) if self._counts_now else nullcontext()
+        counting = _counting_saved(partial(self._count, running)) if self._counts_now else nullcontext()
         return counting, _Recomputing(block, self._lane)
 
-    def _count(self, running: Pass, tensor: torch.Tensor) -> None:
+    def _count(self, running: RunningPass, tensor: torch.Tensor) -> None:
         storage = activation_storage(tensor, self._others)
         if storage is not None:
             running.counted[storage._cdata] = (weak_reference(storage), storage.nbytes())
 
-    def _pack(self, running: Pass, number: int, tensor: torch.Tensor) -> Any:
+    def _pack(self, running: RunningPass, number: int, tensor: torch.Tensor) -> Any:
         storage = activation_storage(tensor, self._others)
         if storage is None:
             # With its graph a saved output would hold itself.
@@ -296,9 +278,9 @@ class OutOfCore:
             self._send(running, handle)
             with self._lane.wait("room_wait_s"):
                 self._tier.wait_out(handle.ticket)
-        return Packed(handle, tensor)
+        return PackedTensor(handle, tensor)
 
-    def _leave(self, running: Pass, block: Block, output: Any) -> None:
+    def _leave(self, running: RunningPass, block: ModuleBlock, output: Any) -> None:
         number = block.number
         self._lane.switch(None, number)
         tensor = first_tensor(output)
@@ -321,13 +303,13 @@ class OutOfCore:
             running.charge_beside(self._turn_bytes)
             self._note_peak(running)
 
-    def _moving(self, running: Pass, number: int) -> list[Handle]:
+    def _moving(self, running: RunningPass, number: int) -> list[Handle]:
         """What leaves with a block if that leaves, in the order of saving."""
         inputs = running.inputs[number]
         own = running.owned[number] if self._decisions[number] == "swap" else []
         return [*([inputs] if inputs is not None and self._room.moves(number) else []), *own]
 
-    def _hand_on(self, running: Pass, number: int, storage: torch.UntypedStorage) -> bool:
+    def _hand_on(self, running: RunningPass, number: int, storage: torch.UntypedStorage) -> bool:
         """A block's output belongs to the next one; returns whether this one saved it."""
         counted = running.counted.pop(storage._cdata, None) is not None
         handle = running.table.find(storage)
@@ -338,7 +320,7 @@ class OutOfCore:
         running.inputs[number + 1] = handle
         return True
 
-    def _learn(self, running: Pass, number: int, saves_output: bool) -> None:
+    def _learn(self, running: RunningPass, number: int, saves_output: bool) -> None:
         boundary = running.boundaries[number]
         seen = boundary is not None and running.counted.pop(boundary.cdata, None) is not None
         if self._room.recomputes(number):
@@ -356,7 +338,7 @@ class OutOfCore:
             output_bytes=running.boundary_bytes[number + 1],
         )
 
-    def _settle(self, running: Pass, number: int) -> None:
+    def _settle(self, running: RunningPass, number: int) -> None:
         """What is held of a block after its forward pass: as seen or, where nobody looked, as it is known."""
         own = self._room.own_bytes(number)
         if self._decisions[number] == "swap" and self._tier is not None:
@@ -370,7 +352,7 @@ class OutOfCore:
         running.charge_input(number + 1, 0 if away else running.boundary_bytes[number + 1])
         self._note_peak(running)
 
-    def _send(self, running: Pass, handle: Handle) -> None:
+    def _send(self, running: RunningPass, handle: Handle) -> None:
         assert self._tier is not None
         assert handle.storage is not None
         if self._verifies:
@@ -378,11 +360,11 @@ class OutOfCore:
         handle.ticket = self._tier.swap_out(handle.storage, handle.block)
         handle.discard = self._tier.discard
         handle.storage = None
-        self._counts.out += handle.num_bytes
+        self._counts["swapped_out_bytes"] += handle.num_bytes
         if self._prefetch != "blocking":
             running.leaving.append(handle)
 
-    def _reached(self, running: Pass, number: int, gradient: torch.Tensor) -> None:
+    def _reached(self, running: RunningPass, number: int, gradient: torch.Tensor) -> None:
         """The gradient of a block's output is there: the blocks behind it have ended, its backward pass begins."""
         if number >= running.current:
             return
@@ -403,13 +385,13 @@ class OutOfCore:
         self._note_peak(running)
         self._lane.switch(BACKWARD, number)
 
-    def _end_of_first(self, running: Pass, gradient: torch.Tensor) -> None:
+    def _end_of_first(self, running: RunningPass, gradient: torch.Tensor) -> None:
         if running.has_turned:
             self._end_blocks(running, -1)
             running.current = -1
             self._lane.switch(None, 0)
 
-    def _end_blocks(self, running: Pass, number: int) -> None:
+    def _end_blocks(self, running: RunningPass, number: int) -> None:
         for block in range(min(running.current, len(self._blocks) - 1), number, -1):
             for handle in running.owned[block]:
                 handle.drop()
@@ -421,7 +403,7 @@ class OutOfCore:
             running.charge_block(block, 0)
             running.charge_input(block, 0)
 
-    def _bring(self, running: Pass, number: int) -> None:
+    def _bring(self, running: RunningPass, number: int) -> None:
         """Issues blocks in backward order while there is room; after transfers out the one whose turn it is anyway."""
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
@@ -438,7 +420,7 @@ class OutOfCore:
             else:
                 self._issue(running, running.next_in, forced=True)
 
-    def _issue(self, running: Pass, number: int, *, forced: bool) -> bool:
+    def _issue(self, running: RunningPass, number: int, *, forced: bool) -> bool:
         """Begins the way back of a block, the next one in backward order; False: it has no room."""
         moving = self._moving(running, number)
         moved = [handle for handle in moving if handle.ticket is not None and not handle.coming]
@@ -459,32 +441,32 @@ class OutOfCore:
         self._note_peak(running)
         return True
 
-    def _recall(self, running: Pass, handle: Handle) -> bool:
+    def _recall(self, running: RunningPass, handle: Handle) -> bool:
         assert self._tier is not None
         handle.storage = self._tier.recall(handle.ticket)
         if handle.storage is None:
             return False
         handle.ticket, handle.kept, handle.check = None, handle.ticket, None
         if self._tier.takes_back:
-            self._counts.out -= handle.num_bytes
+            self._counts["swapped_out_bytes"] -= handle.num_bytes
         if handle in running.leaving:
             running.leaving.remove(handle)
         return True
 
-    def _start_back(self, running: Pass, handle: Handle, block: int) -> None:
+    def _start_back(self, running: RunningPass, handle: Handle, block: int) -> None:
         assert self._tier is not None
         handle.coming = True
         self._tier.swap_in(handle.ticket, block)
         running.charge(handle, handle.num_bytes)
-        self._counts.back += handle.num_bytes
+        self._counts["swapped_in_bytes"] += handle.num_bytes
 
-    def _unpack(self, running: Pass, packed: Any) -> torch.Tensor:
-        if not isinstance(packed, Packed):
+    def _unpack(self, running: RunningPass, packed: Any) -> torch.Tensor:
+        if not isinstance(packed, PackedTensor):
             return packed  # type: ignore[no-any-return]
         storage = packed.handle.storage
         return packed.tensor(storage if storage is not None else self._fetch(running, packed.handle))
 
-    def _fetch(self, running: Pass, handle: Handle) -> torch.UntypedStorage:
+    def _fetch(self, running: RunningPass, handle: Handle) -> torch.UntypedStorage:
         tier = self._tier
         if handle.ticket is None or tier is None:
             raise RunError(
@@ -514,42 +496,39 @@ class OutOfCore:
         tier.discard(ticket)
         return storage
 
-    def _end(self, running: Pass) -> None:
+    def _end(self, running: RunningPass) -> None:
         self._end_blocks(running, -1)
         running.current = -1
         self._lane.switch(None, 0)
-        self._watch.end_pass()
-        self._counts.passes += 1
+        self._lane.end_pass()
+        self._counts["passes"] += 1
         if self._pass is running:
             self._pass = None
 
 
-class _CountingSaved:
-    """Within `torch.utils.checkpoint`: also shows `count` what is saved there."""
+@contextmanager
+def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Within it, and within `torch.utils.checkpoint`, also shows `count` what is saved there."""
+    # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
+    top = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    assert top is not None
+    pack, unpack = top
 
-    def __init__(self, count: Callable[[torch.Tensor], None]) -> None:
-        self._count = count
+    def counted(tensor: torch.Tensor) -> Any:
+        count(tensor)
+        return pack(tensor)
 
-    def __enter__(self) -> None:
-        # Hooks do not stack: the innermost alone are called. So these call those of the checkpoint.
-        top = torch._C._autograd._top_saved_tensors_default_hooks(False)
-        assert top is not None
-        pack, unpack = top
-
-        def counted(tensor: torch.Tensor) -> Any:
-            self._count(tensor)
-            return pack(tensor)
-
-        torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
-
-    def __exit__(self, *raised: object) -> None:
+    torch._C._autograd._push_saved_tensors_default_hooks(counted, unpack)
+    try:
+        yield
+    finally:
         torch._C._autograd._pop_saved_tensors_default_hooks()
 
 
 class _Recomputing:
     """Around the second forward pass of a block: it is timed, and leaves buffers as they were."""
 
-    def __init__(self, block: Block, lane: ComputeLane) -> None:
+    def __init__(self, block: ModuleBlock, lane: ComputeLane) -> None:
         self._block = block
         self._lane = lane
         self._before: list[tuple[torch.Tensor, torch.Tensor]] = []

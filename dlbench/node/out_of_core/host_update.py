@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
-from dlbench.records.out_of_core import HostUpdate as HostUpdateResult
+from dlbench.records.out_of_core import HostUpdate
 from dlbench.records.record import Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
@@ -266,7 +266,7 @@ def host_parameters(
     return HostCopies(known, CudaLanes(device, beat))
 
 
-class _Group:
+class UpdateGroup:
     """Parameters that are updated together: their optimizer on the host, and how far this step's update is."""
 
     def __init__(self, needed: Needed, host: HostParameters, spec: OptimizerSpec) -> None:
@@ -285,7 +285,7 @@ class _Group:
         self.is_joined = False
 
 
-class HostUpdate:
+class HostUpdater:
     """Stands in for the step of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
     `host`: where the host updates. `overlaps`: whether the forward pass waits module by module; otherwise, before it
@@ -306,8 +306,8 @@ class HostUpdate:
         self._overlaps = overlaps
         self._whole_steps = whole_steps
         self._order = ForwardOrder(model, self._reach, is_hooked=overlaps)
-        self._groups: list[_Group] = []
-        self._group_of: dict[nn.Module, _Group] = {}
+        self._groups: list[UpdateGroup] = []
+        self._group_of: dict[nn.Module, UpdateGroup] = {}
         # The optimizer's state, restored or empty, moves to the host.
         for parameter, tensor in host.tensors.items():
             mine = optimizer.state[parameter]
@@ -334,7 +334,7 @@ class HostUpdate:
         self.settle()
         if not self._groups:
             for needed in self._order.groups():
-                group = _Group(needed, self._host, self._spec)
+                group = UpdateGroup(needed, self._host, self._spec)
                 for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
                     # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
                     group.optimizer.state[tensor] = self._optimizer.state[parameter]
@@ -359,7 +359,7 @@ class HostUpdate:
         if group is not None and not group.is_joined:
             self._wait(group)
 
-    def _wait(self, group: _Group) -> None:
+    def _wait(self, group: UpdateGroup) -> None:
         if not group.is_ready:
             start = time.monotonic_ns()
             with self._worker.changed:
@@ -401,11 +401,11 @@ class HostUpdate:
         self._steps = 0
         self._update_ns = self._wait_ns = 0
 
-    def result(self) -> HostUpdateResult:
+    def result(self) -> HostUpdate:
         self.settle()
         parameters = sum(group.num_bytes for group in self._groups)
         state = [t for one in self._optimizer.state.values() for t in one.values() if isinstance(t, Tensor)]
-        return HostUpdateResult(
+        return HostUpdate(
             update_s=self._update_ns / 1e9,
             wait_s=self._wait_ns / 1e9,
             copied_bytes=2 * parameters * self._steps if self._host.num_bytes else 0,

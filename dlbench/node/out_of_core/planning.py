@@ -71,7 +71,7 @@ def measure_rates(
     """
     beat("the measurement of transfers")
     small, large = sizes_of(chain)
-    trials = _Trials(tier, device, calls or (Calls() if device.type == "cuda" else None))
+    trials = TransferTrials(tier, device, calls or (Calls() if device.type == "cuda" else None))
     trials.both_ways(large, 1)  # the first transfer sets things up
     few, many = [], []
     for _ in range(REPEATS):  # in turns
@@ -91,7 +91,7 @@ def measure_rates(
     )
 
 
-class _Trials:
+class TransferTrials:
     """Transfers of a storage of the device's, timed on the host with the device idle before and after."""
 
     def __init__(self, tier: Tier, device: torch.device, calls: Calls | None) -> None:

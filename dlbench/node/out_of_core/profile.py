@@ -29,8 +29,8 @@ from dlbench.node.out_of_core.cut import undisturbed as buffers_undisturbed
 from dlbench.node.out_of_core.device_memory import Held, PeakMeter, peaks_on
 from dlbench.node.out_of_core.saved import (
     HeldByOthers,
-    Packed,
-    Table,
+    PackedTensor,
+    SavedStorages,
     activation_storage,
     first_tensor,
     is_of_parameter,
@@ -191,7 +191,7 @@ class _MeasuredPass:
 
     def away(self) -> saved_tensors_hooks:
         """Within it, what autograd saves goes at once, and zeros come back in its place, storage by storage."""
-        table = Table()
+        table = SavedStorages()
 
         def pack(tensor: Tensor) -> Any:
             storage = activation_storage(tensor, self.others)
@@ -199,10 +199,10 @@ class _MeasuredPass:
                 return tensor.detach() if tensor.grad_fn is not None else tensor
             handle = table.find(storage) or table.add(tensor, storage, 0)
             handle.storage = None
-            return Packed(handle, tensor)
+            return PackedTensor(handle, tensor)
 
         def unpack(packed: Any) -> Any:
-            if not isinstance(packed, Packed):
+            if not isinstance(packed, PackedTensor):
                 return packed
             handle = packed.handle
             if handle.storage is None:

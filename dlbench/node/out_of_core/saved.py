@@ -127,7 +127,7 @@ class Handle:
         self.drop()
 
 
-class Packed:
+class PackedTensor:
     """What autograd holds instead of a saved tensor: a storage's handle, and the view of it."""
 
     __slots__ = ("dtype", "handle", "offset", "size", "stride")
@@ -151,7 +151,7 @@ class Packed:
         return empty.set_(storage, self.offset, self.size, self.stride)
 
 
-class Table:
+class SavedStorages:
     """The storages that one pass has saved, each once."""
 
     def __init__(self) -> None:
@@ -205,11 +205,11 @@ def _finite(storage: torch.UntypedStorage, num_bytes: int, dtype: torch.dtype) -
     return torch.isfinite(_numbers(storage, num_bytes, dtype)).all() if dtype.is_floating_point else None
 
 
-class Pass:
+class RunningPass:
     """One pass: what its blocks have saved, and what of it takes room."""
 
     def __init__(self, num_blocks: int) -> None:
-        self.table = Table()
+        self.table = SavedStorages()
         self.owned: list[list[Handle]] = [[] for _ in range(num_blocks)]
         self.inputs: list[Handle | None] = [None] * (num_blocks + 1)
         self.boundaries: list[WeakReference | None] = [None] * (num_blocks + 1)
@@ -271,7 +271,7 @@ class BlockBytes:
     output_bytes: int = 0
 
 
-class Room:
+class MemoryRoom:
     """Bytes that blocks need: by `costs` or, without them, as the last counted pass had them; budget None: no limit."""
 
     def __init__(

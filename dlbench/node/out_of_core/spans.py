@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.sync.timing import Clock
 
 COMPUTE, OUT, IN = "compute", "out", "in"  # lanes of an operation
 FORWARD, RECOMPUTE, BACKWARD, WAIT = "forward", "recompute", "backward", "wait"  # Operations in the lane compute.
@@ -29,51 +29,17 @@ class LaneSpan:
     end_ns: int
 
 
-class Moments(Protocol):
-    """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
-
-    def mark(self) -> Any:
-        """This moment, on the stream in force."""
-
-    def anchor(self) -> None:
-        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device."""
-
-    def settle(self) -> None:
-        """Returns when moments can be read."""
-
-    def between(self, first: Any, last: Any) -> float:
-        """Seconds from one moment to another."""
-
-    def monotonic_ns(self, moment: Any) -> int:
-        """A moment as nanoseconds of CLOCK_MONOTONIC."""
-
-
-class HostMoments:
-    """Moments on a CPU: a call returns when its work is done."""
-
-    def mark(self) -> int:
-        return time.monotonic_ns()
-
-    def anchor(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
-
-    def between(self, first: int, last: int) -> float:
-        return (last - first) / 1e9
-
-    def monotonic_ns(self, moment: int) -> int:
-        return moment
-
-
 class ComputeLane:
-    """What is computed now; how long was waited and recomputed; and, where it is watched, all of it as spans."""
+    """Notes what is computed now, how long was waited and recomputed and, while it is watched, all of it as spans."""
 
-    def __init__(self, moments: Moments) -> None:
-        self.moments = moments
-        self.sink: list[tuple[str, int, Any, Any]] | None = None
-        """Where operations go, as kind, block, first and last moment; None: nobody watches."""
+    def __init__(self, clock: Clock, tier: Tier | None = None) -> None:
+        self.clock = clock
+        self._tier = tier
+        self._number = -1  # Of the last watched pass.
+        self._starts: list[Any] = []
+        self._spans: list[tuple[int, str, int, Any, Any]] = []
+        self._sink: list[tuple[str, int, Any, Any]] | None = None
+        """Operations of the pass that runs, as kind, block, first and last moment; None: nobody watches."""
         self._now: tuple[str, int, Any] | None = None
         self._durations: dict[str, list[tuple[Any, Any]]] = {}
         self._seconds: dict[str, float] = {}
@@ -87,20 +53,20 @@ class ComputeLane:
     def seconds(self) -> dict[str, float]:
         """room_wait_s, swap_wait_s and recompute_s; waits for the device. Recomputing includes no wait."""
         if any(self._durations.values()):
-            self.moments.settle()
+            self.clock.settle()
         for name, moments in self._durations.items():
-            self._seconds[name] += sum(self.moments.between(first, last) for first, last in moments)
+            self._seconds[name] += sum(self.clock.between(first, last) for first, last in moments)
             moments.clear()
         return dict(self._seconds)
 
     def switch(self, kind: str | None, block: int) -> None:
         """From now on this is computed; None: nothing of the chain."""
-        if self.sink is None:
+        if self._sink is None:
             self._now = None
             return
-        moment = self.moments.mark()
+        moment = self.clock.mark()
         if self._now is not None:
-            self.sink.append((*self._now, moment))
+            self._sink.append((*self._now, moment))
         self._now = (kind, block, moment) if kind is not None else None
 
     @contextmanager
@@ -109,7 +75,7 @@ class ComputeLane:
         before = self._now
         if before is not None:
             self.switch(WAIT, before[1])
-        first = self.moments.mark()
+        first = self.clock.mark()
         try:
             yield
         finally:
@@ -118,7 +84,7 @@ class ComputeLane:
                 self.switch(before[0], before[1])
 
     def begin_recompute(self, block: int) -> None:
-        self._recompute_began = self.moments.mark()
+        self._recompute_began = self.clock.mark()
         self.switch(RECOMPUTE, block)
 
     def end_recompute(self, block: int) -> None:
@@ -127,54 +93,45 @@ class ComputeLane:
 
     def _note(self, name: str, first: Any) -> None:
         durations = self._durations[name]
-        durations.append((first, self.moments.mark()))
+        durations.append((first, self.clock.mark()))
         if len(durations) >= _MOST_MOMENTS:
             self.seconds()
 
-
-class Watch:
-    """Spans of watched passes, from the compute lane and the tier."""
-
-    def __init__(self, lane: ComputeLane, tier: Tier | None) -> None:
-        self._lane = lane
-        self._tier = tier
-        self._number = -1
-        self._starts: list[Any] = []
-        self._spans: list[tuple[int, str, int, Any, Any]] = []
-
-    def set(self, watching: bool) -> None:
-        if watching:
-            self._lane.moments.anchor()
-        self._lane.sink = [] if watching else None
+    def watch(self, is_on: bool) -> None:
+        """Begins or ends noting the operations of passes and, by the tier, transfers alongside them."""
+        if is_on:
+            self.clock.anchor()
+        self._sink = [] if is_on else None
         if self._tier is not None:
-            self._tier.watch(watching)
+            self._tier.watch(is_on)
 
     def begin_pass(self) -> None:
-        if self._lane.sink is not None:
+        """Notes that a pass begins; the operations of one that never ended are left out."""
+        if self._sink is not None:
             self._number += 1
-            self._lane.sink.clear()
-            self._starts.append(self._lane.moments.mark())
+            self._sink.clear()
+            self._starts.append(self.clock.mark())
 
     def end_pass(self) -> None:
-        """It has ended; one that never does leaves no spans."""
-        sink = self._lane.sink
-        if sink is not None:
-            self._spans += [(self._number, *one) for one in sink]
-            sink.clear()
+        """Keeps the operations of the pass that has ended."""
+        if self._sink is not None:
+            self._spans += [(self._number, *operation) for operation in self._sink]
+            self._sink.clear()
 
     def take(self) -> list[LaneSpan]:
-        moments = self._lane.moments
+        """Returns the operations of watched passes since the last call, by their start."""
+        clock = self.clock
         if self._spans:
-            moments.settle()
-        starts = [moments.monotonic_ns(start) for start in self._starts]
+            clock.settle()
+        starts = [clock.monotonic_ns(start) for start in self._starts]
         first = self._number - len(starts) + 1
         spans = [
-            LaneSpan(number, COMPUTE, kind, block, moments.monotonic_ns(start), moments.monotonic_ns(end))
+            LaneSpan(number, COMPUTE, kind, block, clock.monotonic_ns(start), clock.monotonic_ns(end))
             for number, kind, block, start, end in self._spans
         ]
-        for one in self._tier.take_transfers() if self._tier is not None else []:
-            number = first + max(bisect_right(starts, one.start_ns) - 1, 0)
-            lane, kind = (OUT, SWAP_OUT) if one.is_out else (IN, SWAP_IN)
-            spans.append(LaneSpan(number, lane, kind, one.block, one.start_ns, one.end_ns))
+        for transfer in self._tier.take_transfers() if self._tier is not None else []:
+            number = first + max(bisect_right(starts, transfer.start_ns) - 1, 0)
+            lane, kind = (OUT, SWAP_OUT) if transfer.is_out else (IN, SWAP_IN)
+            spans.append(LaneSpan(number, lane, kind, transfer.block, transfer.start_ns, transfer.end_ns))
         self._spans, self._starts = [], []
         return sorted(spans, key=lambda span: span.start_ns)

@@ -28,7 +28,7 @@ _LOOSE = 1.25  # A free place is given to somewhat smaller bytes rather than a n
 
 
 @dataclass(slots=True)
-class Transfer:
+class TierTransfer:
     """One transfer as it ran, in CLOCK_MONOTONIC."""
 
     is_out: bool
@@ -82,7 +82,7 @@ class Tier(Protocol):
     def watch(self, watching: bool) -> None:
         """Begins or ends noting each transfer's time."""
 
-    def take_transfers(self) -> list[Transfer]:
+    def take_transfers(self) -> list[TierTransfer]:
         """Those noted since, oldest first; waits for none that runs (GPU: waits for the device)."""
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
-class Slots:
+class FreePlaces:
     """Offsets of places, each aligned."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class PinnedTier:
         self._out, self._in = self._calls.new_stream(device), self._calls.new_stream(device)
         self._edge = self._calls.new_event(False)  # Recorded and waited for at once, so that one serves for all.
         self._spare: list[Any] = []  # Events that nothing will wait for any more.
-        self._pools: list[tuple[torch.Tensor, Slots]] = []
+        self._pools: list[tuple[torch.Tensor, FreePlaces]] = []
         self._read: dict[tuple[int, int], Any] = {}
         """Event after which a place may be written to again, by pool and offset."""
         self._timed: list[tuple[Any, bool, int, int, Any, Any]] = []
@@ -274,14 +274,14 @@ class PinnedTier:
         elif self._timed:
             self._calls.synchronize(self._device)
 
-    def take_transfers(self) -> list[Transfer]:
+    def take_transfers(self) -> list[TierTransfer]:
         if self._timed:
             self._calls.synchronize(self._device)
         taken, self._timed = self._timed, []
         transfers = []
         for (event, event_ns), is_out, block, num_bytes, *ends in taken:
             start_ns, end_ns = (event_ns + round(event.elapsed_time(end) * 1e6) for end in ends)
-            transfers.append(Transfer(is_out, block, num_bytes, start_ns, end_ns))
+            transfers.append(TierTransfer(is_out, block, num_bytes, start_ns, end_ns))
         return sorted(transfers, key=lambda one: one.start_ns)
 
     def close(self) -> None:
@@ -309,7 +309,7 @@ class PinnedTier:
             lock=self._calls.page_lock,
             unlock=self._calls.page_unlock,
         )
-        self._pools.append((memory, Slots()))
+        self._pools.append((memory, FreePlaces()))
 
     def _follow(self, stream: Any, other: Any) -> None:
         """What is ordered next on a stream comes after what is ordered on another."""

@@ -13,7 +13,6 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu
 from dlbench.specs.engine import ENGINES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import fusion_bytes
 
 
 def build_engine(
@@ -61,7 +60,7 @@ def exchange_memory(plan: RunPlan, model: nn.Module, device: torch.device) -> tu
         return torch.float32.itemsize * arena_elements(counts, plan.group_size), False
     if plan.engine.name == "ddp":  # it makes its buckets at one rank too
         return (0, True) if plan.engine.ddp.views_buckets(on_gpu=device.type == "cuda") else (gradients, False)
-    if is_alone or plan.sync.fusion == "none":
+    if is_alone or plan.sync.fusion.rule == "none":
         return 0, False
-    fused = fusion_bytes(plan.sync.library_fusion) or fusion_bytes(kind.fusion) or 0
+    fused = plan.sync.library_fusion.bytes or kind.fusion.bytes or 0
     return fused if device.type == "cuda" else min(fused, gradients), False

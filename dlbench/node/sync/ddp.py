@@ -48,11 +48,20 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.record import CollectiveWaits, RankGpu, Setting
 from dlbench.specs.engine import ENGINES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.sync import AUTO
 from dlbench.units import exact_bytes
 
 if TYPE_CHECKING:
     from dlbench.node.sync.sharded_update import ShardedUpdate  # torch's takes a second to import
+
+POWERSGD_START = 2
+"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
+
+_CASTS: dict[str, tuple[Hook, torch.dtype]] = {
+    "fp32": (default_hooks.allreduce_hook, torch.float32),
+    "fp16": (default_hooks.fp16_compress_hook, torch.float16),
+    "bf16": (default_hooks.bf16_compress_hook, torch.bfloat16),
+}
 
 
 class DdpEngine(TorchRanks):
@@ -80,7 +89,7 @@ class DdpEngine(TorchRanks):
         device_ids = [self._device.index or 0] if self._device.type == "cuda" else None
         # Left out, DDP begins with a small first bucket (1 MiB); given, even its own default makes that one as large.
         # One that is full at one byte holds one parameter.
-        cap = 1 if self._fusion == "none" else fusion_bytes(self._fusion)
+        cap = 1 if self._fusion.rule == "none" else self._fusion.bytes
         module = nn.parallel.DistributedDataParallel(
             model,
             device_ids=device_ids,
@@ -227,9 +236,9 @@ class DdpEngine(TorchRanks):
     def _fusion_setting(self) -> Setting:
         assert self._module is not None
         cap = int(_logged(self._module)["bucket_cap_bytes"])
-        asked = ENGINES["ddp"].fusion if self._fusion == "auto" else self._fusion
+        asked = ENGINES["ddp"].fusion if self._fusion == AUTO else self._fusion
         effective, how = "none" if cap == 1 else exact_bytes(cap), "bucket_cap_bytes of DDP's logging data"
-        return settings_of(("sync.fusion", asked, effective, how))[0]
+        return settings_of(("sync.fusion", str(asked), effective, how))[0]
 
     def _flags(self, module: nn.parallel.DistributedDataParallel) -> list[Setting]:
         asked, seen = self._settings, self._hook.as_views if self._hook is not None else {}
@@ -251,15 +260,6 @@ def _logged(module: nn.parallel.DistributedDataParallel) -> dict[str, Any]:
 
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[[Any, GradBucket], Future]
-
-POWERSGD_START = 2
-"""Steps before PowerSGD begins: DDP rebuilds its buckets after the first, and error feedback needs them to stay."""
-
-_CASTS: dict[str, tuple[Hook, torch.dtype]] = {
-    "fp32": (default_hooks.allreduce_hook, torch.float32),
-    "fp16": (default_hooks.fp16_compress_hook, torch.float16),
-    "bf16": (default_hooks.bf16_compress_hook, torch.bfloat16),
-}
 
 
 class WatchedHook:

@@ -24,8 +24,11 @@ from torch import nn
 
 from dlbench.errors import RunError
 
+_TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of sending.
+MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from the network.
 
-class Group(Protocol):
+
+class RankGroup(Protocol):
     """A communicator. All its ranks make every call in the same order; it returns when this rank's part is done.
     Vectors are one-dimensional, contiguous and of a floating type; sums are not divided by the number of ranks.
     """
@@ -62,7 +65,7 @@ class Communicators(Protocol):
     carrier: str  # What moves the bytes, e.g. gloo, mpi, nccl.
     reduce_is_sum: bool  # Whether the library knows no reduce to one rank and its groups sum on every rank instead.
 
-    def group(self, ranks: Sequence[int]) -> Group | None:
+    def group(self, ranks: Sequence[int]) -> RankGroup | None:
         """A group of some ranks, ascending; None where this rank is not among them. All ranks of the run make all
         groups, in the same order.
         """
@@ -93,12 +96,12 @@ class GroupRanks:
 class RankGroups:
     """The groups that one rank is in."""
 
-    world: Group
-    inside: Group  # Ranks of its group.
-    across: Group  # Ranks with its place in every group. That of place 0 is the group of leaders.
+    world: RankGroup
+    inside: RankGroup  # Ranks of its group.
+    across: RankGroup  # Ranks with its place in every group. That of place 0 is the group of leaders.
 
 
-def make_world(communicators: Communicators, who: GroupRanks) -> Group:
+def make_world(communicators: Communicators, who: GroupRanks) -> RankGroup:
     """All ranks."""
     world = communicators.group(range(who.size))
     assert world is not None  # every rank is in it
@@ -111,9 +114,6 @@ def make_groups(communicators: Communicators, who: GroupRanks) -> RankGroups:
     inside = [communicators.group(ranks) for ranks in who.inside]
     across = [communicators.group(ranks) for ranks in who.across]
     return RankGroups(world=world, inside=next(filter(None, inside)), across=next(filter(None, across)))
-
-
-_TAG = 17  # Of direct messages; those of a pair of ranks arrive in the order of sending.
 
 
 class TorchGroup:
@@ -229,9 +229,6 @@ class TorchCommunicators:
     def broadcast_parameters(self, model: nn.Module) -> None:
         for tensor in model.state_dict().values():
             dist.broadcast(tensor, src=0)
-
-
-MAX_BYTES = 2**30  # Of one rank's value; more is a mistake, or nonsense from the network.
 
 
 def gather_json(value: Any, num_ranks: int, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> list[Any]:

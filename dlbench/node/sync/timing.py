@@ -32,6 +32,22 @@ from dlbench.records.exchange import GradientTime, Message
 _ANCHOR_TRIES = 5
 _RATE_FROM_S = 0.1  # Between anchors closer than this, their own errors are larger than what the clocks drift apart.
 
+_SLEEP_CYCLES = 1_000_000
+"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
+
+LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
+MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
+_GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.
+
+MOST_QUEUED = 150
+"""Calls of a sample that is held back: CUDA's launch queue takes about 1,024 entries before launching waits, and a call
+of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp)."""
+
+_HOLD_FACTOR = 2.0  # Sleep by what queueing took before; calls do not always take as long.
+_FIRST_CALL_S = 50e-6  # Queueing a call, where it was not seen yet: some times what torch and NCCL need.
+_MEETING_S = 100e-6  # Ordering the sleep and the meeting.
+_LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 330 us, twice.
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
@@ -61,10 +77,6 @@ def anchored() -> Anchor:
             found = Anchor(event=event, host_ns=(before + after) // 2, delay_ns=after - before)
     assert found is not None
     return found
-
-
-_SLEEP_CYCLES = 1_000_000
-"""Of the sleep that is timed to learn how long a cycle is; half a millisecond and more, so that events resolve it."""
 
 
 def sleep_ns_per_cycle() -> float:
@@ -405,11 +417,6 @@ def tree_bytes(shares: Sequence[int], *, groups: int) -> tuple[float, float]:
     return sent[0] / ranks, sent[1] / ranks
 
 
-LEAST_SAMPLE_S = 2e-3  # Shortest sample: some fifty times the 15 to 40 us by which ranks leave gloo's barrier apart.
-MOST_OPERATIONS = 1000  # Of a sample; OSU's benchmarks repeat small messages as often.
-_GROWTH = 16  # From a trial to the next one at most: the first one, of one operation, is mostly barrier.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timed:
     """What a sample says of one operation."""
@@ -437,15 +444,6 @@ def enough_operations(seconds: float, operations: int, most: int) -> int:
         return operations
     wanted = math.ceil(operations * LEAST_SAMPLE_S / seconds) if seconds > 0 else math.inf
     return int(min(most, _GROWTH * operations, max(wanted, 2 * operations)))
-
-
-MOST_QUEUED = 150
-"""Calls of a sample that is held back: CUDA's launch queue takes about 1,024 entries before launching waits, and a call
-of torch's NCCL makes some six: its kernel, and records of events and waits for them (ProcessGroupNCCL.cpp)."""
-_HOLD_FACTOR = 2.0  # Sleep by what queueing took before; calls do not always take as long.
-_FIRST_CALL_S = 50e-6  # Queueing a call, where it was not seen yet: some times what torch and NCCL need.
-_MEETING_S = 100e-6  # Ordering the sleep and the meeting.
-_LONGEST_HOLD_S = 0.1  # `MOST_QUEUED` calls of 330 us, twice.
 
 
 class InStream(NamedTuple):

@@ -29,11 +29,16 @@ from typing import Any
 import torch
 
 from dlbench.errors import UserError
-from dlbench.node.sync.groups import Group
+from dlbench.node.sync.groups import RankGroup
 from dlbench.specs.sync import Wire
 
 DenseSum = Callable[[torch.Tensor], None]
 """Sums a contiguous one-dimensional tensor of any floating type in place over all ranks; returns when it is done."""
+
+VALUE_BYTES = 4
+PAIR_BYTES = 8  # An int32 index and an fp32 value.
+SLOTS = 512  # Messages between two countings.
+_INFINITY = float("inf")
 
 
 class WireFormat:
@@ -64,7 +69,7 @@ class WireFormat:
     def reset(self, layout: Sequence[Sequence[tuple[str, int]]]) -> None:
         """Says which tensors (name, elements) make up each bucket from now on; what is kept by tensor stays."""
 
-    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
+    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
         """`vector` (fp32, one-dimensional; divided by the number of ranks) becomes the sum over ranks. `number` is the
         bucket's position in the layout.
         """
@@ -82,7 +87,7 @@ class NarrowWire(WireFormat):
         self._dtype = dtype
         self._buffer: torch.Tensor | None = None
 
-    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: Group) -> None:
+    def exchange(self, number: int, vector: torch.Tensor, dense: DenseSum, world: RankGroup) -> None:
         """Casts, sums and casts back. fp16 ends at 65504: a sum that is not finite is found by reading it once more."""
         # Room for the cast vector; reused, because memory that is touched for the first time is slow.
         if self._buffer is None or self._buffer.numel() < vector.numel() or self._buffer.device != vector.device:
@@ -113,10 +118,6 @@ def build_wire(name: Wire, *, density: float, world_size: int) -> WireFormat:
     if name == "topk":
         return TopkWire(density, world_size)
     raise UserError(f"sync.wire {name}: is a hook of DDP; use --engine ddp with sync.exchange flat and fusion auto")
-
-
-VALUE_BYTES = 4
-PAIR_BYTES = 8  # An int32 index and an fp32 value.
 
 
 def entries_to_send(elements: int, density: float) -> int:
@@ -181,7 +182,9 @@ class TopkWire(WireFormat):
             pieces.update((name, piece) for (name, _), piece in zip(bucket, split, strict=True))
         return pieces
 
-    def exchange(self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: Group) -> None:
+    def exchange(
+        self, number: int, vector: torch.Tensor, dense: Callable[[torch.Tensor], None], world: RankGroup
+    ) -> None:
         """Sends the largest entries of gradient and rest together; `vector` becomes the sum of what all ranks sent."""
         rest = self._rest(number, vector)
         elements = vector.numel()
@@ -230,11 +233,6 @@ class TopkWire(WireFormat):
                 ]
             )
         return self._waiting[number]
-
-
-SLOTS = 512  # Messages between two countings.
-
-_INFINITY = float("inf")
 
 
 class OverflowCount:

@@ -167,7 +167,7 @@ class ActivationMemory:
             leaving=leaving,
             verify=train.memory.verify,
             rank=rank,
-            moments=clock_for(device),
+            clock=clock_for(device),
             wrap_block=wrap_block,
         )
         self._blocks.install()

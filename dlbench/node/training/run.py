@@ -76,7 +76,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
-    from dlbench.node.out_of_core.host_update import HostUpdate
+    from dlbench.node.out_of_core.host_update import HostUpdater
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
 PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
@@ -442,12 +442,12 @@ def _delivery(context: RankContext, batches: Iterator[Batch], source: BatchSourc
     return Delivery(batches, source.ahead, context.device, workload.data.device_prefetch, decode)
 
 
-def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> HostUpdate | None:
+def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> HostUpdater | None:
     """The update by the host, where that is planned; network and optimizer are as the first step finds them."""
     plan, train = context.plan, context.plan.workload.train
     if train.optimizer_state == "device":
         return None
-    from dlbench.node.out_of_core.host_update import SETTING, HostUpdate, host_parameters
+    from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
     from dlbench.node.out_of_core.planning import checkpoint_bytes
     from dlbench.node.page_locked import require_room
 
@@ -456,7 +456,7 @@ def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.
     check_room = partial(require_room, what=SETTING, place=place, gather=context.engine.gather, checkpoint_bytes=kept)
     trained = (p for p in model.parameters() if p.requires_grad)
     parameters = host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat)
-    return HostUpdate(
+    return HostUpdater(
         model,
         optimizer,
         spec,

@@ -38,7 +38,7 @@ from dlbench.records.record import NoiseScale, Setting
 from dlbench.specs.watch import FaultSpec
 
 if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
-    from dlbench.node.out_of_core.host_update import HostUpdate
+    from dlbench.node.out_of_core.host_update import HostUpdater
     from dlbench.node.training.activations import ActivationMemory
     from dlbench.node.training.programs import Compilation, NetworkGraphs
 
@@ -61,7 +61,7 @@ class TrainState:
     schedule: StepSchedule
     noise: NoiseProbe | None
     fault: InjectedFault | None
-    host: HostUpdate | None  # Updates parameters; None where the device does.
+    host: HostUpdater | None  # Updates parameters; None where the device does.
     boundary: EpochBoundary | None  # What happens between two epochs, where something does.
     memory: ActivationMemory | None  # How activations are treated; None where they are left to autograd.
     held: StepMemory | None

@@ -146,7 +146,7 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
     deciding = 0
     if plan.layout.ranks > 1 and plan.engine.autotunes:
         deciding = plan.engine.horovod.autotune_steps
-    elif plan.layout.ranks > 1 and plan.sync.fusion == "own:mgwfbp":
+    elif plan.layout.ranks > 1 and plan.sync.fusion.rule == "mgwfbp":
         deciding = MGWFBP_STEPS
     samples = plan.workload.train.schedule.epoch_samples
     batch = plan.global_batch

@@ -19,7 +19,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +63,7 @@ class Sampler:
             except OSError as error:
                 self._failures.append(f"cores {list(self._order.cores)}: the sampler was not bound: {error.strerror}")
         os.nice(NICENESS)
-        try:
-            self._sampling = Sampling(self._order, open_sources())
-            self._sampling.take_due()
-        except Exception as error:
-            self._give_up(error)
+        self._attempt(self._open)
         # Last: what computes in Python during a comparison makes each answer wait for the interpreter, up to 5 ms.
         order = self._order
         if order.num_nodes > 1 and order.node_rank != 0:
@@ -92,10 +90,7 @@ class Sampler:
 
     def sample(self) -> None:
         if self._sampling is not None and self._is_sampling:
-            try:
-                self._sampling.take_due()
-            except Exception as error:
-                self._give_up(error)
+            self._attempt(self._sampling.take_due)
 
     def measuring(self, on: bool) -> None:
         """The measured steps begin or end now."""
@@ -129,10 +124,7 @@ class Sampler:
 
     def _sample_now(self, *, is_last: bool = False) -> None:
         if self._sampling is not None and self._is_sampling:
-            try:
-                self._sampling.take_now(is_last=is_last)
-            except Exception as error:
-                self._give_up(error)
+            self._attempt(partial(self._sampling.take_now, is_last=is_last))
 
     def _account(self) -> dict[str, Any]:
         order = self._order
@@ -141,10 +133,7 @@ class Sampler:
         points, problem = self._follower.finish() if self._follower is not None else ((), "")
         seen: dict[str, Any] = {"num_samples": 0, "period_s": order.period_s, "late_median_s": 0.0, "late_max_s": 0.0}
         if self._sampling is not None:
-            try:
-                self._sampling.flush()
-            except OSError as error:
-                self._give_up(error)
+            self._attempt(self._sampling.flush)
             seen = self._sampling.account()
             self._failures += self._sampling.failures
         if self._server is not None and self._server.problem:
@@ -171,8 +160,19 @@ class Sampler:
             },
         }
 
+    def _open(self) -> None:
+        self._sampling = Sampling(self._order, open_sources())
+        self._sampling.take_due()
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        """Does something of the sampling; what fails ends it, and the run goes on."""
+        try:
+            work()
+        except Exception as error:
+            self._give_up(error)
+
     def _give_up(self, error: Exception) -> None:
-        """Sampling ends: the disk is full, a source broke in a way of its own. The run goes on."""
+        """Sampling ends: the disk is full, a source broke in a way of its own."""
         if not self._is_sampling:
             return
         reason = str(error) if isinstance(error, DlbenchError | OSError) else f"{type(error).__name__}: {error}"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.ranks import RankPlace
+from dlbench.node.sync.timing import Clock
 from dlbench.node.watching.agent import STAGE_BYTES, span_bytes
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.spans import COMPUTE, SPAN_FIELDS, STAGE, SpanWriter
@@ -164,24 +165,8 @@ def _reason(error: OSError) -> str:
     return f"spans could not be written: {error.strerror or error}"
 
 
-class MomentClock(Protocol):
-    """Moments of a device; `dlbench.node.sync.timing.Clock` is one."""
-
-    def mark(self) -> Any:
-        """This moment."""
-
-    def anchor(self) -> None:
-        """Notes how moments stand to CLOCK_MONOTONIC; waits for the device."""
-
-    def settle(self) -> None:
-        """Returns when moments can be read."""
-
-    def monotonic_ns(self, moment: Any) -> int:
-        """A moment as nanoseconds of CLOCK_MONOTONIC."""
-
-
 @dataclass(slots=True, kw_only=True)
-class _Call:
+class WatchedCall:
     """One call of one module, in moments of the clock; None where there was none."""
 
     name: str
@@ -201,7 +186,7 @@ class LayerWatch:
     def __init__(
         self,
         model: nn.Module,
-        clock: MomentClock,
+        clock: Clock,
         add: AddSpan,
         computes: Callable[[nn.Module], bool] = lambda _module: True,
     ) -> None:
@@ -210,8 +195,8 @@ class LayerWatch:
         self._clock = clock
         self._add = add
         self._hooks: list[Any] = []
-        self._calls: list[_Call] = []
-        self._running: list[_Call] = []
+        self._calls: list[WatchedCall] = []
+        self._running: list[WatchedCall] = []
         self._step: int | None = None
 
     def open(self) -> None:
@@ -244,7 +229,7 @@ class LayerWatch:
     def _begin(self, name: str, module: nn.Module, inputs: object) -> None:
         if self._step is None or not self._computes(module):
             return
-        call = _Call(
+        call = WatchedCall(
             name=name,
             step=self._step,
             module=module,
@@ -274,11 +259,11 @@ class LayerWatch:
         for node in _nodes_of_call(heads, call.first_node):
             node.register_hook(partial(self._end_backward, call))
 
-    def _begin_backward(self, call: _Call, gradients: object) -> None:
+    def _begin_backward(self, call: WatchedCall, gradients: object) -> None:
         if call.backward_start is None and self._step == call.step:
             call.backward_start = self._clock.mark()
 
-    def _end_backward(self, call: _Call, inputs: object, outputs: object) -> None:
+    def _end_backward(self, call: WatchedCall, inputs: object, outputs: object) -> None:
         if call.backward_start is not None and self._step == call.step:
             call.backward_end = self._clock.mark()
 

@@ -63,21 +63,23 @@ def lines(
     title: str = "ranks",
     room: float = 1.2,
     reach: Sequence[float] = (),
+    x_axis: Axis | None = None,
     ideal: str = "",
     is_forecast: bool = False,
 ) -> Any:
     """Lines with points and intervals over a logarithmic axis (base 2), whose ticks are the numbers of the rows.
 
     `by`: a line for each, or the one colour. `room`: how far the axis goes beyond its ends, as a factor; `reach`:
-    further numbers that it holds, without a tick. With `is_forecast` nobody measured this: lines are dotted, points
-    hollow.
+    further numbers that it holds, without a tick; `x_axis`: another axis. With `is_forecast` nobody measured this:
+    lines are dotted, points hollow.
     """
     alt = _altair()
-    counts = sorted({row[x] for row in rows})
-    ends = min([*counts, *reach]), max([*counts, *reach])
-    scale = alt.Scale(type="log", base=2, domain=[ends[0] / room, ends[1] * room], nice=False)
-    axis = alt.Axis(values=counts, grid=False, format="d")
-    base = _data(rows).encode(x=alt.X(f"{x}:Q", title=title, scale=scale, axis=axis), **_colour(rows, by))
+    if x_axis is None:
+        counts = sorted({row[x] for row in rows})
+        ends = min([*counts, *reach]), max([*counts, *reach])
+        scale = {"type": "log", "base": 2, "domain": [ends[0] / room, ends[1] * room], "nice": False}
+        x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
+    base = _data(rows).encode(x=_channel(alt.X, x_axis), **_colour(rows, by))
     value = f"{y.field}:Q"
     dash = {"strokeDash": [2, 3]} if is_forecast else {}
     line = base.mark_line(strokeWidth=2, **dash, **_constant(by)).encode(y=_channel(alt.Y, y))

@@ -40,12 +40,6 @@ SUBTITLE_PIXELS = 6.5  # Width of a character of the subtitle, roughly.
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 """Of one width nearly everywhere, so that text keeps the room it was measured for."""
 
-
-def si_label(unit: str) -> str:
-    """The labels of an axis as a Vega expression: numbers with SI prefixes at the unit, e.g. ``-800 ms``, ``0 s``."""
-    return f"replace(format(datum.value, '~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"
-
-
 CONFIG: dict[str, Any] = {
     # The figure around a chart is one image with its finding in words; labels of single marks would drown it.
     "aria": False,
@@ -72,3 +66,8 @@ CONFIG: dict[str, Any] = {
         "offset": 10,
     },
 }
+
+
+def si_label(unit: str) -> str:
+    """The labels of an axis as a Vega expression: numbers with SI prefixes at the unit, e.g. ``-800 ms``, ``0 s``."""
+    return f"replace(format(datum.value, '~s'), regexp('([a-zA-Zµ]?)$'), ' $1{unit}')"

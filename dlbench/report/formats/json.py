@@ -23,6 +23,10 @@ from dlbench.report.wording import clean
 INLINE = "inline"  # Key of the metadata of a field whose mapping stands among the fields of its owner.
 HIDDEN = "json"  # Key of the metadata of a field: False leaves it out.
 
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
+Inline = Mapping[type, Mapping[str, Any]]  # Keys and types of what stands inline, by dataclass.
+
 
 def to_json(document: Document) -> str:
     """The report, keys in the order of the dataclasses; `format` and `version` come first."""
@@ -52,13 +56,6 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return clean(value) if isinstance(value, str) else value
-
-
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
-_PLAIN = {str: "string", int: "integer", bool: "boolean", type(None): "null"}
-
-Inline = Mapping[type, Mapping[str, Any]]  # Keys and types of what stands inline, by dataclass.
 
 
 def schema_of(kind: type, inline: Inline | None = None) -> dict[str, Any]:

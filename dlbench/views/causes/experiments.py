@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dlbench.analysis.attribution import Part
 from dlbench.analysis.causes import CAUSES, EXCHANGE_PHASE
@@ -14,7 +15,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.hostlist import compressed
-from dlbench.specs.sync import MGWFBP_STEPS, layout_problem
+from dlbench.specs.sync import MGWFBP_STEPS, layout_problem, read_fusion
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
@@ -108,7 +109,7 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
         yield from _larger_batch(case)
         return
 
-    def may(**changes: str) -> bool:
+    def may(**changes: Any) -> bool:
         """Whether settings of the exchange are possible here, and another than now."""
         if plan.engine.name == "single" or all(getattr(plan.sync, key) == value for key, value in changes.items()):
             return False
@@ -119,12 +120,12 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
     is_flat = plan.sync.exchange == "flat"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
         yield Experiment("use the hierarchical exchange (--set sync.exchange=hierarchical)")
-    fusion = plan.sync.fusion_in_force if result is None else result.fusion
-    if fusion in ("own:none", "own:single") and may(fusion="own:mgwfbp"):
+    fusion = str(plan.sync.fusion_in_force if result is None else result.fusion)
+    if fusion in ("own:none", "own:single") and may(fusion=read_fusion("own:mgwfbp")):
         short = plan.measure.warmup_steps < MGWFBP_STEPS
         more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
         yield Experiment(f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})")
-    if fusion == "own:none" and may(fusion="own:single"):
+    if fusion == "own:none" and may(fusion=read_fusion("own:single")):
         yield Experiment("send one message (--set sync.fusion=own:single)")
     if fusion == "none":
         yield Experiment("fuse gradients (--set sync.fusion=auto)")

@@ -35,7 +35,7 @@ from dlbench.views.causes.numbers import (
     lost_percent,
 )
 from dlbench.views.model import Group
-from dlbench.views.view import GroupSource, GroupView, place_of
+from dlbench.views.view import MEANS, GroupSource, GroupView, place_of
 
 MAX_PLANTED = 8  # Ranks with an injected fault that are named.
 
@@ -433,6 +433,10 @@ class CausesView(GroupView):
     title = "Where the time goes"
     level = "answer"
     key = "causes"
+    after = "time-to-train"
+
+    def always(self) -> tuple[Sheet[Any], ...]:
+        return (account_sheet(()),)
 
     def numbers(self, source: GroupSource) -> LostPercent | None:
         return lost_percent(source.group, source.table)
@@ -441,7 +445,7 @@ class CausesView(GroupView):
         points = found.diagnosed.points
         experiments = experiment_sheet(points)
         return Section(
-            caption=f"{group.parts_caption}.",
+            caption=MEANS,
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,

@@ -23,16 +23,13 @@ from dlbench.analysis.side_by_side import alike, compare, compared, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
-from dlbench.perfmodels.out_of_core.blocks import BlockCosts, Operation, Schedule
-from dlbench.perfmodels.out_of_core.planner import PREFETCH
-from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.projection.gathering import without_strategy
-from dlbench.records.out_of_core import MemoryResult, TransferSpan
+from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
 from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent, runs_text
-from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, MemorySpec, Recompute, Swap, TransferRates
+from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
@@ -66,60 +63,6 @@ OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
 """Settings of `train` that belong to a method, as `memory` does."""
-
-# One pass
-
-
-PassSpan = Operation | TransferSpan  # One operation of a pass, simulated or measured; seconds from its start.
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlannedPart:
-    """A block of a plan."""
-
-    number: int = field(metadata=column("Block", "block", is_brief=True))
-    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
-    num_units: int = field(metadata=column("Units", "units"))
-    decision: Decision = field(
-        metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
-    )
-    own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
-    """Activations that its forward pass saves, without its input."""
-    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # The block before makes it.
-    moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
-    """What leaves the device after its forward pass and comes back."""
-    forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
-    backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
-
-
-def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, ...]:
-    """The blocks of a plan with what the chain says of them."""
-    costs = BlockCosts(chain, blocking=swap == "offload")
-    found = []
-    for number, block in enumerate(plan.blocks):
-        units = chain.units[block.first : block.last + 1]
-        first, last = units[0].name, units[-1].name
-        kept = costs.of(block.first, block.last, "keep")
-        found.append(
-            PlannedPart(
-                number=number,
-                modules=first if first == last else f"{first} to {last}",
-                num_units=len(units),
-                decision=block.decision,
-                own_bytes=kept.own_bytes,
-                input_bytes=kept.input_bytes,
-                moved_bytes=costs.of(block.first, block.last, block.decision).moved_bytes,
-                forward_s=kept.forward_s,
-                backward_s=kept.backward_s,
-            )
-        )
-    return tuple(found)
-
-
-def schedule_of(chain: Chain, plan: BlockPlan, rates: TransferRates | None, swap: Swap) -> Schedule:
-    """A pass by the simulator, as the method brings tensors back."""
-    return simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH[swap])
-
 
 # Methods side by side
 
@@ -241,7 +184,7 @@ class AtLimit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutOfCore:
+class MethodComparison:
     """Methods side by side."""
 
     id: str
@@ -258,7 +201,7 @@ class OutOfCore:
     median_peak_error: float | None
 
 
-def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[OutOfCore, ...]:
+def out_of_core(groups: Sequence[Group], table: RunTable) -> tuple[MethodComparison, ...]:
     """All sets of runs that differ in nothing but method and batch, where any has a method; ordered as the groups."""
     sets = alike(groups, lambda group: averaged_id(_without_method(group.sample)))
     return tuple(
@@ -277,7 +220,7 @@ def _has_method(group: Group) -> bool:
     return not train.is_in_core or train.optimizer_state == "host" or train.activation_budget is not None
 
 
-def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> OutOfCore:
+def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], table: RunTable) -> MethodComparison:
     plan = groups[0].sample.plan
     subject = planned_id(_without_method(groups[0].sample))
     made = [
@@ -312,7 +255,7 @@ def _compared(digest: str, groups: Sequence[Group], others: Sequence[Group], tab
     )
     step_errors = [abs(one.step_error) for one in ordered if one.step_error is not None]
     peak_errors = [abs(one.peak_error) for one in ordered if one.peak_error is not None]
-    return OutOfCore(
+    return MethodComparison(
         id=digest,
         label=f"{plan.workload.title} ({plan.workload.preset}, {plan.engine_title}, {plan.workload.train.precision})",
         workload=plan.workload.name,

@@ -13,6 +13,7 @@ import dlbench
 from dlbench.perfmodels.out_of_core.blocks import Operation
 from dlbench.perfmodels.out_of_core.planner import (
     METHODS,
+    PREFETCH,
     CapacityPoint,
     Method,
     against_batch,
@@ -24,20 +25,29 @@ from dlbench.perfmodels.out_of_core.planner import (
     saves_nothing,
 )
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
+from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.report.charts.chart import ReportSubject
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Cell, Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import DASH, percent
 from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates
 from dlbench.units import format_bytes, format_number, format_seconds
-from dlbench.views.out_of_core.numbers import IN_CORE, TITLES, PlannedPart, blocks_of, schedule_of
-from dlbench.views.out_of_core.view import blocks_sheet, lanes_chart
+from dlbench.views.out_of_core.numbers import IN_CORE, TITLES
+from dlbench.views.out_of_core.planned_pass import PlannedPart, blocks_of, blocks_sheet, lanes_chart
 
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
+METHODS_CAPTION = (
+    "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
+    "planned ones were given the capacity. Saves: of what training in core holds at most."
+)
+BATCH_CAPTION = (
+    "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
+    "A dash: the method does not fit."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class MethodForecast:
     """What a method would take with a batch and a capacity."""
 
     method: str = field(metadata=column("Activations", is_brief=True))
@@ -70,7 +80,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
+class CapacityPlan:
     """What the JSON of `dlbench memory plan` holds."""
 
     format: str = "dlbench.memory-plan"
@@ -85,8 +95,8 @@ class MemoryPlan:
     plan: BlockPlan
     blocks: tuple[PlannedPart, ...]
     operations: tuple[Operation, ...]
-    methods: tuple[Forecast, ...]  # With this batch: the plans for the capacity, all others as they are.
-    by_batch: tuple[Forecast, ...]  # With this capacity, batches in core and beyond.
+    methods: tuple[MethodForecast, ...]  # With this batch: the plans for the capacity, all others as they are.
+    by_batch: tuple[MethodForecast, ...]  # With this capacity, batches in core and beyond.
 
 
 def memory_plan(
@@ -96,7 +106,7 @@ def memory_plan(
     capacity_bytes: int,
     *,
     starts: Sequence[int] | None = None,
-) -> MemoryPlan:
+) -> CapacityPlan:
     """A plan for the chain's batch, and what surrounds it.
 
     Without rates of transfers nothing can be swapped; `starts` are units with which blocks begin, otherwise the planner
@@ -104,7 +114,7 @@ def memory_plan(
     """
     swap = rates is not None
     plan = plan_blocks(chain, rates, capacity_bytes, recompute=True, swap=swap, starts=starts)
-    schedule = schedule_of(chain, plan, rates, "planned")
+    schedule = simulate(chain, plan.blocks, rates, plan.capacity_bytes, prefetch=PREFETCH["planned"])
     limit = largest_batch(chain, None, ("none", "none"), capacity_bytes)
     batches = sorted({max(1, round((limit or chain.batch) * factor)) for factor in BATCH_FACTORS} | {chain.batch})
     methods = [method for method in METHODS if swap or method[1] == "none"]
@@ -118,7 +128,7 @@ def memory_plan(
         fixed = fixed_plan(chain, moves, *method, starts=starts)
         return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=fixed)
 
-    return MemoryPlan(
+    return CapacityPlan(
         measured=measured,
         chain=chain,
         rates=rates,
@@ -134,11 +144,11 @@ def memory_plan(
     )
 
 
-def _forecast(one: CapacityPoint) -> Forecast:
+def _forecast(one: CapacityPoint) -> MethodForecast:
     found = None if one.plan is None else one.plan.predicted
     names = ("pass_s", "peak_bytes", "recompute_s", "stall_s", "swapped_bytes")
     recompute, swap = one.method
-    return Forecast(
+    return MethodForecast(
         method=TITLES[one.method],
         recompute=recompute,
         swap=swap,
@@ -152,17 +162,8 @@ def _forecast(one: CapacityPoint) -> Forecast:
 
 # The document
 
-METHODS_CAPTION = (
-    "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
-    "planned ones were given the capacity. Saves: of what training in core holds at most."
-)
-BATCH_CAPTION = (
-    "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
-    "A dash: the method does not fit."
-)
 
-
-def memory_plan_document(found: MemoryPlan) -> Document:
+def memory_plan_document(found: CapacityPlan) -> Document:
     """The plan for every format; its data is `found`."""
     measured = found.measured
     what = (
@@ -182,7 +183,7 @@ def memory_plan_document(found: MemoryPlan) -> Document:
             id="pass",
             title="A pass, predicted",
             brief=(),
-            charts=lambda: [lanes_chart([("predicted", found.operations)], found.blocks, subject)],
+            charts=lambda: [lanes_chart(found.operations, found.blocks, subject)],
             charts_per_row=1,
         ),
         Section(
@@ -203,7 +204,7 @@ def memory_plan_document(found: MemoryPlan) -> Document:
     )
 
 
-def _words(found: MemoryPlan) -> Iterator[str]:
+def _words(found: CapacityPlan) -> Iterator[str]:
     predicted, measured = found.plan.predicted, found.measured
     passes = "" if measured.parts == 1 else f" (a step has {measured.parts} passes)"
     yield (
@@ -236,7 +237,7 @@ def _took(seconds: float, what: str) -> str:
     return f"{format_seconds(seconds)} {what}" if seconds else f"no {what}"
 
 
-def _rates(found: MemoryPlan) -> str:
+def _rates(found: CapacityPlan) -> str:
     rates = found.rates
     if rates is None:
         return "; transfers were not measured, so nothing is swapped"
@@ -248,25 +249,25 @@ def _rates(found: MemoryPlan) -> str:
     )
 
 
-def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
+def _methods_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
     in_core = found.in_core_bytes
 
-    def saved(one: Forecast) -> float | None:
+    def saved(one: MethodForecast) -> float | None:
         return None if one.peak_bytes is None else 1 - one.peak_bytes / in_core
 
-    def saving(one: Forecast) -> Cell | None:
+    def saving(one: MethodForecast) -> Cell | None:
         share = saved(one)
         if share is None or (one.recompute, one.swap) == IN_CORE:
             return None
         return Cell("nothing" if saves_nothing(one.peak_bytes or 0, in_core) else percent(share))
 
-    share: Column[Forecast] = Column("saved_fraction", "Saves", saved, saving, is_brief=True)
+    share: Column[MethodForecast] = Column("saved_fraction", "Saves", saved, saving, is_brief=True)
     what = ("method", "recompute", "swap", "batch", "capacity_bytes", "pass_s", "samples_per_s", "peak_bytes", share)
     return Sheet(
         name="memory-methods",
         title=f"Methods with batch {found.chain.batch}",
         columns=columns_of(
-            Forecast,
+            MethodForecast,
             *what,
             *("fits", "recompute_s", "stall_s", "swapped_bytes"),
             titles={"samples_per_s": f"{found.measured.sample_unit}/s"},
@@ -277,12 +278,12 @@ def _methods_sheet(found: MemoryPlan) -> Sheet[Forecast]:
     )
 
 
-def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
+def _batch_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
     names = ("batch", "method", "capacity_bytes", "pass_s", "samples_per_s", "peak_bytes", "fits")
     return Sheet(
         name="memory-batches-planned",
         title=f"Batches in {format_bytes(found.capacity_bytes)}: {found.measured.sample_unit}/s",
-        columns=columns_of(Forecast, *names),
+        columns=columns_of(MethodForecast, *names),
         rows=found.by_batch,
         pivot=Pivot(
             corner="Batch", down=lambda one: one.method, across=lambda one: str(one.batch), cell=_rate_if_it_fits
@@ -292,13 +293,13 @@ def _batch_sheet(found: MemoryPlan) -> Sheet[Forecast]:
     )
 
 
-def _rate_if_it_fits(one: Forecast) -> Cell:
+def _rate_if_it_fits(one: MethodForecast) -> Cell:
     if one.samples_per_s is None:
         return Cell(DASH)
     return Cell(format_number(one.samples_per_s, 3), number=one.samples_per_s)
 
 
-def _trade_words(found: MemoryPlan) -> Iterator[str]:
+def _trade_words(found: CapacityPlan) -> Iterator[str]:
     unit = found.measured.sample_unit
     if found.in_core_batch:
         batch = f"are enough for a pass of {found.in_core_batch} {unit}"
@@ -325,9 +326,3 @@ def _trade_words(found: MemoryPlan) -> Iterator[str]:
         )
     elif planned is not None:
         yield "No method that treats all blocks alike fits."
-
-
-# Charts
-
-
-# For a terminal

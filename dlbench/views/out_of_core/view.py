@@ -8,24 +8,22 @@ from typing import Any
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.perfmodels.out_of_core.planner import saves_nothing
-from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, tooltips
+from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
-from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, PART_COLOURS, WIDE, si_label
+from dlbench.report.charts.style import HEIGHT, IDEAL, MUTED, WIDE
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of
 from dlbench.report.wording import DASH, percent, place_text, runs_text, times_text, times_value
 from dlbench.stats.estimates import Estimate
-from dlbench.units import format_bytes, format_seconds
+from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.out_of_core.numbers import (
     COLOURS,
     OTHER_COLOUR,
     AtLimit,
+    MethodComparison,
     MethodPoint,
-    OutOfCore,
-    PassSpan,
-    PlannedPart,
     out_of_core,
 )
 from dlbench.views.view import ReportSource, ReportView, place_of
@@ -39,16 +37,17 @@ METHODS_CAPTION = (
     "predicted by the chain that runs of the other methods measured."
 )
 STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
+_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
-def _place_columns(found: OutOfCore) -> tuple[Column[MethodPoint], ...]:
+def _place_columns(found: MethodComparison) -> tuple[Column[MethodPoint], ...]:
     """Ranks and nodes; people see them where there are several."""
     are_several = len({(one.ranks, one.nodes) for one in found.points}) > 1
     at: Column[MethodPoint] = Column("", "At" if are_several else "", place_of, is_brief=True)
     return columns_of(MethodPoint, "ranks", "nodes", at)
 
 
-def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+def methods_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
     """Speed and memory of every method and batch."""
 
     def rate(one: MethodPoint) -> Estimate | Cell:
@@ -71,7 +70,7 @@ def methods_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
     )
 
 
-def limit_sheet(found: OutOfCore) -> Sheet[AtLimit]:
+def limit_sheet(found: MethodComparison) -> Sheet[AtLimit]:
     """Recomputing, swapping, sharding and offloading at one memory limit."""
     are_several = len({_limit_text(one) for one in found.at_limit}) > 1
     titles = {} if are_several else {"limit_bytes": "", "batch_per_rank": ""}
@@ -104,7 +103,7 @@ def _choice(rows: Sequence[AtLimit]) -> str:
     return words + (f"; {', '.join(one.method for one in beyond)} would not fit." if beyond else ".")
 
 
-def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
+def steps_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
     """Where the steps of every method go, predicted and measured."""
     titles: dict[str, str] = {}
     if all(one.host_update_s is None for one in found.points):
@@ -122,35 +121,10 @@ def steps_sheet(found: OutOfCore) -> Sheet[MethodPoint]:
     )
 
 
-def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
-    """The blocks of a plan, first to last."""
-    return Sheet(
-        name="out-of-core-blocks",
-        title=title,
-        columns=columns_of(PlannedPart),
-        rows=blocks,
-        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
-        in_terminal=in_terminal,
-        is_folded=not in_terminal and len(blocks) > 16,
-    )
-
-
 # Charts
 
-KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
-    "forward": ("forward", PART_COLOURS["forward"]),
-    "recompute": ("recomputed", PART_COLOURS["input"]),
-    "backward": ("backward", PART_COLOURS["backward"]),
-    "outside": ("outside of the chain", PART_COLOURS["other"]),
-    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
-    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
-    "wait": ("waiting", PART_COLOURS["exchange"]),
-}
 
-_FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
-
-
-def method_charts(found: OutOfCore, number: int) -> list[Chart]:
+def method_charts(found: MethodComparison, number: int) -> list[Chart]:
     """Throughput over the batch, at the largest rank count."""
     place = found.points[-1].ranks, found.points[-1].nodes
     points = [one for one in found.points if (one.ranks, one.nodes) == place]
@@ -158,7 +132,7 @@ def method_charts(found: OutOfCore, number: int) -> list[Chart]:
     return [_throughput_chart(found, points, subject)] if any(one.throughput is not None for one in points) else []
 
 
-def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: Subject) -> Chart:
+def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], subject: Subject) -> Chart:
     import altair as alt
 
     rows: Rows = [
@@ -212,56 +186,6 @@ def _throughput_chart(found: OutOfCore, points: Sequence[MethodPoint], subject: 
     )
 
 
-def lanes_chart(
-    sides: Sequence[tuple[str, Sequence[PassSpan]]], blocks: Sequence[PlannedPart], subject: Subject
-) -> Chart:
-    """Three lanes of each side, e.g. measured and predicted, on one scale of time."""
-    import altair as alt
-
-    is_alone = len(sides) == 1
-    names = [lane if is_alone else f"{lane}, {side}" for lane in ("compute", "out", "in") for side, _ in sides]
-    rows: Rows = [
-        {
-            "lane": span.lane if is_alone else f"{span.lane}, {side}",
-            "kind": KINDS[span.kind][0] if span.kind in KINDS else span.kind,
-            "block": "" if span.block is None else str(span.block),
-            "modules": blocks[span.block].modules if span.block is not None and span.block < len(blocks) else "",
-            "start": span.start_s,
-            "end": span.end_s,
-            "shown": format_seconds(span.end_s - span.start_s),
-        }
-        for side, spans in sides
-        for span in spans
-    ]
-    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
-    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
-        domain=[title for title, _ in present], range=[colour for _, colour in present]
-    )
-    x = alt.X("start:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
-    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
-    drawn = bars.encode(
-        y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
-        x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
-        x2="end:Q",
-        color=colour,
-        tooltip=tooltips({"kind:N": "operation", "block:N": "block", "modules:N": "modules", "shown:N": "time"}),
-    )
-    words = []
-    for side, spans in sides:
-        end = max((span.end_s for span in spans), default=0.0)
-        waited = sum(span.end_s - span.start_s for span in spans if span.kind == "wait")
-        words.append(f"{side}: {format_seconds(end)}, of it waiting {format_seconds(waited) if waited else 'nothing'}")
-    return finish(
-        alt.layer(drawn),
-        subject,
-        name="lanes",
-        title="One pass in its three lanes",
-        alt=f"What is computed, what leaves the device and what comes back over one pass. {'; '.join(words)}.",
-        table=blocks_sheet(blocks, "Blocks of the plan"),
-        size=(WIDE + 140, 34 * len(names)),
-    )
-
-
 # The section
 
 
@@ -271,14 +195,15 @@ class OutOfCoreView(ReportView):
     id = "out-of-core"
     title = TITLE
     key = "out_of_core"
+    after = "large-batch"
 
-    def numbers(self, source: ReportSource) -> tuple[OutOfCore, ...]:
+    def numbers(self, source: ReportSource) -> tuple[MethodComparison, ...]:
         """Sets of runs that differ in nothing but method and batch."""
         return out_of_core(source.groups, source.table)
 
     def sections(self, report: Report) -> tuple[Section, ...]:
         """One for each set."""
-        return tuple(_section(one, number) for number, one in enumerate(report.all_of(OutOfCore), 1))
+        return tuple(_section(one, number) for number, one in enumerate(report.all_of(MethodComparison), 1))
 
     def remedy(self, report: Report) -> str:
         """A sweep over batches with a plan."""
@@ -291,7 +216,7 @@ class OutOfCoreView(ReportView):
         return f"no run recomputes or swaps activations; {command} does."
 
 
-def _section(found: OutOfCore, number: int) -> Section:
+def _section(found: MethodComparison, number: int) -> Section:
     words = tuple(_words(found))
     notes = []
     if not any(one.is_in_core and one.num_runs for one in found.points):
@@ -315,7 +240,7 @@ def _section(found: OutOfCore, number: int) -> Section:
     )
 
 
-def _headline(found: OutOfCore) -> str:
+def _headline(found: MethodComparison) -> str:
     """The gain of a plan at the largest rank count and batch, or how well steps were predicted."""
     gain = max(found.gains, key=lambda one: (one.ranks, one.batch), default=None)
     if gain is not None:
@@ -328,7 +253,7 @@ def _headline(found: OutOfCore) -> str:
     return f"{len(found.points)} methods and batches, none of which differ in the method alone"
 
 
-def _words(found: OutOfCore) -> Iterator[str]:
+def _words(found: MethodComparison) -> Iterator[str]:
     yield from map(_choice, list(alike(found.at_limit, _limit_text).values())[-MAX_GAINS:])
     for gain in sorted(found.gains, key=lambda one: (-one.ranks, -one.batch))[:MAX_GAINS]:
         peaks = ""

@@ -252,6 +252,7 @@ class QualityView(GroupView):
     title = "Time to accuracy"
     level = "answer"
     key = "quality"
+    after = "start"
 
     def numbers(self, source: GroupSource) -> Quality | None:
         return group_quality(source.group, source.table)
@@ -365,6 +366,7 @@ class LargeBatchView(ReportView):
     id = "large-batch"
     title = "Large batch"
     key = "large_batches"
+    after = "precision"
 
     def numbers(self, source: ReportSource) -> tuple[LargeBatch, ...]:
         return large_batches(source.table)

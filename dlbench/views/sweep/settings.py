@@ -16,7 +16,7 @@ from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
 from dlbench.report.table import column, times_cell
 from dlbench.report.wording import DASH, figure_text, times_text, units_text
-from dlbench.specs.inert import INERT
+from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
 from dlbench.stats.estimates import (
@@ -200,9 +200,7 @@ def options(plan: RunPlan) -> str:
 
 def acting_keys(plan: RunPlan) -> frozenset[str]:
     """Swept keys that act in this run; the others are read by nothing in it."""
-    return frozenset(
-        key for key in plan.series.axes if all(acts(plan) for prefix, acts, _ in INERT if key.startswith(prefix))
-    )
+    return frozenset(key for key in plan.series.axes if not why_inert(key, plan))
 
 
 def is_default(plan: RunPlan, firsts: Mapping[str, AxisValue]) -> bool:

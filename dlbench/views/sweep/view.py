@@ -16,7 +16,8 @@ from dlbench.report.table import Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import figure_text, place_text, ranks_text, sentence, times_text, times_value
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes, format_seconds
-from dlbench.views.exchange import CONTRADICTED, NO_BOUND, SHARES, ExchangePoint, span, spans, times
+from dlbench.views.exchange import NO_BOUND, SHARES, ExchangePoint, span, spans, times
+from dlbench.views.exchange_bound import CONTRADICTED
 from dlbench.views.model import Report
 from dlbench.views.sweep.numbers import Sweep, SweepCell, loss_text, short_keys, strategy_words, sweeps
 from dlbench.views.sweep.settings import COSTS, MARGIN, PAYS, Axis, Level, Setting
@@ -305,6 +306,7 @@ class SweepView(ReportView):
     id = "sweep"
     title = "Settings compared"
     key = "sweeps"
+    after = "summary"
 
     def numbers(self, source: ReportSource) -> tuple[Sweep, ...]:
         return sweeps(source.table)

@@ -11,7 +11,7 @@ import torch
 from dlbench.node.comm import contestants
 from dlbench.node.comm.contestants import StreamSampleClock, Vectors
 from dlbench.node.comm.control import Deadline
-from dlbench.node.comm.measure import Measurement
+from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync import timing
 from dlbench.node.sync.own import route
@@ -118,7 +118,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, gpu: Gpu, planted: Planted, num_by
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: gpu.settle())
     comm = CommSpec(backends=("nccl",), sizes=(num_bytes,), warmup=1, iterations=5, timeout_s=30.0, check=False)
     place = RankPlace(rank=0, size=2, local_rank=0, local_size=2, node_rank=0, num_nodes=1, host="here", token="t")
-    measurement = Measurement(
+    measurement = CollectiveTimer(
         *(comm, place, CPU, cast(Any, Alone()), Deadline(0, 30.0), lambda what: None),
         clock=StreamSampleClock(gpu.meet, cast(Any, gpu)),
     )

@@ -163,7 +163,7 @@ def test_a_slow_reader_gets_processes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [(trial.loader_workers, trial.prefetch_batches) for trial in choice.trials] == [(0, 0), (1, 1), (2, 1)]
     assert [trial.samples_per_s for trial in choice.trials] == [25.0, 26.0, 50.0]
     assert len(beats) >= 9  # of three rounds of three
-    assert choice.of_prefetch is None
+    assert not choice.of_prefetch
 
 
 def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +183,7 @@ def test_a_fast_reader_is_tried_beside_computing(tmp_path: Path, monkeypatch: py
     )
     choice = choose(around, "auto", "auto")
     assert [trial.computing for trial in choice.trials][:4] == [False, False, True, True]
-    assert choice.of_workers.found == 1
-    assert choice.of_prefetch is not None
+    assert choice.of_prefetch
     assert choice.readers == Readers(1, 1)
     assert choice.again
     assert emptied
@@ -222,7 +221,7 @@ def test_training_on_a_gpu_keeps_cores_for_its_threads(
     numbers: list[int],
     kept: int | None,
 ) -> None:
-    monkeypatch.setattr(trials._Trials, "_rate", lambda _self, readers, _stand_in: 100.0 + 50 * readers.loader_workers)
+    monkeypatch.setattr(trials.Trials, "_rate", lambda _self, readers, _stand_in: 100.0 + 50 * readers.loader_workers)
     found, reading = tried(cores, ranks, device, "auto", tmp_path)
     assert found == numbers
     result = reading.result([[]], [])
@@ -231,6 +230,7 @@ def test_training_on_a_gpu_keeps_cores_for_its_threads(
     (setting,) = [one for one in reading.settings() if one.key == "data.loader_workers"]
     words = f"; at most {numbers[-1]}: training keeps {kept} of the rank's {cores} cores"
     assert setting.evidence.endswith(words if device == "cuda" else "than the best")
+    assert setting.effective == numbers[-1]
     is_short = kept is not None and kept < (4 if ranks > 1 else 2)
     assert [("leaves training" in text, "or lower" in text) for text in reading.warnings()] == [
         (True, False)

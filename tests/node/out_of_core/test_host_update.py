@@ -24,7 +24,7 @@ from dlbench.node.out_of_core.host_update import (
     ForwardOrder,
     HostCopies,
     HostParameters,
-    HostUpdate,
+    HostUpdater,
 )
 from dlbench.node.out_of_core.planning import checkpoint_bytes
 from dlbench.node.sync.engine import SingleEngine
@@ -125,11 +125,11 @@ class Training:
         self.model = model or Net()
         self.spec = spec
         self.optimizer = build_optimizer(self.model, spec)
-        self.host: HostUpdate | None = None
+        self.host: HostUpdater | None = None
         self.precision = Precision(_train(spec), torch.device("cpu"))
 
     def on_host(self, kind: str = "same", **settings: Any) -> Training:
-        self.host = HostUpdate(self.model, self.optimizer, self.spec, host_of(self.model, kind), **settings)
+        self.host = HostUpdater(self.model, self.optimizer, self.spec, host_of(self.model, kind), **settings)
         return self
 
     def steps(self, first: int, last: int, *, parts: int = 1, spoil: Callable[[int], bool] = lambda _: False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dlbench.node.out_of_core.executor import OutOfCore
-from dlbench.node.out_of_core.spans import HostMoments
+from dlbench.node.sync.timing import Clock
 from dlbench.node.watching.spans import LayerWatch
 from dlbench.specs.out_of_core import PlannedBlock
 from tests.node.out_of_core.networks import chain_task, cut
@@ -22,7 +22,7 @@ def test_layers_of_blocks_are_told_once_a_pass() -> None:
     told: list[tuple[str, int, int, int]] = []
     watch = LayerWatch(
         model,
-        HostMoments(),
+        Clock(),
         lambda _lane, name, start, end, *, step: told.append((name, step, start, end)),
         executor.computes,
     )

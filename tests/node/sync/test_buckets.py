@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.errors import RunError
-from dlbench.node.sync.groups import Group, GroupRanks, RankGroups
+from dlbench.node.sync.groups import GroupRanks, RankGroup, RankGroups
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.own.buckets import ExchangeThread
-from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
+from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import Flat, Hierarchical, Hybrid, Leader, given_line, sizes_up_to
 from dlbench.node.sync.timing import Clock
 from dlbench.perfmodels.schedules import Layout, level_chunks
@@ -47,8 +47,8 @@ def test_gradients_go_into_their_own_part_of_the_arena(
     ends = sorted({*cuts, len(shapes)})
     counts = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     arena = torch.full((buckets.arena_elements([p.numel() for p in parameters], multiple),), torch.nan)
-    messages = [[parameters[n] for n in one] for one in buckets.split(range(len(shapes)), counts)]
-    made = buckets.fill(arena, messages, multiple)
+    named = [(str(number), parameter) for number, parameter in enumerate(parameters)]
+    made = buckets.StepMessages(arena, named, buckets.split(range(len(shapes)), counts), multiple).buckets
     for number, parameter in enumerate(parameters):
         parameter.grad = torch.full(parameter.shape, 2.0 * (number + 1))
     for bucket in made:
@@ -69,7 +69,7 @@ def test_gradients_go_into_their_own_part_of_the_arena(
 
 def test_a_gradient_that_never_came_counts_as_zeros() -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
-    (bucket,) = buckets.fill(torch.full((64,), torch.nan), [[parameter]], 1)
+    bucket = buckets.Bucket([parameter], 1, torch.full((64,), torch.nan))
     bucket.take(0, 0.25)
     assert parameter.grad.tolist() == [0.0] * 3
 
@@ -79,7 +79,7 @@ def test_gradients_keep_the_memory_order_of_their_parameters() -> None:
     parameter = torch.nn.Parameter(weight)
     parameter.grad = torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last)
     before = parameter.grad.clone()
-    (bucket,) = buckets.fill(torch.zeros(128), [[parameter]], 1)
+    bucket = buckets.Bucket([parameter], 1, torch.zeros(128))
     bucket.take(0, 1.0)
     assert parameter.grad.stride() == parameter.stride()
     assert torch.equal(parameter.grad, before)
@@ -160,7 +160,7 @@ def groups_of(size: int, group_size: int, place: int = 0) -> tuple[RankGroups, R
         Recorded(who.inside[0], place),
         Recorded(who.across[place]),
     )
-    group: Group = world  # the protocol is met
+    group: RankGroup = world  # the protocol is met
     return RankGroups(world=group, inside=inside, across=across), world, inside, across
 
 
@@ -277,12 +277,12 @@ def step(ready: list[int], spans: list[tuple[int, int]], backward: int) -> StepM
 
 
 def test_exposed_is_what_comes_after_the_backward_pass() -> None:
-    moments = Moments(clock=Clock())
+    moments = ExchangeMoments(clock=Clock())
     moments.add(step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10))
     sums = moments.sums()
     assert sums == {"communication_s": 11, "exposed_s": 4, "hidden_s": 7, "backward_s": 10}
     packed = step([1, 4, 9], [(2, 5), (6, 12), (13, 15)], backward=10)
-    apart = Moments(clock=Clock())
+    apart = ExchangeMoments(clock=Clock())
     apart.add(packed)
     packed.carried = [(out * SECOND, back * SECOND) for out, back in ((3, 5), (8, 11), (13, 14))]
     assert apart.sums() == {**sums, "packing_s": 3, "merging_s": 2}

@@ -23,7 +23,7 @@ from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import read_steps
-from dlbench.specs.inert import refuse_inert
+from dlbench.specs.choices import refuse_inert
 from dlbench.specs.plan import RunPlan
 from tests.support.forked_runs import run_forked
 from tests.support.run_factory import plans, record_of

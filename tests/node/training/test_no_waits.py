@@ -20,7 +20,7 @@ from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models import resnet
 from dlbench.node.models.build import build_model, network_of
 from dlbench.node.sync.engine import Engine, SingleEngine
-from dlbench.node.sync.groups import Group
+from dlbench.node.sync.groups import RankGroup
 from dlbench.node.sync.own import buckets
 from dlbench.node.sync.wire import OverflowCount, build_wire, magnitudes
 from dlbench.node.training.loop import TrainingLoop
@@ -142,7 +142,7 @@ def test_loss_scaling_adds_no_wait_to_gradscalers_own() -> None:
 @pytest.mark.parametrize(("wire", "most"), [("fp32", 0), ("fp16", 4), ("bf16", 2), ("topk", 20)])
 def test_a_message_waits_for_nothing_and_launches_little(wire: Wire, most: int) -> None:
     """fp16: two casts and two searches, however many gradients are in the message."""
-    group = cast(Group, SimpleNamespace(sum=lambda vector: None, gather_all=lambda tensor, equal=False: [tensor]))
+    group = cast(RankGroup, SimpleNamespace(sum=lambda vector: None, gather_all=lambda tensor, equal=False: [tensor]))
     form = build_wire(wire, density=0.1, world_size=2)
     form.reset([[("a", 1000), ("b", 24)]])
     vector = torch.zeros(1024, device=DEVICE)
@@ -187,7 +187,7 @@ def test_a_bucket_that_is_taken_at_once_is_the_same_bits() -> None:
         shapes = [(3, 5), (7,), (4, 3, 2, 2), (2, 2)]
         parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
         parameters[2] = nn.Parameter(torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last))
-        (bucket,) = buckets.fill(torch.full((128,), torch.nan), [parameters], 4)
+        bucket = buckets.Bucket(parameters, 4, torch.full((128,), torch.nan))
         bucket.takes_together = together
         for number, parameter in enumerate(parameters):
             parameter.grad = torch.randn_like(parameter) if number != 1 else None

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from dlbench.errors import RunError
 from dlbench.node.models.build import loss_for
-from dlbench.node.out_of_core.device_memory import MAX_TRIALS, Fit, largest_batch, missing_state_bytes, out_of_memory
+from dlbench.node.out_of_core.device_memory import (
+    MAX_TRIALS,
+    BatchFit,
+    largest_batch,
+    missing_state_bytes,
+    out_of_memory,
+)
 from dlbench.node.training import run
 from dlbench.specs.training import OptimizerSpec
 from tests.support.one_rank import trained
@@ -31,7 +37,7 @@ def test_the_largest_batch_is_found_by_few_trials(most: int, more: int) -> None:
 
     below = min(most + more, 4096)
     fit = largest_batch(passes, below)
-    assert fit == Fit(batch=most, is_largest=True, trials=len(tried))
+    assert fit == BatchFit(batch=most, is_largest=True, trials=len(tried))
     assert len(tried) <= MAX_TRIALS
     assert max(tried, default=0) < below
 
@@ -40,9 +46,9 @@ def test_a_search_that_takes_too_long_says_what_it_knows() -> None:
     clock = iter(range(0, 1000, 25))
     fit = largest_batch(lambda batch: batch <= 70, 1000, lambda: float(next(clock)))
     assert (fit.is_largest, fit.trials) == (False, 2)
-    said = out_of_memory("no room", Fit(batch=64, is_largest=False, trials=2), rank=1, batch=128, accumulation=2)
+    said = out_of_memory("no room", BatchFit(batch=64, is_largest=False, trials=2), rank=1, batch=128, accumulation=2)
     assert "at least 128 fits" in str(said)
-    none = out_of_memory("no room", Fit(batch=0, is_largest=True, trials=3), rank=1, batch=8, accumulation=1)
+    none = out_of_memory("no room", BatchFit(batch=0, is_largest=True, trials=3), rank=1, batch=8, accumulation=1)
     assert "not even one sample fits" in str(none)
     late = out_of_memory("no room", None, rank=1, batch=8, accumulation=1, startup_bytes=3 << 30)
     assert "train.batch_per_rank 8, which fitted before the measured steps (3 GiB): no room; a smaller" in str(late)

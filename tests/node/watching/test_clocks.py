@@ -17,9 +17,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dlbench.machine.clock_offset import MAX_DRIFT_PPM, Exchange, OffsetEstimate, estimate, worth_keeping
 from dlbench.node.watching import clocks
-from dlbench.node.watching.clocks import ClockFollower, ClockServer, compare, greeting, publish
+from dlbench.node.watching.clocks import (
+    MAX_DRIFT_PPM,
+    ClockFollower,
+    ClockServer,
+    Exchange,
+    OffsetEstimate,
+    compare,
+    estimate,
+    greeting,
+    publish,
+    worth_keeping,
+)
 from dlbench.perfetto.rows import make_axis
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks

@@ -59,7 +59,7 @@ def test_foreign_load_goes_before_the_advice_of_a_sweep(tmp_path: Path) -> None:
     busy = {"node_rank": 0, "host": "n0", "cores": [0, 1], "window_s": 10.0, "busy_s": 20.0, "own_s": 10.0}
 
     def story(plan: RunPlan) -> Story:
-        is_loaded = plan.series.repeat == 1 and plan.sync.fusion == "own:single"
+        is_loaded = plan.series.repeat == 1 and str(plan.sync.fusion) == "own:single"
         return Story(record={"load": [{**busy, "steal_s": 0.0, "pressure_s": 0.0}] if is_loaded else []})
 
     axes = {"sync.fusion": ("own:none", "own:single")}

@@ -62,7 +62,7 @@ from dlbench.records.folder import RunFolder
 from dlbench.records.record import RankGpu, Setting
 from dlbench.specs.engine import ENGINES
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.sync import AUTO
 
 
 class HorovodEngine(Engine):
@@ -81,7 +81,7 @@ class HorovodEngine(Engine):
         self._use_mpi = launch.by_mpi  # Else ranks meet through a file, where rank 0 gives its address, and Gloo.
         self._address_file = folder.rendezvous
         self._interface = launch.interface
-        self._fusion = ENGINES["horovod"].fusion if sync.library_fusion == "auto" else sync.library_fusion
+        self._fusion = ENGINES["horovod"].fusion if sync.library_fusion == AUTO else sync.library_fusion
         self._wire = sync.library_wire
         # Not where dlbench itself exchanges.
         is_watched = not sync.is_own and sync.exchanges_gradients
@@ -158,7 +158,7 @@ class HorovodEngine(Engine):
             if self._place.rank == 0:  # which alone writes it
                 self._tuning = TuningWatch(settings, log)
         else:
-            variables["HOROVOD_FUSION_THRESHOLD"] = str(fusion_bytes(self._fusion) or 0)
+            variables["HOROVOD_FUSION_THRESHOLD"] = str(self._fusion.bytes or 0)
             variables["HOROVOD_CYCLE_TIME"] = str(settings.cycle_time_ms)
         os.environ |= variables
 

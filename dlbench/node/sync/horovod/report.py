@@ -30,7 +30,7 @@ from dlbench.records.exchange import AutotuneResult, ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.specs.engine import HorovodSettings
 from dlbench.specs.horovod_build import REMEDY, HorovodBuild
-from dlbench.specs.sync import fusion_bytes
+from dlbench.specs.sync import Fusion
 from dlbench.units import exact_bytes
 
 _ROUNDING = 8 * 64  # The threshold in force is a multiple of this times ranks of a node, bytes (controller.cc, 0.28).
@@ -41,6 +41,14 @@ READ = "read back from Horovod"
 NOT_READ = "cannot be read back: this Horovod was not built by dlbench; its variable was set as requested"
 
 NOT_WATCHED = "no step was profiled: set measure.warmup_steps to 1 or more"
+
+SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
+
+TRACES_ALWAYS = (
+    "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
+    "so it was left out; `dlbench setup horovod` builds one that does so only while it is open"
+)
+"""Why there are no messages of a Horovod on GPUs without dlbench's patch."""
 
 
 def exchange_of(methods: Iterable[str]) -> str:
@@ -84,17 +92,20 @@ def evidence(seen: TimelineSummary | None, carrier: str, calm_text: str, why_uns
     return "; ".join(filter(None, [*parts, calm_text]))
 
 
-def fusion_in_force(requested: str | None, seen: TimelineSummary | None, place: RankPlace) -> Setting:
+def fusion_in_force(requested: Fusion | None, seen: TimelineSummary | None, place: RankPlace) -> Setting:
     """Tensor fusion as the library has it, or as a larger message shows; nothing is requested of the autotuner."""
     found, evidence = read_back("horovod_effective_fusion_threshold_bytes", ctypes.c_longlong), READ
     if requested is not None and seen is not None:
         unit = _ROUNDING * place.local_size
-        allowed = math.ceil((fusion_bytes(requested) or 0) / unit) * unit
+        allowed = math.ceil((requested.bytes or 0) / unit) * unit
         if seen.largest_fused_bytes > allowed:
             found, evidence = seen.largest_fused_bytes, "Horovod's timeline has a fused message of this size"
     effective = None if found is None else exact_bytes(int(found)) if found else "none"
     return Setting(
-        key="sync.fusion", requested=requested, effective=effective, evidence=NOT_READ if found is None else evidence
+        key="sync.fusion",
+        requested=None if requested is None else str(requested),
+        effective=effective,
+        evidence=NOT_READ if found is None else evidence,
     )
 
 
@@ -107,9 +118,6 @@ def read_back(symbol: str, kind: Any) -> float | None:
     function.argtypes = []
     value: float = function()
     return value
-
-
-SEARCHED = ("HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME")  # If set, Horovod does not search their values.
 
 
 def tuning_variables(settings: HorovodSettings, log: Path) -> dict[str, str]:
@@ -214,13 +222,6 @@ def with_tuning_cost(exchange: ExchangeResult, step_s: Sequence[float]) -> Excha
     assert tuned is not None
     cost_s = tuning_cost_s(step_s, tuned.settled_step)
     return exchange.model_copy(update={"autotune": tuned.model_copy(update={"cost_s": cost_s})})
-
-
-TRACES_ALWAYS = (
-    "not measured here: with its timeline at hand this Horovod waits for the GPU on the host of rank 0 in every step, "
-    "so it was left out; `dlbench setup horovod` builds one that does so only while it is open"
-)
-"""Why there are no messages of a Horovod on GPUs without dlbench's patch."""
 
 
 def loaded_library() -> ctypes.CDLL | None:

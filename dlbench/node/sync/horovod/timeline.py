@@ -45,6 +45,11 @@ _OPERATION = re.compile(r"^(GLOO|MPI|NCCL|CCL|DDL|ADASUM)_(?!INIT)[A-Z_]+$")
 
 _PREFIX = "allreduce."  # What Horovod puts before a parameter's name.
 
+_FILE = "timeline.json"
+_LOOK_S = 0.2  # How long threads are watched for the one that spins.
+_SPINS = 0.01  # Least share of that time which it gets, however many others want the core.
+_CLOCK_SLACK_S = 1e-3  # How far an operation may seem to lie outside of its step before the clocks are not believed.
+
 
 @dataclass(frozen=True, kw_only=True)
 class FusedMessage:
@@ -91,7 +96,7 @@ class _Span:
 
 
 @dataclass(kw_only=True)
-class _Group:
+class _FusedGroup:
     """Tensors whose operations began one after the other, before any of them ended."""
 
     spans: list[_Span] = field(default_factory=list)
@@ -102,11 +107,11 @@ class _Reader:
     def __init__(self) -> None:
         self.epoch_us: int | None = None
         self.cycles: list[float] = []
-        self.groups: list[_Group] = []
+        self.groups: list[_FusedGroup] = []
         self._names: dict[int, str] = {}
         self._open: dict[int, list[str]] = {}
         self._spans: dict[int, _Span] = {}
-        self._group_of: dict[int, _Group] = {}
+        self._group_of: dict[int, _FusedGroup] = {}
         self._times: Counter[int] = Counter()
 
     def read(self, entry: dict[str, Any]) -> None:
@@ -138,7 +143,7 @@ class _Reader:
         if not span.operations:
             # Horovod notes the beginning for all tensors of a buffer before anything else happens to one of them.
             if not self.groups or self.groups[-1].is_closing:
-                self.groups.append(_Group())
+                self.groups.append(_FusedGroup())
             self.groups[-1].spans.append(span)
             self._group_of[pid] = self.groups[-1]
         span.operations.append((name, moment))
@@ -202,7 +207,7 @@ def _entries(text: str) -> Iterator[dict[str, Any] | None]:
         yield entry if isinstance(entry, dict) else None
 
 
-def _message(group: _Group) -> FusedMessage | None:
+def _message(group: _FusedGroup) -> FusedMessage | None:
     """A group's message, if all of its operations ended."""
     spans = group.spans
     ends = [span.end_us for span in spans if span.end_us is not None]
@@ -218,13 +223,6 @@ def _message(group: _Group) -> FusedMessage | None:
         begin_us=min(span.operations[0][1] for span in spans),
         end_us=max(ends),
     )
-
-
-_FILE = "timeline.json"
-
-_LOOK_S = 0.2  # How long threads are watched for the one that spins.
-_SPINS = 0.01  # Least share of that time which it gets, however many others want the core.
-_CLOCK_SLACK_S = 1e-3  # How far an operation may seem to lie outside of its step before the clocks are not believed.
 
 
 _Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]  # A watched step and its messages.

@@ -13,6 +13,7 @@ the same order. torch releases the interpreter's lock while autograd or a librar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -103,13 +104,49 @@ class Bucket:
             parameter.grad = view
 
 
-def fill(arena: torch.Tensor, messages: Sequence[Sequence[torch.nn.Parameter]], multiple: int) -> tuple[Bucket, ...]:
-    """The buckets of these messages, one after another in the arena; what was in it before is lost."""
-    found, first = [], 0
-    for parameters in messages:
-        found.append(Bucket(parameters, multiple, arena[first:]))
-        first += -(-found[-1].vector.numel() // ALIGNMENT) * ALIGNMENT
-    return tuple(found)
+class StepMessages:
+    """The messages of a step: the gradients of each, by number of the parameter, its buffer, and how it went."""
+
+    def __init__(
+        self,
+        arena: torch.Tensor,
+        named: Sequence[tuple[str, torch.nn.Parameter]],
+        numbers: Sequence[tuple[int, ...]],
+        multiple: int,
+    ) -> None:
+        """Lays the buffers into `arena` one after another; what was in it before is lost."""
+        self._named = named
+        self.numbers = numbers
+        self.buckets: list[Bucket] = []
+        self.place_of: dict[int, tuple[int, int]] = {}
+        """Message of each gradient, and its place in it."""
+        first = 0
+        for message, members in enumerate(numbers):
+            bucket = Bucket([named[number][1] for number in members], multiple, arena[first:])
+            first += -(-bucket.vector.numel() // ALIGNMENT) * ALIGNMENT
+            self.buckets.append(bucket)
+            self.place_of |= {number: (message, place) for place, number in enumerate(members)}
+        self.num_bytes = [bucket.num_bytes for bucket in self.buckets]
+        self.forget_ways()
+
+    def forget_ways(self) -> None:
+        """Begins to count anew how messages go: the measured steps begin."""
+        self.ways: list[Counter[str]] = [Counter() for _ in self.numbers]
+
+    @property
+    def all_ways(self) -> Counter[str]:
+        return sum(self.ways, Counter[str]())
+
+    @property
+    def tensors(self) -> list[list[tuple[str, int]]]:
+        """Name and number of elements of each gradient, message by message."""
+        return [[(self._named[n][0], self._named[n][1].numel()) for n in members] for members in self.numbers]
+
+    def describe(self, message: int) -> str:
+        """Returns the words for a message in an error."""
+        names = [name for name, _ in self.tensors[message]]
+        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        return f"message {message + 1} of {len(self.numbers)} ({len(names)} gradients, {some})"
 
 
 def require_fp32(named: Sequence[tuple[str, torch.nn.Parameter]]) -> None:

@@ -11,8 +11,8 @@ rank, as a collective ends for nobody before all are there.
 
 from __future__ import annotations
 
+import enum
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,8 +26,8 @@ from torch.optim import Optimizer
 from dlbench.errors import RunError
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.engine import Engine, EngineOverLibrary, MessageSpan, settings_of
-from dlbench.node.sync.own.buckets import ExchangeThread, at_least, fill, require_fp32, split
-from dlbench.node.sync.own.report import Moments, StepMoments, gradient_times
+from dlbench.node.sync.own.buckets import ExchangeThread, StepMessages, at_least, require_fp32, split
+from dlbench.node.sync.own.report import ExchangeMoments, StepMoments, gradient_times
 from dlbench.node.sync.own.route import RouteBuilder
 from dlbench.node.sync.timing import clock_for
 from dlbench.perfmodels.overlap import best_merge
@@ -35,10 +35,18 @@ from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import MGWFBP_STEPS, fusion_bytes
+from dlbench.specs.sync import MGWFBP_STEPS, Fusion
 
 WATCHED_STEPS = MGWFBP_STEPS - 1
 """Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
+
+
+class Phase(enum.Enum):
+    """How far messages are arranged."""
+
+    FIRST = enum.auto()  # The first backward pass: gradients go in reverse order of the parameters.
+    WATCHING = enum.auto()  # With MG-WFBP: the moments at which gradients are ready are noted.
+    ARRANGED = enum.auto()  # Messages stay as they are.
 
 
 class OwnExchange(EngineOverLibrary):
@@ -51,14 +59,18 @@ class OwnExchange(EngineOverLibrary):
         self._plan = plan
         self._place = place
         self._device = device
-        self._is_prepared = self._is_held = self._is_watched = False
+        self._thread: ExchangeThread | None = None
+        self._is_held = self._is_watched = False
         self._steps = 0
+        self._phase = Phase.FIRST
         self._watched: list[tuple[StepMoments, list[tuple[int, int]]]] = []
         self._now: StepMoments | None = None
         self._notes_gradients = True
         self._taken: set[int] = set()
         self._sequence: list[int] = []
-        self._fusion = "own:single" if plan.sync.fusion == "own:mgwfbp" else plan.sync.fusion_in_force
+        self._fusion = plan.sync.fusion_in_force
+        if self._fusion.rule == "mgwfbp":
+            self._fusion = Fusion(by="dlbench", rule="single")
 
     def start(self) -> None:
         self._library.allow_groups()
@@ -87,34 +99,25 @@ class OwnExchange(EngineOverLibrary):
             self._route.wire.carrying = self._carrying
         order = range(len(named) - 1, -1, -1)
         self._arrange(order, self._counts(order))
-        self._thread = ExchangeThread(self._clock.enter_thread, self._exchange, self._describe)
+        self._thread = ExchangeThread(
+            self._clock.enter_thread, self._exchange, lambda message: self._messages.describe(message)
+        )
         for number, (_, parameter) in enumerate(named):
             on_gradient = partial(self._on_gradient, number)
             parameter.register_post_accumulate_grad_hook(on_gradient)  # type: ignore[no-untyped-call]
-        self._is_prepared = True
         return super().prepare(model, optimizer, mark_backward)
 
     def _counts(self, order: Sequence[int]) -> tuple[int, ...]:
-        if self._fusion == "own:none":
+        if self._fusion.rule == "none":
             return (1,) * len(order)
-        least = fusion_bytes(self._fusion)
-        if least is None:
+        if self._fusion.bytes is None:
             return (len(order),)
-        return at_least([self._sizes[n] for n in order], least)
+        return at_least([self._sizes[n] for n in order], self._fusion.bytes)
 
     def _arrange(self, order: Sequence[int], counts: Sequence[int]) -> None:
-        self._messages = split(order, counts)
-        parameters = [[self._named[n][1] for n in one] for one in self._messages]
-        self._buckets = fill(self._route.arena, parameters, self._route.multiple)
-        self._place_of = {n: (k, i) for k, one in enumerate(self._messages) for i, n in enumerate(one)}
-        self._route.wire.reset(
-            [[(self._named[n][0], self._named[n][1].numel()) for n in one] for one in self._messages]
-        )
-        self._forget()
-
-    def _forget(self) -> None:
-        self._moments = Moments(clock=self._clock)
-        self._ways: list[Counter[str]] = [Counter() for _ in self._messages]
+        self._messages = StepMessages(self._route.arena, self._named, split(order, counts), self._route.multiple)
+        self._route.wire.reset(self._messages.tensors)
+        self._moments = ExchangeMoments(clock=self._clock)
 
     @contextmanager
     def hold_exchange(self) -> Iterator[None]:
@@ -125,14 +128,14 @@ class OwnExchange(EngineOverLibrary):
             self._is_held = False
 
     def begin_backward(self) -> None:
-        count = len(self._buckets)
-        for bucket in self._buckets:
+        assert self._thread is not None
+        count = len(self._messages.buckets)
+        for bucket in self._messages.buckets:
             bucket.missing = len(bucket.parameters)
         self._sequence = []
         self._taken.clear()
-        # Whether the fusion follows from when the gradients of this step are ready.
-        is_deciding = self._plan.sync.fusion == "own:mgwfbp" and self._steps <= WATCHED_STEPS
-        self._notes_gradients = self._clock.marks_are_free or self._is_watched or is_deciding
+        decides = self._plan.sync.fusion.rule == "mgwfbp" and self._phase is not Phase.ARRANGED
+        self._notes_gradients = self._clock.marks_are_free or self._is_watched or decides
         self._now = StepMoments(
             begin=self._clock.mark(),
             gradients=[None] * len(self._named),
@@ -156,8 +159,8 @@ class OwnExchange(EngineOverLibrary):
                 f"{self._named[number][0]}: its gradient came twice in one backward pass; dlbench's own exchange sends "
                 "each once, use sync.fusion auto with the exchange of Horovod or DDP"
             )
-        message, place = self._place_of[number]
-        bucket = self._buckets[message]
+        message, place = self._messages.place_of[number]
+        bucket = self._messages.buckets[message]
         bucket.take(place, 1 / self._place.size)
         self._taken.add(number)
         self._sequence.append(number)
@@ -170,6 +173,7 @@ class OwnExchange(EngineOverLibrary):
         if is_last:
             now.backward_end = moment
         if bucket.missing == 0:
+            assert self._thread is not None
             now.ready[message] = moment
             self._thread.hand_over(message)
 
@@ -178,8 +182,8 @@ class OwnExchange(EngineOverLibrary):
         assert now is not None
         with self._clock.exchanging(now.ready[message]):
             now.start[message] = self._clock.mark()
-            way = self._route.exchange(message, self._buckets[message].vector)
-            self._ways[message][way] += 1
+            way = self._route.exchange(message, self._messages.buckets[message].vector)
+            self._messages.ways[message][way] += 1
             now.ways[message] = way
             now.end[message] = self._clock.mark()
 
@@ -190,15 +194,11 @@ class OwnExchange(EngineOverLibrary):
         yield
         self._now.carried.append((out, self._clock.mark()))
 
-    def _describe(self, message: int) -> str:
-        names = [self._named[n][0] for n in self._messages[message]]
-        some = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-        return f"message {message + 1} of {len(self._messages)} ({len(names)} gradients, {some})"
-
     def finish_exchange(self) -> None:
         """Waits for the communication thread. Gradients that the loss does not depend on count as zeros."""
         now = self._now
         assert now is not None
+        assert self._thread is not None
         with torch.no_grad():
             for number in range(len(self._named)):
                 if number not in self._taken:
@@ -207,7 +207,8 @@ class OwnExchange(EngineOverLibrary):
         self._clock.join()
         self._moments.add(now)
         if self._is_watched:
-            self._watched.append((now, [*zip(self._message_bytes, map(len, self._messages), strict=True)]))
+            sizes = [*zip(self._messages.num_bytes, map(len, self._messages.numbers), strict=True)]
+            self._watched.append((now, sizes))
         self._now = None
         self._steps += 1
 
@@ -219,7 +220,8 @@ class OwnExchange(EngineOverLibrary):
         else:
             if self._watched:
                 self._clock.settle()
-            self._forget()  # the measured steps begin
+            self._moments = ExchangeMoments(clock=self._clock)
+            self._messages.forget_ways()
 
     def message_spans(self) -> list[MessageSpan]:
         """Messages of the watched steps, as they were arranged then; after `watch(False)`."""
@@ -242,10 +244,11 @@ class OwnExchange(EngineOverLibrary):
     def step(self, update: Callable[[Optimizer], object]) -> None:
         """Afterwards messages are arranged anew where enough has been seen, all in the warm-up."""
         super().step(update)
-        if self._steps == 1:
+        if self._phase is Phase.FIRST:
             order = self._agreed(self._sequence)
             self._arrange(order, self._counts(order))
-        elif self._plan.sync.fusion == "own:mgwfbp" and self._steps == 1 + WATCHED_STEPS:
+            self._phase = Phase.WATCHING if self._plan.sync.fusion.rule == "mgwfbp" else Phase.ARRANGED
+        elif self._phase is Phase.WATCHING and self._steps == 1 + WATCHED_STEPS:
             # Messages that are through earliest in MG-WFBP's model, from the median times of the slowest rank.
             assert self._route.line is not None
             self._clock.settle()
@@ -253,8 +256,9 @@ class OwnExchange(EngineOverLibrary):
             slowest = [max(times) for times in zip(*everyone, strict=True)]
             order = sorted(range(len(slowest)), key=lambda n: (slowest[n], n))
             counts = best_merge([self._sizes[n] for n in order], [slowest[n] for n in order], self._route.line)
-            self._fusion = "own:mgwfbp"
+            self._fusion = self._plan.sync.fusion
             self._arrange(*self._agreed([order, list(counts)]))
+            self._phase = Phase.ARRANGED
 
     def _agreed(self, value: Any) -> Any:
         """Rank 0's, on all ranks: backward passes differ, and numbers may round differently elsewhere."""
@@ -269,7 +273,7 @@ class OwnExchange(EngineOverLibrary):
         known = [times for times, _ in found if times is not None]
         # Bytes that a rank sends in a step, inside its group and across, mean over ranks.
         width = route.wire.bytes_per_element
-        sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._buckets]
+        sent = [route.method.sent(bucket.vector.numel() * width) for bucket in self._messages.buckets]
         # Of measured steps; of watched ones where marks are not free.
         ready = gradient_times(self._moments.steps, self._clock)
         ready = ready or gradient_times([step for step, _ in self._watched], self._clock)
@@ -279,7 +283,7 @@ class OwnExchange(EngineOverLibrary):
             carrier=route.carrier,
             by="dlbench",
             exchange=self._exchange_used,
-            fusion=self._fusion,
+            fusion=str(self._fusion),
             wire=self._wire_used,
             group_size=route.group_size,
             num_groups=self._place.size // route.group_size,
@@ -301,35 +305,27 @@ class OwnExchange(EngineOverLibrary):
         )
 
     def settings(self) -> list[Setting]:
-        sync, route, sizes = self._plan.sync, self._route, self._message_bytes
+        sync, route, sizes = self._plan.sync, self._route, self._messages.num_bytes
         how = f"{len(sizes)} messages per step, of {min(sizes)} to {max(sizes)} bytes, counted"
         group = f"ranks of the group that rank 0 exchanged in; {self._ways_text}"
         return super().settings() + settings_of(
             ("sync.exchange", sync.exchange, self._exchange_used, self._ways_text),
-            ("sync.fusion", sync.fusion_in_force, self._fusion_as_counted(), how),
+            ("sync.fusion", str(sync.fusion_in_force), self._fusion_as_counted(), how),
             ("sync.wire", sync.wire, self._wire_used, f"what was handed to {route.carrier}; {self._ways_text}"),
             ("sync.group_size", sync.group_size, route.group_size, group),
         )
 
     def _fusion_as_counted(self) -> str:
-        counts, sizes = [len(one) for one in self._messages], self._message_bytes
-        agrees = {"own:none": set(counts) == {1}, "own:single": len(counts) == 1}
-        if agrees.get(self._fusion, all(size >= (fusion_bytes(self._fusion) or 0) for size in sizes[:-1])):
-            return self._fusion
+        counts, sizes = [len(numbers) for numbers in self._messages.numbers], self._messages.num_bytes
+        agrees = {"none": set(counts) == {1}, "single": len(counts) == 1}
+        if agrees.get(self._fusion.rule, all(size >= (self._fusion.bytes or 0) for size in sizes[:-1])):
+            return str(self._fusion)
         return f"{len(counts)} messages"
-
-    @property
-    def _message_bytes(self) -> list[int]:
-        return [sum(self._sizes[n] for n in one) for one in self._messages]
-
-    @property
-    def _all_ways(self) -> Counter[str]:
-        return sum(self._ways, Counter[str]())
 
     @property
     def _exchange_used(self) -> str:
         """By what messages went: hybrid only if some went one way and some the other."""
-        dense = {way for way in self._all_ways if way != "sparse"}
+        dense = {way for way in self._messages.all_ways if way != "sparse"}
         if dense == {"flat", "hierarchical"}:
             return "hybrid"
         return next(iter(dense), "flat")
@@ -338,31 +334,36 @@ class OwnExchange(EngineOverLibrary):
     def _wire_used(self) -> str:
         """The format of messages; topk only if some message was sparse."""
         wire = self._route.wire.name
-        return "fp32" if wire == "topk" and self._all_ways and not self._all_ways["sparse"] else wire
+        return "fp32" if wire == "topk" and self._messages.all_ways and not self._messages.all_ways["sparse"] else wire
 
     @property
     def _ways_text(self) -> str:
-        total = sum(self._all_ways.values())
-        parts = ", ".join(f"{count} {way}" for way, count in sorted(self._all_ways.items()))
+        total = sum(self._messages.all_ways.values())
+        parts = ", ".join(f"{count} {way}" for way, count in sorted(self._messages.all_ways.items()))
         return f"{total} messages in measured steps: {parts}" if total else "no message in a measured step"
 
     def _messages_sent(self) -> tuple[Message, ...]:
-        times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages]
+        times = self._moments.messages() if self._moments.steps else [{} for _ in self._messages.numbers]
         method, width = self._route.method, self._route.wire.bytes_per_element
         return tuple(
             Message(
                 num_bytes=num_bytes,
-                num_tensors=len(one),
+                num_tensors=len(numbers),
                 method=ways.most_common(1)[0][0] if ways else method.way(num_bytes),
                 chunks=method.chunks(int(bucket.vector.numel() * width)),
                 **time,
             )
-            for one, num_bytes, ways, bucket, time in zip(
-                self._messages, self._message_bytes, self._ways, self._buckets, times, strict=True
+            for numbers, num_bytes, ways, bucket, time in zip(
+                self._messages.numbers,
+                self._messages.num_bytes,
+                self._messages.ways,
+                self._messages.buckets,
+                times,
+                strict=True,
             )
         )
 
     def stop(self) -> None:
-        if self._is_prepared:
+        if self._thread is not None:
             self._thread.stop()
         super().stop()

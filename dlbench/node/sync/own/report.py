@@ -45,7 +45,7 @@ def gradient_times(steps: Iterable[StepMoments], clock: Clock) -> list[float]:
 
 
 @dataclass(kw_only=True)
-class Moments:
+class ExchangeMoments:
     """The kept steps of one plan of messages."""
 
     clock: Clock

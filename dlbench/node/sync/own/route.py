@@ -28,7 +28,7 @@ import torch
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
-from dlbench.node.sync.groups import Communicators, Group, GroupRanks, RankGroups, make_groups, make_world
+from dlbench.node.sync.groups import Communicators, GroupRanks, RankGroup, RankGroups, make_groups, make_world
 from dlbench.node.sync.own.buckets import arena_elements
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, MOST_QUEUED, Clock, StreamTimer, ring_bytes
 from dlbench.node.sync.wire import WireFormat, build_wire
@@ -43,12 +43,20 @@ from dlbench.specs.sync import GROUPED, Wire
 
 CALIBRATION_S = 2.0  # For all lines of a run together; it is spent once, before training.
 
+SMALLEST_BYTES = 4096
+_FEWER = 4  # Times fewer messages where the device came to them before all were queued; some may be tens of calls.
+REPEATS = 5  # Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample.
+ELEMENT_BYTES = 4
+
+_ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
+"""By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
     """What a message goes through."""
 
-    world: Group
+    world: RankGroup
     method: Method
     wire: WireFormat
     carrier: str  # Who moves the bytes, in words.
@@ -68,7 +76,7 @@ class Route:
         return self.method.threshold_bytes if isinstance(self.method, Hybrid) else None
 
 
-def _exchange(wire: WireFormat, method: Method, world: Group, number: int, vector: torch.Tensor) -> str:
+def _exchange(wire: WireFormat, method: Method, world: RankGroup, number: int, vector: torch.Tensor) -> str:
     ways: list[str] = []
 
     def dense(tensor: torch.Tensor) -> None:
@@ -117,7 +125,7 @@ class RouteBuilder:
             carrier=carrier,
             group_size=self.plan.group_size,
             multiple=self._multiple,
-            line=self._line(method, wire, world, carrier) if sync.fusion == "own:mgwfbp" else None,
+            line=self._line(method, wire, world, carrier) if sync.fusion.rule == "mgwfbp" else None,
             costs=tuple(self._costs),
             arena=self._arena,
         )
@@ -125,7 +133,7 @@ class RouteBuilder:
     def _wire(self, name: Wire) -> WireFormat:
         return build_wire(name, density=self.plan.sync.topk_density, world_size=self.place.size)
 
-    def _method(self, world: Group, groups: RankGroups | None, carrier: str) -> Method:
+    def _method(self, world: RankGroup, groups: RankGroups | None, carrier: str) -> Method:
         flat = Flat(world, self.plan.group_size)
         if groups is None:
             return flat
@@ -145,7 +153,7 @@ class RouteBuilder:
             threshold = self._gradient_bytes + ELEMENT_BYTES * self._multiple + 1
         return Hybrid(flat, hierarchical, threshold)
 
-    def _line(self, method: Method, wire: Wire, world: Group, carrier: str) -> LineCost:
+    def _line(self, method: Method, wire: Wire, world: RankGroup, carrier: str) -> LineCost:
         """Seconds by bytes of gradients, as `sync.network` says or as timed now."""
         name = f"{carrier} {method.name}" + ("" if wire == "fp32" else f" {wire}")
         counts = sizes_up_to(self._gradient_bytes, self._multiple)
@@ -155,7 +163,7 @@ class RouteBuilder:
             sync, num_lines = self.plan.sync, 0
             if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
                 num_lines += 2
-            if sync.fusion == "own:mgwfbp":
+            if sync.fusion.rule == "mgwfbp":
                 num_lines += 1
             probe = self._wire(wire)
             probe.reset([[(f"calibration {count}", count)] for count in counts])
@@ -222,7 +230,7 @@ class Flat(Method):
 
     name = "flat"
 
-    def __init__(self, world: Group, group_size: int) -> None:
+    def __init__(self, world: RankGroup, group_size: int) -> None:
         self._world = world
         self._group_size = group_size
 
@@ -328,13 +336,6 @@ class Hybrid(Method):
         return hierarchical if num_bytes < self.threshold_bytes else flat
 
 
-SMALLEST_BYTES = 4096
-_FEWER = 4  # Times fewer messages where the device came to them before all were queued; some may be tens of calls.
-REPEATS = 5  # Timed samples of a size, after two messages that are not: one is cold, one gives how many make a sample.
-
-ELEMENT_BYTES = 4
-
-
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
     """Elements of the vectors to time: a factor of four apart from 4 KiB to the largest, each a multiple of `multiple`.
     At least two, as a line needs.
@@ -351,7 +352,7 @@ def calibrate(
     exchange: Callable[[int, torch.Tensor], object],
     counts: list[int],
     *,
-    world: Group,
+    world: RankGroup,
     clock: Clock,
     arena: torch.Tensor,
     budget_s: float,
@@ -413,15 +414,11 @@ def calibrate(
     return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
 
 
-def _any(world: Group, device: torch.device, here: bool) -> bool:
+def _any(world: RankGroup, device: torch.device, here: bool) -> bool:
     """Whether it is so on any rank; all ranks leave together."""
     flag = torch.full((1,), float(here), device=device)
     world.sum(flag)
     return flag.item() > 0
-
-
-_ALGORITHMS = {"flat": "ring", "hierarchical": "hierarchical", "leader": "leader"}
-"""By which algorithm of `dlbench comm` an exchange is predicted; libraries sum by a ring (Gloo) or as fast (MPI)."""
 
 
 def given_line(

@@ -1,0 +1,153 @@
+"""Reasons to doubt the figures of the collective benchmark: of one run, and of a group of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dlbench.analysis.core_load import LOAD_CODES, load_doubts
+from dlbench.analysis.doubts import Doubt, Severity, merged
+from dlbench.analysis.environments import environment_doubts, network_doubts
+from dlbench.analysis.repeats import mixed_configurations, shared_nodes
+from dlbench.comm.measurements import CollectiveGroup, layout_of, name_of, why_not
+from dlbench.lazy import np
+from dlbench.perfmodels.algorithms import counts
+from dlbench.records.comm import CommPoint, CommRecord, CommRun
+from dlbench.records.watch import NodeLoad
+from dlbench.specs.comm import ELEMENT_BYTES
+from dlbench.stats.estimates import MIN_RUNS
+from dlbench.units import format_bytes
+
+COUNTERS = {"messages": "messages", "bytes_sent": "bytes sent", "bytes_across": "bytes to other groups"}
+NOISY = 0.5  # Where the middle half of iterations spans more than this share of the median, none is typical.
+
+
+def group_doubts(group: CollectiveGroup) -> list[Doubt]:
+    """Returns all reasons to doubt the figures of a group, serious ones first; equal texts once, with their runs."""
+    doubts = [*_layout_doubts(group), *mixed_configurations({"": environments_of(group.runs)}), *_noise(group.runs)]
+    # Noise and the load of cores are reported once for all runs.
+    doubts += load_doubts(_loads(group.runs))
+    doubts += merged(
+        doubt for run in group.runs for doubt in run_doubts(run) if doubt.code not in ("noisy-iterations", *LOAD_CODES)
+    )
+    return sorted(doubts, key=lambda doubt: doubt.severity != "serious")
+
+
+def run_doubts(run: CommRun) -> list[Doubt]:
+    """Returns what one run gives reason to doubt by itself; nothing without a record."""
+    if run.record is None:
+        return []
+    doubts = [
+        Doubt(code=code, severity=severity, text=text, runs=(run.plan.run_id,))
+        for code, severity, text in _record_doubts(run, run.record)
+    ]
+    return [*doubts, *load_doubts(_loads([run])), *_noise([run])]
+
+
+def _record_doubts(run: CommRun, record: CommRecord) -> Iterator[tuple[str, Severity, str]]:
+    for warning in record.warnings:
+        yield "recorded", "serious", warning
+    if shared := shared_nodes(run.plan):
+        yield "shared-nodes", "serious", shared
+    for code, text in environment_doubts(run.plan, record.environment, on_gpu=record.device.startswith("cuda")):
+        yield code, "serious", text
+    if record.nccl is not None:
+        yield from network_doubts(record.nccl, record.environment)
+    points = [point for point in record.points if not why_not(point)]
+    for point in points:
+        what = f"{name_of(point).title}, {format_bytes(point.num_bytes)}"
+        for code, severity, text in _point_doubts(run, point):
+            yield code, severity, f"{what}: {text}"
+    unchecked = sum(point.correct is None for point in points)
+    if unchecked:
+        text = f"results of {unchecked} points were not checked: a wrong sum would have gone unseen"
+        yield "unchecked", "serious", text
+
+
+def _point_doubts(run: CommRun, point: CommPoint) -> Iterator[tuple[str, Severity, str]]:
+    if point.problem:
+        yield "point", "serious", point.problem
+    if point.launch_bound:
+        text = (
+            f"in {point.launch_bound} of {len(point.times_s)} iterations the GPU came to the operations before the "
+            "host had queued all of them: their time may be the host's rate of calls"
+        )
+        yield "launch-bound", "serious", text
+    if point.is_cut:
+        text = (
+            f"samples of {point.operations} operations, fewer than usual, as the GPU came to more of them before the "
+            "host had queued all: their time may hold what ranks began apart"
+        )
+        yield "short-samples", "note", text
+    problem = counter_problem(run, point)
+    if problem:
+        yield "counters", "serious", problem
+
+
+def counter_problem(run: CommRun, point: CommPoint) -> str:
+    """Returns how what ranks counted differs from the formulas; empty where it does not, and for libraries."""
+    if name_of(point).is_library or point.pair is not None:
+        return ""
+    width = ELEMENT_BYTES[point.dtype]
+    ranks = counts(
+        point.collective,
+        point.algorithm,
+        layout_of(run),
+        point.num_bytes // width,
+        width,
+        shards=run.plan.comm.shards,
+        chunks=point.chunks_run,
+    )
+    problems = []
+    steps = max(rank.steps for rank in ranks)
+    if point.steps != steps:
+        problems.append(f"steps: {point.steps} counted, {steps} by the formula")
+    for name, title in COUNTERS.items():
+        counted = getattr(point, name)
+        if len(counted) != len(ranks):
+            problems.append(f"{title}: counted on {len(counted)} of {len(ranks)} ranks")
+            continue
+        expected = [getattr(rank, name) for rank in ranks]
+        wrong = next((rank for rank in range(len(ranks)) if counted[rank] != expected[rank]), None)
+        if wrong is not None:
+            problems.append(f"{title} of rank {wrong}: {counted[wrong]:,} counted, {expected[wrong]:,} by the formula")
+    return f"counters differ from the formulas: {'; '.join(problems)}" if problems else ""
+
+
+def _layout_doubts(group: CollectiveGroup) -> Iterator[Doubt]:
+    if len(group.runs) < MIN_RUNS:
+        how = "s)"
+        if len(group.runs) == 1:
+            how = "); intervals are those of its iterations and say nothing on how runs differ"
+        text = f"insufficient for a comparison: fewer than {MIN_RUNS} valid runs ({len(group.runs)} valid run{how}"
+        yield Doubt(code="few-repeats", severity="serious", text=text)
+    hosts = {host for run in group.runs if run.record for host in run.record.hosts}
+    if group.layout.num_groups > 1 and (group.sample.plan.layout.nodes == 1 or len(hosts) == 1):
+        text = "all groups are on one host: messages across groups cost what those inside cost"
+        yield Doubt(code="pretended-groups", severity="note", text=text)
+
+
+def environments_of(runs: Sequence[CommRun]) -> dict[str, Mapping[str, str]]:
+    """Returns the environment of rank 0 by run id; runs without a record are passed over."""
+    return {run.plan.run_id: run.record.environment for run in runs if run.record is not None}
+
+
+def _loads(runs: Sequence[CommRun]) -> dict[str, tuple[NodeLoad, ...]]:
+    return {run.plan.run_id: run.record.load for run in runs if run.record is not None}
+
+
+def _noise(runs: Sequence[CommRun]) -> Iterator[Doubt]:
+    num_points = 0
+    noisy = []
+    for run in runs:
+        points = [point for point in run.record.points if not why_not(point)] if run.record else []
+        num_points += len(points)
+        for point in points:
+            low, middle, high = np.percentile(point.times_s, [25, 50, 75])
+            if high - low > NOISY * middle:
+                noisy.append(run.plan.run_id)
+    if noisy:
+        text = (
+            f"iterations scatter: at {len(noisy)} of {num_points} points their middle half spans more than "
+            f"{NOISY:.0%} of the median"
+        )
+        yield Doubt(code="noisy-iterations", severity="serious", text=text, runs=tuple(dict.fromkeys(noisy)))

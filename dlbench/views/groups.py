@@ -1,0 +1,168 @@
+"""The numbers of a group of comparable runs: what it is called, under which conditions it ran, what its views found."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+from dlbench.analysis import scaling
+from dlbench.analysis.comparability import (
+    AFTER_INTERRUPTION,
+    Condition,
+    chosen_settings,
+    comparable_values,
+    differing_settings,
+    group_id,
+    unique_labels,
+)
+from dlbench.analysis.side_by_side import last_loss
+from dlbench.analysis.table import RunTable
+from dlbench.records.registry import KEYS, data_title, precision
+from dlbench.records.scan import Run, Scan
+from dlbench.report.document import BaseReport
+from dlbench.report.views import Views
+from dlbench.report.wording import clean, counts_text, ranks_text
+from dlbench.specs.comm import NetworkModel
+from dlbench.views import doubts, model
+from dlbench.views.causes.numbers import LostPercent
+from dlbench.views.controls import Controls, is_control
+from dlbench.views.next_step import most_ranks, next_step
+from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.view import quality_verdict
+from dlbench.views.scaling import baseline_note, verdict
+from dlbench.views.view import GroupSource, ReportSource
+
+
+def report_source(scan: Scan, table: RunTable, history: BaseReport | None) -> ReportSource:
+    """Returns what views compute their numbers from. Control runs are no results, unless there are no others."""
+    groups = scaling.groups(table)
+    results = [group for group in groups if not is_control(group.sample)] or groups
+    return ReportSource(scan=scan, table=table, groups=groups, results=results, history=history)
+
+
+def group_numbers(
+    source: ReportSource, views: Views, control_runs: Sequence[Controls], network: NetworkModel | None
+) -> tuple[model.Group, ...]:
+    """Returns what a report holds of the groups that are results."""
+    apart = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
+    numbers = [
+        _numbers(group, source, views, settings, network) for group, settings in zip(source.results, apart, strict=True)
+    ]
+    return tuple(
+        dataclasses.replace(
+            group,
+            label=label,
+            next_step=next_step(group),
+            missing=views.missing_of_group(group),
+            controls=tuple(controls for controls in control_runs if group.id in controls.beside),
+        )
+        for group, label in zip(numbers, unique_labels(numbers), strict=True)
+    )
+
+
+def _numbers(
+    group: scaling.Group,
+    of_report: ReportSource,
+    views: Views,
+    apart: tuple[Condition, ...],
+    network: NetworkModel | None,
+) -> model.Group:
+    plan = group.sample.plan
+    table = of_report.table
+    unit = clean(plan.workload.sample_unit, 40)
+    group_doubts = tuple(doubts.group_doubts(group, table))
+    source = views.with_group_numbers(
+        GroupSource(group=group, table=table, doubts=group_doubts, views={}, network=network)
+    )
+    settings = tuple(chosen_settings(group.sample).items())
+    reached_apart = tuple(_reached_apart(group, unit))
+    conditions_line = " ".join((*reached_apart, _conditions_line(group, "geometric means")))
+    quality = source.of(Quality)
+    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
+    speed = verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))
+    return model.Group(
+        id=group.id,
+        label=_label(group, settings),
+        title=plan.workload.title,
+        about=plan.workload.about,
+        notice=plan.workload.notice,
+        scaling=group.scaling,
+        sample_unit=unit,
+        conditions=(*_conditions(group.sample), *_cleaned(apart)),
+        settings=settings,
+        conditions_line=conditions_line,
+        caption=_with_notice(conditions_line, group),
+        parts_caption=_with_notice(_conditions_line(group, "means"), group),
+        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *reached_apart]),
+        baseline_note=baseline_note(group, of_report.groups, table),
+        is_sufficient=group.is_sufficient,
+        points=group.points,
+        most_ranks=most_ranks(plan),
+        doubts=group_doubts,
+        views=source.views,
+    )
+
+
+def _reached_apart(group: scaling.Group, unit: str) -> Iterator[str]:
+    """Says what ranks reached that trained apart between averages: throughput alone says nothing of them."""
+    largest = group.points[-1].run_ids
+    runs = [run for run in group.runs if run.plan.strategy == "local-sgd" and run.plan.run_id in largest]
+    losses = [loss for run in runs if (loss := last_loss(run)) is not None]
+    samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
+    if losses:
+        reached = f"{statistics.median(losses):.5g} after {max(samples):,} {unit}"
+        yield f"Its ranks train apart between averages: loss {reached}, to be compared with that of averaged gradients."
+
+
+def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
+    plan = group.sample.plan
+    shown = "".join(f", {key}={value}" for key, value in settings)
+    kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
+    kind += f", side {plan.series.side}" if plan.series.side else ""
+    # Not what it was asked for, and nothing to compare.
+    kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
+    what = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
+    return f"{what}, {group.scaling} scaling{shown}{kind}"
+
+
+def _short_conditions(group: scaling.Group) -> str:
+    plan = group.sample.plan
+    unit = clean(plan.workload.sample_unit, 40)
+    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
+    if group.scaling == "strong":
+        batch = f"{plan.global_batch} {unit} in all"
+    data = clean(data_title(group.sample))
+    return ", ".join((f"{plan.workload.preset} preset", plan.engine_title, precision(group.sample), batch, data))
+
+
+def _conditions_line(group: scaling.Group, averages: str) -> str:
+    """Returns the conditions of all figures of a group in one line; `averages`: what they are over the runs."""
+    plan = group.sample.plan
+    counts = sorted({len(point.run_ids) for point in group.points})
+    nodes = {point.nodes for point in group.points}
+    parts = (
+        f"{plan.workload.name}, {_short_conditions(group)}",
+        f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
+        f"baseline {ranks_text(group.baseline.ranks)}",
+        f"{averages} over {counts_text(counts)} {'run' if counts[-1] == 1 else 'runs'} per point",
+    )
+    return "; ".join(parts)
+
+
+def _with_notice(conditions_line: str, group: scaling.Group) -> str:
+    notice = clean(group.sample.plan.workload.notice)
+    return f"{conditions_line}; {notice}" if notice else conditions_line
+
+
+def _conditions(run: Run) -> tuple[Condition, ...]:
+    titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
+    values = comparable_values(run)
+    conditions = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
+    if run.record is not None and run.record.goes_on:
+        conditions.append(Condition(name="resumed", title="Resumed", value=AFTER_INTERRUPTION))
+    return _cleaned([*conditions, Condition(name="data_set", title="Data set", value=data_title(run))])
+
+
+def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
+    return tuple(Condition(name=clean(one.name), title=clean(one.title), value=clean(one.value)) for one in conditions)

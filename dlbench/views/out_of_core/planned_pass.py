@@ -1,0 +1,124 @@
+"""One pass of a plan: its blocks, and its operations in three lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dlbench.perfmodels.out_of_core.blocks import BlockCosts, Operation
+from dlbench.report.charts.chart import Chart, Rows, Subject, finish, tooltips
+from dlbench.report.charts.style import PART_COLOURS, WIDE, si_label
+from dlbench.report.table import Sheet, column, columns_of
+from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, Swap
+from dlbench.units import format_seconds
+
+KINDS = {  # Title and colour of the operations of a pass, in the order of the legend.
+    "forward": ("forward", PART_COLOURS["forward"]),
+    "recompute": ("recomputed", PART_COLOURS["input"]),
+    "backward": ("backward", PART_COLOURS["backward"]),
+    "outside": ("outside of the chain", PART_COLOURS["other"]),
+    "swap out": ("swapped out", PART_COLOURS["optimizer"]),
+    "swap in": ("swapped in", PART_COLOURS["imbalance"]),
+    "wait": ("waiting", PART_COLOURS["exchange"]),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPart:
+    """A block of a plan."""
+
+    number: int = field(metadata=column("Block", "block", is_brief=True))
+    modules: str = field(metadata=column("Modules", is_brief=True, limit=60))  # Its module, or the first and the last.
+    num_units: int = field(metadata=column("Units", "units"))
+    decision: Decision = field(
+        metadata=column("Decision", text=lambda one: one.replace("-swap", ", input swapped"), is_brief=True)
+    )
+    own_bytes: int = field(metadata=column("Saves", unit="bytes", is_brief=True))
+    """Activations that its forward pass saves, without its input."""
+    input_bytes: int = field(metadata=column("Input", unit="bytes", is_brief=True))  # The block before makes it.
+    moved_bytes: int = field(metadata=column("Moves", unit="bytes"))
+    """What leaves the device after its forward pass and comes back."""
+    forward_s: float = field(metadata=column("Forward", unit="s", is_brief=True))
+    backward_s: float = field(metadata=column("Backward", unit="s", is_brief=True))
+
+
+def blocks_of(chain: Chain, plan: BlockPlan, swap: Swap) -> tuple[PlannedPart, ...]:
+    """The blocks of a plan with what the chain says of them."""
+    costs = BlockCosts(chain, blocking=swap == "offload")
+    found = []
+    for number, block in enumerate(plan.blocks):
+        units = chain.units[block.first : block.last + 1]
+        first, last = units[0].name, units[-1].name
+        kept = costs.of(block.first, block.last, "keep")
+        found.append(
+            PlannedPart(
+                number=number,
+                modules=first if first == last else f"{first} to {last}",
+                num_units=len(units),
+                decision=block.decision,
+                own_bytes=kept.own_bytes,
+                input_bytes=kept.input_bytes,
+                moved_bytes=costs.of(block.first, block.last, block.decision).moved_bytes,
+                forward_s=kept.forward_s,
+                backward_s=kept.backward_s,
+            )
+        )
+    return tuple(found)
+
+
+def blocks_sheet(blocks: Sequence[PlannedPart], title: str, *, in_terminal: bool = False) -> Sheet[PlannedPart]:
+    """The blocks of a plan, first to last."""
+    return Sheet(
+        name="out-of-core-blocks",
+        title=title,
+        columns=columns_of(PlannedPart),
+        rows=blocks,
+        caption="Saves: kept for the backward pass, without the input. Moves: out of the device and back.",
+        in_terminal=in_terminal,
+        is_folded=not in_terminal and len(blocks) > 16,
+    )
+
+
+def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], subject: Subject) -> Chart:
+    """Draws what is computed, what leaves the device and what comes back in three lanes, on one scale of time."""
+    import altair as alt
+
+    names = ["compute", "out", "in"]
+    rows: Rows = [
+        {
+            "lane": span.lane,
+            "kind": KINDS[span.kind][0] if span.kind in KINDS else span.kind,
+            "block": "" if span.block is None else str(span.block),
+            "modules": blocks[span.block].modules if span.block is not None and span.block < len(blocks) else "",
+            "start": span.start_s,
+            "end": span.end_s,
+            "shown": format_seconds(span.end_s - span.start_s),
+        }
+        for span in operations
+    ]
+    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
+    colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
+        domain=[title for title, _ in present], range=[colour for _, colour in present]
+    )
+    x = alt.X("start:Q", title="from the start of the pass").scale(nice=False, domainMin=0)
+    bars = alt.Chart(alt.InlineData(values=rows)).mark_bar(height={"band": 0.8}, stroke="white", strokeWidth=0.5)
+    drawn = bars.encode(
+        y=alt.Y("lane:N", title=None, sort=names).scale(domain=names),
+        x=x.axis(labelExpr=si_label("s"), tickCount=6, grid=True),
+        x2="end:Q",
+        color=colour,
+        tooltip=tooltips({"kind:N": "operation", "block:N": "block", "modules:N": "modules", "shown:N": "time"}),
+    )
+    end = max((span.end_s for span in operations), default=0.0)
+    waited_s = sum(span.end_s - span.start_s for span in operations if span.kind == "wait")
+    waited = format_seconds(waited_s) if waited_s else "nothing"
+    words = f"predicted: {format_seconds(end)}, of it waiting {waited}"
+    return finish(
+        alt.layer(drawn),
+        subject,
+        name="lanes",
+        title="One pass in its three lanes",
+        alt=f"What is computed, what leaves the device and what comes back over one pass. {words}.",
+        table=blocks_sheet(blocks, "Blocks of the plan"),
+        size=(WIDE + 140, 34 * len(names)),
+    )
