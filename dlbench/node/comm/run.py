@@ -17,7 +17,8 @@ from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.comm.pairs import PairTimer
 from dlbench.node.cores import CoreBinding, Seat, settle
-from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
+from dlbench.node.devices import rank_gpu, require_own_gpu
+from dlbench.node.nccl_log import NcclLog, joined_transport
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
@@ -112,6 +113,6 @@ def _gathered(
         "hosts": tuple(seat.host for seat in seats),
         "switches": tuple(switches) if any(switches) else (),
         "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
-        "nccl": together(logs),
+        "nccl": joined_transport(logs),
         "warnings": settle(seats).warnings,
     }
