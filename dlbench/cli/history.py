@@ -76,7 +76,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
     ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
     in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
-    files. Recorded projections of a folder (dlbench project --record) come along; one that was changed counts as
+    files. Recorded projections of a folder (dlbench project runs --record) come along; one that was changed counts as
     damaged. The history is made if the folder is empty or not there.
 
     Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.

@@ -175,7 +175,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     if system.modelled:
         raise UserError(
             f"system {system.name}: modelled is true: it is a machine by data sheet, where nothing runs; use another "
-            f"one, or dlbench project --system {name} --from-spec"
+            f"one, or dlbench project spec WORKLOAD --system {name}"
         )
     return system
 

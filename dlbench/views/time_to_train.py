@@ -19,10 +19,8 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import (
     HOUR_S,
     UNSTATED_SAMPLES,
-    Recipe,
+    TrainingLength,
     recipe_of,
-    time_to_train,
-    training_samples,
 )
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
@@ -168,7 +166,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
         else:
             seconds = {
-                key: time_to_train(samples, rates[run.plan.run_id]) + (_start_s(run) if is_whole else 0.0)
+                key: samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
                 for key, run in of_point.items()
             }
         time = geometric_mean_estimate(seconds, "s")
@@ -236,16 +234,15 @@ def _workload(run: Run) -> str:
     return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
 
 
-def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
+def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
     """What is trained at the batch of a run; a recipe in steps trains as many samples as at the baseline's batch."""
     if asked.samples is not None:
-        return Recipe(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
+        return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
     epoch = asked.epoch_samples or run.epoch_samples
     if asked.epochs is not None:
         if not epoch:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        samples = training_samples(epoch, asked.epochs)
-        return Recipe(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        return TrainingLength(epochs=asked.epochs, samples=epoch * asked.epochs, key="--epochs", is_limit=False)
     found = recipe_of(run.plan, epoch)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
@@ -258,7 +255,7 @@ def _start_s(run: Run) -> float:
 
 
 def _amount_text(
-    firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: GroupQuality | None, asked: Asked
+    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, asked: Asked
 ) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]

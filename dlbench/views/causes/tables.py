@@ -182,6 +182,6 @@ def experiment_sheet(points: Sequence[CausePoint]) -> Sheet[Trial]:
         rows=rows,
         caption=(
             "Suggestions. Upper bound (computed): throughput gained if all that this part loses were gone. "
-            "dlbench project RUNS --set sync.KEY=VALUE forecasts another exchange."
+            "dlbench project runs RUNS --set sync.KEY=VALUE forecasts another exchange."
         ),
     )

@@ -27,7 +27,7 @@ from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.scaling import Group
 from dlbench.analysis.side_by_side import alike, pair_key, with_train
 from dlbench.analysis.table import RunTable, without_resumed
-from dlbench.perfmodels.training_time import Verdict, consistency
+from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
@@ -103,7 +103,7 @@ def account(result: QualityResult) -> tuple[float, float, float]:
     return seen[-1].wall_s, seen[-1].train_s, sum(evaluation.eval_s for evaluation in seen)
 
 
-def fit(run: Run, throughput: float) -> Verdict | None:
+def fit(run: Run, throughput: float) -> TimeVerdict | None:
     """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
     `throughput`: samples per second of its measured steps, all ranks together. Time that warm-up steps may have taken
     is no contradiction where later steps fit: of a short run they are a large part.
@@ -114,7 +114,7 @@ def fit(run: Run, throughput: float) -> Verdict | None:
     if last is None or not (epoch and last.epoch and last.train_s):
         return None
 
-    def since(step: int) -> Verdict | None:
+    def since(step: int) -> TimeVerdict | None:
         """Returns the verdict on what was trained from the first evaluation at that step or later to the last one."""
         start = next((one for one in result.evaluations if one.samples >= step * run.plan.global_batch), last)
         if last.epoch <= start.epoch or last.train_s <= start.train_s:
