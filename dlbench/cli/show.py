@@ -65,7 +65,7 @@ _SCHEMAS = {
     "failure": "records.status.Failure",
     "submission": "jobs.scheduler.Submission",
     "series": "jobs.campaign.series_file.SeriesFile",
-    "acknowledgement": "history.store.Acknowledgement",
+    "acknowledgement": "history.acknowledgements.Acknowledgement",
 }
 
 _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")

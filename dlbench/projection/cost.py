@@ -19,7 +19,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 UNSURE = 0.01  # Share of the draws that may save no hour where an hour less has a price.
 

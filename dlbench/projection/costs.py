@@ -37,7 +37,7 @@ from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.

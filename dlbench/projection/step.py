@@ -42,7 +42,7 @@ from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAIN
 from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
+from dlbench.stats.resampling import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.

@@ -124,6 +124,7 @@ class SyncSpec(Spec):
     )
     fusion: FusionSetting = Field(
         AUTO,
+        json_schema_extra={"default": str(AUTO)},
         description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
         "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
         "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "

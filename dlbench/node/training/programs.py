@@ -31,7 +31,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
-from dlbench.node.out_of_core.profile import undisturbed
+from dlbench.node.out_of_core.cut import undisturbed
 from dlbench.node.out_of_core.saved import HeldByOthers, activation_storage
 from dlbench.node.part import Batch, TrainingPart, TrialPasses
 from dlbench.node.training.precision import Precision

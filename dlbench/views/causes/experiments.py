@@ -47,6 +47,14 @@ ROW_TITLES: Mapping[str, str] = {  # The same as lines of a table, below what th
     "copy": "of it copy to the device",
 }
 
+_PACKED_BY = {
+    "jpeg-tree": "dlbench data pack: shards",
+    "text": "samples in HDF5, as create_pretraining_data.py of NVIDIA's DeepLearningExamples writes them",
+}
+"""What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
+while it is read."""
+_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
+
 NOT_MEASURED = "not measured"  # Instead of a figure where some run says nothing of a cause: that is not no time at all.
 
 
@@ -158,14 +166,6 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
     yield Experiment(f"look at {who}: {where[late.late_by]}")
 
 
-_PACKED_BY = {
-    "jpeg-tree": "dlbench data pack: shards",
-    "text": "samples in HDF5, as create_pretraining_data.py of NVIDIA's DeepLearningExamples writes them",
-}
-"""What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
-while it is read."""
-
-
 def _for_input(case: Case) -> Iterator[Experiment]:
     if case.is_synthetic:
         yield Experiment("look at what else uses the ranks' cores: synthetic data is made in memory")
@@ -263,9 +263,6 @@ def _for_memory(case: Case) -> Iterator[Experiment]:
         else:
             smaller = max(parts, case.batch // 2 // parts * parts)
             yield Experiment(f"use a smaller batch per rank (--set train.batch_per_rank={smaller})")
-
-
-_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 
 def _for_compute(case: Case) -> Iterator[Experiment]:
