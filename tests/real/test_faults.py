@@ -15,7 +15,7 @@ from torch import nn
 
 from dlbench.errors import UserError
 from dlbench.node.training import checks
-from dlbench.node.training import state as state_module
+from dlbench.node.training import fault as fault_module
 from dlbench.node.training.fault import InjectedFault
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe
@@ -150,8 +150,8 @@ def test_computation_takes_the_factor_as_long_backward_counted_as_two_forwards(f
         return loss(model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_module.time, "sleep", sleep)
-        patch.setattr(state_module.time, "monotonic_ns", lambda: now[0])
+        patch.setattr(fault_module.time, "sleep", sleep)
+        patch.setattr(fault_module.time, "monotonic_ns", lambda: now[0])
         fault = InjectedFault(FaultSpec(compute_factor=factor), rank=0)
         fault.begin_measuring()
         model, batch = nn.Linear(2, 1), next(batches(1))
@@ -167,7 +167,7 @@ def never(seconds: float) -> None:
 
 
 def test_other_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module.time, "sleep", never)
+    monkeypatch.setattr(fault_module.time, "sleep", never)
     spec = FaultSpec(ranks=(1,), compute_factor=2.0, input_delay_s=1.0, step_delay_s=1.0)
     fault = InjectedFault(spec, rank=0)
     fault.begin_measuring()
@@ -241,8 +241,8 @@ def test_ranks_end_apart_exactly_where_they_exchange_nothing(
     exchange: str, finals: str, name: str, passed: bool
 ) -> None:
     plan = one(**({"sync.exchange": "none"} if exchange == "none" else {}))
-    found = checks.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
-    found = {check.name: check.passed for check in checks}
+    made = checks.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
+    found = {check.name: check.passed for check in made}
     assert found.pop(name) is passed
     assert all(found.values())
     assert any("not exchanged" in text for text in checks.planned_warnings(plan)) is (exchange == "none")
