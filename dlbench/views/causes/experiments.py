@@ -15,7 +15,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.hostlist import compressed
-from dlbench.specs.sync import MGWFBP_STEPS, layout_problem, read_fusion
+from dlbench.specs.sync import MGWFBP_STEPS, OWN_MGWFBP, OWN_NONE, OWN_SINGLE, UNFUSED, layout_problem
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
@@ -128,14 +128,14 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
     is_flat = plan.sync.exchange == "flat"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
         yield Experiment("use the hierarchical exchange (--set sync.exchange=hierarchical)")
-    fusion = str(plan.sync.fusion_in_force if result is None else result.fusion)
-    if fusion in ("own:none", "own:single") and may(fusion=read_fusion("own:mgwfbp")):
+    fusion = plan.sync.fusion_in_force if result is None else result.fusion_rule
+    if fusion in (OWN_NONE, OWN_SINGLE) and may(fusion=OWN_MGWFBP):
         short = plan.measure.warmup_steps < MGWFBP_STEPS
         more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
         yield Experiment(f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})")
-    if fusion == "own:none" and may(fusion=read_fusion("own:single")):
+    if fusion == OWN_NONE and may(fusion=OWN_SINGLE):
         yield Experiment("send one message (--set sync.fusion=own:single)")
-    if fusion == "none":
+    if fusion == UNFUSED:
         yield Experiment("fuse gradients (--set sync.fusion=auto)")
     record = case.run.record
     on_cpu = record is None or record.ranks[0].device.startswith("cpu")
