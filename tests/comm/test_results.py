@@ -13,18 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlbench.comm import choice
+from dlbench.comm import choice, measurements
 from dlbench.comm.costs import cost
 from dlbench.comm.doubts import group_doubts
 from dlbench.comm.fits import NetworkFit, fit_all, fit_one
-from dlbench.comm.measurements import (
-    CollectiveGroup,
-    CollectiveTable,
-    MeasuredSeries,
-    Measurement,
-    SeriesName,
-    tabulate,
-)
+from dlbench.comm.measurements import CollectiveGroup, MeasuredSeries, Measurement, SeriesName
 from dlbench.comm.prediction_page import layout_text, predictions_document
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.report import assemble
@@ -44,8 +37,8 @@ RING = "ring over torch-gloo"
 LIBRARY = "library of torch-gloo"
 
 
-def table_of(folder: Path) -> CollectiveTable:
-    return tabulate(scan_comm(folder))
+def table_of(folder: Path) -> measurements.CollectiveTable:
+    return measurements.tabulate(scan_comm(folder))
 
 
 def only(folder: Path) -> CollectiveGroup:
@@ -153,9 +146,6 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     }
 
 
-# Doubts
-
-
 def test_hierarchical_of_earlier_records_is_read_priced_and_kept_apart_as_of_one_chunk(tmp_path: Path) -> None:
     layout, size = Layout(ranks=8, group_size=4), 4 * 2**20
     bare = predict("allreduce", "hierarchical", size, layout, factory.network(), chunks=1)
@@ -242,9 +232,6 @@ def test_runs_that_were_asked_for_unlike_are_groups_of_their_own(tmp_path: Path)
     # One model of both would be an average, too.
     assert report.fits == ()
     assert "system.modules: openmpi/4.1 in 1, openmpi/5.0 in 1" in report.unfitted[0]
-
-
-# Choices
 
 
 def group_with(times: dict[str, list[float]]) -> CollectiveGroup:
@@ -562,14 +549,9 @@ def test_impossible_predictions_are_refused(ranks: int, wanted: dict[str, Any], 
 def test_leaf_switches_are_priced_by_their_level() -> None:
     network = factory.network()
     slow = Level(pieces=(Piece(alpha_s=5e-4, beta_s_per_byte=1e-7),), links=1)
-    (one, two) = (
-        predict_all(
-            network.model_copy(update={"beyond": slow}),
-            (8,),
-            PredictionRequest(sizes=SIZES, group_size=2, leaf_size=leaf),
-        )
-        for leaf in (8, 4)
-    )
+    sloped = network.model_copy(update={"beyond": slow})
+    requests = [PredictionRequest(sizes=SIZES, group_size=2, leaf_size=leaf) for leaf in (8, 4)]
+    one, two = (predict_all(sloped, (8,), request) for request in requests)
     assert layout_text(two, two.predictions[0]).endswith("8 ranks in 4 groups of 2 below 2 leaf switches")
     for within, beyond in zip(one.predictions[0].series, two.predictions[0].series, strict=True):
         assert all(less < more for less, more in zip(within.seconds, beyond.seconds, strict=True))
