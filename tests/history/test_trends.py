@@ -83,11 +83,6 @@ def of_steps(entries: Sequence[HistoryEntry]) -> TrendsReport:
     return trends_of(entries, ["step_median_s"])
 
 
-def changes_of(report: TrendsReport) -> list[str]:
-    table = series_sheet(report).to_display()
-    return [str(row.cells[table.header.index("Changes")]) for row in table.rows]
-
-
 def as_text(report: TrendsReport) -> str:
     return to_text(trends_document(report))
 
@@ -452,8 +447,8 @@ def test_the_report_leads_with_what_changed() -> None:
     assert as_text(changed).splitlines()[3].startswith("1 regression in 1 series. Newest: step time +")
     (steady,) = [of_steps(course(30, lambda night: 1.0))]
     assert as_text(steady).splitlines()[3] == "Nothing changed in 1 series."
-    assert changes_of(steady) == ["0"]
-    assert changes_of(of_steps(course(5, lambda night: 1.0))) == ["too few nights"]
+    for report, words in ((steady, "0"), (of_steps(course(5, lambda night: 1.0)), "too few nights")):
+        assert words in [str(cell) for cell in series_sheet(report).to_display().rows[0].cells]
     sections = {section.id: section for section in trends_document(changed).sections}
     assert [one.id for one in sections.values()][:2] == ["changes", f"series-{changed.series[0].id}"]
     assert sections["changes"].level == sections[f"series-{changed.series[0].id}"].level == "answer"

@@ -89,26 +89,17 @@ def test_damage_is_found_as_it_is_block_by_block(tmp_path: Path, data: st.DataOb
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(whole))
-    assert at_once(path) == by_block(path)
+    assert outcome(path, at_once=True) == outcome(path, at_once=False)
 
 
-def at_once(path: Path) -> object:
+def outcome(path: Path, *, at_once: bool) -> object:
     try:
         reader = BlockReader(path, "dlbench.test")
-        found = reader.read(("a", "b"))
+        blocks = [reader.read(("a", "b"))] if at_once else list(reader.blocks())
     except IncompleteDataError as error:
         return str(error)
-    return found["a"].tolist(), found["b"].tolist(), reader.notes, reader.torn_bytes
-
-
-def by_block(path: Path) -> object:
-    try:
-        reader = BlockReader(path, "dlbench.test")
-        rows = list(reader.blocks())
-    except IncompleteDataError as error:
-        return str(error)
-    columns = [[value for block in rows for value in block[name].tolist()] for name in ("a", "b")]
-    return columns[0], columns[1], reader.notes, reader.torn_bytes
+    columns = [[value for block in blocks for value in block[name].tolist()] for name in ("a", "b")]
+    return columns, reader.notes, reader.torn_bytes
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
