@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -45,8 +44,10 @@ from tests.support.run_factory import (
 GOLDEN = GOLDEN / "report.md"
 
 
-def write_sample(out: Path) -> None:
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Weak and strong scaling, too few repeats, a failed, an invalid and an unfinished run."""
+    out = tmp_path_factory.mktemp("sample") / "runs"
     write_scaling(out, points=(1, 2, 4))
     environment = {"host": "n1", "python": "3.11.7", "os": "Debian 12"}
     for plan in plans(
@@ -61,13 +62,7 @@ def write_sample(out: Path) -> None:
     write_run(out, others[0], constant([1, 1, 1, 1, 1, 1]), Story(state="invalid", checks=[failed]))
     write_unfinished(out, others[1], "failed", "no memory left", host="gpu0123")
     write_unfinished(out, others[2])
-
-
-@pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sample") / "runs"
-    write_sample(folder)
-    return folder
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +121,7 @@ def test_csv_holds_every_number(made: model.Report) -> None:
     rows = csv_rows(document_of(made), "points")
     assert [float(row["efficiency"]) for row in rows] == [point.efficiency.value for point in points]
     assert [float(row["throughput_per_s"]) for row in rows] == [point.throughput.value for point in points]
+    assert rows[0]["caption"].endswith(f"; {made.groups[0].notice}")
     assert [int(row["runs"]) for row in rows] == [point.throughput.n for point in points]
     parts = csv_rows(document_of(made), "parts")
     accounts = [account for group in made.groups for account in accounts_of(group)]
@@ -372,13 +368,8 @@ def test_damaged_runs_are_named_and_the_rest_is_reported(tmp_path: Path) -> None
     assert series[0].run_id in content
     assert f"{series[1].run_id}/rank-0001.steps" in content
     assert "2 valid" not in found.stderr
-    assert [point["throughput"]["n"] for point in json_points(runs)] == [2, 2]
-
-
-def json_points(runs: Path) -> list[dict[str, Any]]:
     (group,) = json.loads(run_cli(runs, "--format", "json").stdout)["groups"]
-    points: list[dict[str, Any]] = group["points"]
-    return points
+    assert [point["throughput"]["n"] for point in group["points"]] == [2, 2]
 
 
 @pytest.mark.parametrize("name", ["html", "json", "csv", "md", "text"])

@@ -403,15 +403,6 @@ def test_a_node_that_does_not_tell_leaves_no_sum(tmp_path: Path) -> None:
 # Which GPUs
 
 
-def write_with_facts(folder: RunFolder, told: Mapping[str, str]) -> None:
-    """Samples of four GPUs that take 100, 200, 300 and 400 W, with the facts that a sampler puts into the header."""
-    columns = [(f"gpu.{gpu}.energy_j", "<f8") for gpu in range(4)]
-    header = {"node_rank": 0, "host": "n0", "run_id": folder.path.name, "period_s": 1.0, "unavailable": {}}
-    with sample_writer(folder.samples(0), {**header, "facts": dict(told)}, columns, 1_000_000) as writer:
-        for t in every(1.0):
-            writer.append((round(t * S), 0, *(100 * (gpu + 1) * t for gpu in range(4))))
-
-
 def four_gpus(
     tmp_path: Path,
     device: str = "cuda:1 (NVIDIA A100)",
@@ -419,16 +410,17 @@ def four_gpus(
     gpu: Mapping[str, Any] | None = None,
     **environment: str,
 ) -> RunEnergy:
+    """Energy of GPUs that take 100, 200, 300 and 400 W; `told`: facts that the sampler puts into the header."""
     names = {f"gpu.{gpu}": "NVIDIA A100" for gpu in range(4)}
     story = Story(device=device, gpu=gpu or {}, environment={"host": "n0", **names, **environment})
     folder = write_run(tmp_path, one_node(), step_times(), story)
     write_spans(folder, 0, stages())
-    write_with_facts(folder, told or {})
+    columns = [(f"gpu.{gpu}.energy_j", "<f8") for gpu in range(4)]
+    header = {"node_rank": 0, "host": "n0", "run_id": folder.path.name, "period_s": 1.0, "unavailable": {}}
+    with sample_writer(folder.samples(0), {**header, "facts": dict(told or {})}, columns, 1_000_000) as writer:
+        for t in every(1.0):
+            writer.append((round(t * S), 0, *(100 * (gpu + 1) * t for gpu in range(4))))
     return run_energy(read_run(folder.path))
-
-
-def watts(energy: RunEnergy) -> float | None:
-    return energy.mean_power_w("GPUs", "measured")
 
 
 UUIDS = {f"gpu.{gpu}.uuid": f"GPU-{gpu}" for gpu in range(4)}
@@ -436,17 +428,17 @@ UUIDS = {f"gpu.{gpu}.uuid": f"GPU-{gpu}" for gpu in range(4)}
 
 def test_gpus_count_by_the_uuid_of_the_rank(tmp_path: Path) -> None:
     """Whatever number CUDA gives it, and whatever list of visible devices there was."""
-    assert watts(four_gpus(tmp_path / "second", told=UUIDS)) == pytest.approx(200.0)
+    assert four_gpus(tmp_path / "second", told=UUIDS).mean_power_w("GPUs", "measured") == pytest.approx(200.0)
     visible = {"variable.CUDA_VISIBLE_DEVICES": "0"}
     third = four_gpus(tmp_path / "third", "cuda:0 (NVIDIA A100)", UUIDS, gpu={"uuid": "GPU-2"}, **visible)
-    assert watts(third) == pytest.approx(300.0)
+    assert third.mean_power_w("GPUs", "measured") == pytest.approx(300.0)
     assert not any("is not known" in text for text in third.doubts)
 
 
 def test_gpus_that_cannot_be_told_apart_all_count_and_are_doubtful(tmp_path: Path) -> None:
     for name, told in {"none": {}, "another": {"gpu.0.uuid": "GPU-x"}}.items():
         energy = four_gpus(tmp_path / name, told=told)
-        assert watts(energy) == pytest.approx(1000.0)
+        assert energy.mean_power_w("GPUs", "measured") == pytest.approx(1000.0)
         assert any("is not known: all of them count" in text for text in energy.doubts)
 
 

@@ -6,17 +6,18 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import pytest
 
 from dlbench.analysis import scaling
-from dlbench.analysis.table import RunTable, tabulate
+from dlbench.analysis.table import tabulate
 from dlbench.analysis.telemetry import readings as machine_readings
 from dlbench.analysis.telemetry.node_samples import NodeSamples
 from dlbench.cli import cli
 from dlbench.records.folder import RunFolder
+from dlbench.records.rows.spans import STAGE
 from dlbench.records.scan import scan
 from dlbench.report.document import Section
 from dlbench.report.table import Sheet
@@ -31,11 +32,9 @@ from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
 from dlbench.views.view import GroupView, Views
 from tests.support.run_factory import Story, constant, edit_json, plans, write_run, write_unfinished
-from tests.support.watch_factory import write_samples
+from tests.support.watch_factory import write_samples, write_spans
 
 VIEWS = Views(group=(DataPathView(), MemoryView(), TelemetryView(), EnergyView()))
-
-N = TypeVar("N")
 
 S = 1_000_000_000
 THERMAL = 0x20
@@ -86,12 +85,6 @@ def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
 def group_of(out: Path) -> Group:
     (group,) = assemble(scan(out), views=VIEWS, with_digests=False).groups
     return group
-
-
-def numbers(out: Path, make: Callable[[scaling.Group, RunTable], N | None]) -> N:
-    table = tabulate(scan(out))
-    (group,) = scaling.groups(table)
-    return make(group, table)
 
 
 def view(name: str) -> GroupView:
@@ -217,16 +210,28 @@ def test_large_tables_are_read_in_part_from_the_middle(tmp_path: Path, monkeypat
 
 
 def test_a_run_of_too_many_nodes_is_looked_at_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (plan,) = nodes_plans((6,))
-    folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
-    for number in range(6):
-        write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
-    monkeypatch.setattr(machine_readings, "MAX_NODES", 4)
-    monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 3)
+    # After the first run there is still room for some nodes, but the second run of a point is read whole or not.
+    for plan in nodes_plans((6,), repeats=2):
+        folder = write_run(tmp_path, plan, constant(STEP_MS), Story(device="cuda:0 (NVIDIA A100)"))
+        for number in range(6):
+            write_samples(folder, number, COLUMNS, rows(), host=f"n{number}")
+    monkeypatch.setattr(machine_readings, "MAX_NODES", 5)
+    monkeypatch.setattr(machine_readings, "MAX_NODES_OF_LARGE_RUN", 2)
     group = group_of(tmp_path)
-    assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 2, 4]
+    assert [told.node_rank for told in group.of(Telemetry).nodes] == [0, 3]
     assert group.of(Energy) is None
-    assert any("3 of 6 nodes were read" in note for note in group.of(Telemetry).notes)
+    assert any("2 of 6 nodes were read" in note for note in group.of(Telemetry).notes)
+
+
+def test_damage_that_reading_for_energy_meets_is_named(tmp_path: Path) -> None:
+    folder = one_run(tmp_path)
+    write_spans(folder, 0, [{"lane": STAGE, "name": "evaluation", "start_ns": 5 * S, "end_ns": 6 * S}])
+    path = folder.spans(0)
+    content = bytearray(path.read_bytes())
+    content[-8] ^= 0xFF  # in the last block, which only reading meets
+    path.write_bytes(content)
+    (damage,) = assemble(scan(tmp_path), views=VIEWS, with_digests=False).damaged
+    assert str(path) in damage
 
 
 # Data path
@@ -346,6 +351,7 @@ def test_words_that_hold_oom_are_no_lack_of_memory(tmp_path: Path) -> None:
         chosen = {"train.batch_per_rank": 100 + number}
         (failed,) = plans(points=(1,), repeats=1, series=f"f{number}", overrides=chosen)
         write_unfinished(tmp_path, failed, "failed", reason)
-    found = numbers(tmp_path, memory)
+    table = tabulate(scan(tmp_path))
+    found = memory(scaling.groups(table)[0], table)
     told = {batch.batch - 100 for batch in found.batches if batch.num_without_memory}
     assert told == {number for number, is_lack in enumerate(reasons.values()) if is_lack}
