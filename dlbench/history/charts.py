@@ -14,8 +14,9 @@ from dlbench.history.words import amount_text, change_cell, day, level_text, per
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, inline, tooltips
 from dlbench.report.charts.shapes import figure_row
-from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS
+from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
 from dlbench.report.wording import basis_text
+from dlbench.stats.verdict_words import TREND
 
 WIDTH = 1000  # Plot width of a series over time, pixels.
 MAX_DRAWN_HOSTS = 6
@@ -25,7 +26,8 @@ MAX_POINTS = 1_500  # Runs drawn one by one; of a longer series the nights are d
 MAX_NIGHTS = 600
 """Nights in a chart and its table; of a longer series the one with the lowest and the one with the highest value of
 each of equally many stretches, so that none that is far off is missing."""
-_KINDS = {"regression": ("#d55e00", "triangle-up"), "improvement": ("#009e73", "triangle-down")}
+_SHAPES = {"worse": "triangle-up", "better": "triangle-down"}
+_KINDS = {TREND[outcome].word: (TONE_COLOURS[TREND[outcome].tone], shape) for outcome, shape in _SHAPES.items()}
 """Colour and shape of each kind of change."""
 _LEVEL_COLOUR = "#e69f00"
 

@@ -16,6 +16,7 @@ from dlbench.history.slow_months import SlowMonths, slow_months
 from dlbench.history.trends import damaged_runs, dated, trends
 from dlbench.history.words import change_cell, day
 from dlbench.report.document import BaseReport
+from dlbench.stats.verdict_words import TREND
 
 FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
 """Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
@@ -92,9 +93,9 @@ class TrendsReport(BaseReport):
 
     def _counts(self) -> str:
         """Says how many changes of each kind there are, regressions first."""
-        kinds = [row.change.kind for row in self.changes]
+        kinds: list[str] = [row.change.kind for row in self.changes]
         texts = []
-        for kind in ("regression", "improvement"):
+        for kind in (TREND["worse"].word, TREND["better"].word):
             count = kinds.count(kind)
             if count:
                 texts.append(f"{count} {kind}" if count == 1 else f"{count} {kind}s")

@@ -25,10 +25,13 @@ from dlbench.history.words import (
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, place_text
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdict_words import TREND
 
 MAX_COMMITS = 3  # Commits of one side of a change that are named.
 MAX_COMMIT_LENGTH = 60
 MAX_HOSTS = 6  # Hosts of one side of a change that are named.
+
+ChangeWord = Literal["regression", "improvement"]
 
 NOT_ASKED = "a slow change has no date, so commits and environment are not set against it"
 NO_DIFFERENCE = "no recorded key of the environment differs between all runs before and all runs after"
@@ -93,7 +96,7 @@ def _listed(differences: Sequence[DifferingKey]) -> str:
 class Change:
     """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
 
-    kind: Literal["regression", "improvement"] = field(metadata=column())
+    kind: ChangeWord = field(metadata=column())
     shape: Shape = field(metadata=column())
     """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
     it."""
@@ -249,7 +252,7 @@ class Trend:
         return tuple(
             change
             for change in self.changes
-            if change.kind == "regression"
+            if change.kind == TREND["worse"].word
             and change.acknowledged is None
             and math.log(now / change.before.value) / worse >= 1
         )
@@ -288,7 +291,7 @@ class Trend:
         """The finding in a few words."""
         count = nights_text(len(self.nights))
         if not self.changes:
-            return f"no change in {count}" if self.is_long_enough else count
+            return f"{TREND['equal'].word} in {count}" if self.is_long_enough else count
         last = self.changes[-1]
         known = ", acknowledged" if last.acknowledged else ""
         return f"{last.words} {last.when}, {percent_change(last.ratio.value)}{known}"

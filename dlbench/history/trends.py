@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Literal
+from typing import cast
 
 from dlbench.analysis.metrics import METRICS, Metric
 from dlbench.analysis.sessions import circumstances, sessions_of
@@ -31,8 +31,9 @@ from dlbench.history.change_points import (
     segments,
 )
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.series import Change, DifferingKey, LevelStretch, NewestNights, Night, Trend
+from dlbench.history.series import Change, ChangeWord, DifferingKey, LevelStretch, NewestNights, Night, Trend
 from dlbench.report.wording import clean, place_text
+from dlbench.stats.verdict_words import TREND
 
 UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Of all times that leave this module.
 _PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # A time in that form.
@@ -224,9 +225,8 @@ def _change(
         {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
     )
     last_before, first_after = nights[point.earliest - 1], nights[point.latest]
-    kind: Literal["regression", "improvement"] = (
-        "regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement"
-    )
+    outcome = "worse" if (point.ratio.value > 1) == metric.higher_is_worse else "better"
+    kind = cast("ChangeWord", TREND[outcome].word)
     time, level = nights[point.index].time, point.after.level.value
 
     def covers(one: Acknowledgement) -> bool:
