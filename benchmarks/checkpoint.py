@@ -24,8 +24,9 @@ def figures() -> Iterator[Figure]:
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.models.optimizers import build_optimizer
     from dlbench.node.sync.engine import SingleEngine
-    from dlbench.node.training.activations import sample_batches
+    from dlbench.node.training.activations import trial_passes
     from dlbench.node.training.checkpoint import CheckpointWriter, Progress, snapshot, write_snapshot
+    from dlbench.node.training.precision import Precision
     from dlbench.specs.expand import expand
     from dlbench.specs.requests import Request, parse_set
 
@@ -35,7 +36,8 @@ def figures() -> Iterator[Figure]:
     torch.manual_seed(0)
     model, loss_of = build_model(plan.workload.model), loss_for(plan.workload.model)
     optimizer = build_optimizer(model, plan.workload.train.at_batch(plan.global_batch).optimizer)
-    batch = sample_batches(plan, torch.device("cpu"))(BATCH)
+    cpu = torch.device("cpu")
+    batch = trial_passes(plan, model, cpu, Precision(plan.workload.train, cpu), loss_of).batch_of(BATCH)
     state = Progress(
         step=1, samples=1, epoch=0.0, position=Position(), train_s=0.0, wall_s=0.0, loss_scaling={}, evaluations=()
     )

@@ -27,7 +27,7 @@ from scipy import stats
 from benchmarks.figures import Figure
 from dlbench.analysis.metrics import DEFAULT_METRICS, metrics_by_run
 from dlbench.analysis.table import tabulate
-from dlbench.gate.verdicts import Rule, Sample, judge
+from dlbench.gate.verdicts import MetricSample, Rule, judge
 from dlbench.records.scan import scan
 
 Array = npt.NDArray[np.float64]
@@ -141,7 +141,7 @@ def run_steps(generator: np.random.Generator, shape: tuple[int, int], drift: Arr
 
 def is_regressed(a: Sequence[float] | Array, b: Sequence[float] | Array, *, paired: bool) -> bool:
     """What the gate says, by the function that the command calls."""
-    (found,) = judge([Sample(a=tuple(map(float, a)), b=tuple(map(float, b)), paired=paired)], RULE)
+    (found,) = judge([MetricSample(a=tuple(map(float, a)), b=tuple(map(float, b)), paired=paired)], RULE)
     return found.verdict == "regressed"
 
 

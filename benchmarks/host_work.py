@@ -65,7 +65,7 @@ def figures() -> Iterator[Figure]:
 
 def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
     from dlbench.node.training.loop import TrainingLoop
-    from dlbench.node.training.progress import Progress, Watchdog
+    from dlbench.node.training.progress import ProgressReporter, Watchdog
     from dlbench.records.folder import RunFolder
     from tests.support.empty_training import empty_training
 
@@ -84,16 +84,17 @@ def _figure(name: str, timer: Any, parts: int, folder: Path) -> Figure:
             self.took_ns = time.thread_time_ns() - self.began_ns
 
     spent: dict[str, int] = {}
-    context, state = empty_training(timer, warmup=WARMUP, measured=STEPS, parts=parts)
+    state = empty_training(timer, warmup=WARMUP, measured=STEPS, parts=parts)
+    context = state.context
     context.watchdog = Watchdog(600, lambda reason: None)
     with patch("sys.stdout"):  # which a rank writes to twice a second at most
-        context.status = Progress(context.plan, RunFolder(folder), context.place)
+        context.status = ProgressReporter(context.plan, RunFolder(folder), context.place)
         blocks = []
         for number in range(BLOCKS + 1):
-            loop = Measured(context, state, timer)
+            loop = Measured(state, timer)
             loop.run(folder / f"{number}.steps")
             blocks.append(loop.took_ns / STEPS / 1e3)
-        _by_part(spent, Measured(context, state, timer), context, timer, folder)
+        _by_part(spent, Measured(state, timer), context, timer, folder)
         context.status.enter("done")
     known = ", ".join(f"{part} {ns / STEPS / 1e3:.0f}" for part, ns in spent.items())
     return Figure.of(

@@ -55,7 +55,7 @@ from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import decode_factor, open_images, resize, scaled_box, training_crop
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.loader_transport import MadeSlots
-from dlbench.node.data.reader import BatchReader, SampleReader
+from dlbench.node.data.reader import BatchReader, DataReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.node.models.resnet import MEAN, STD
 from dlbench.specs.workload import ResNetModel
@@ -104,7 +104,7 @@ def _round_of(batches: Iterator[None]) -> Loop:
     return loop
 
 
-def _in_slots(reader: SampleReader, samples: int, batch: int) -> Loop:
+def _in_slots(reader: DataReader, samples: int, batch: int) -> Loop:
     """The product's reader as a loader process runs it: into a slot that is used again."""
     batches, room = BatchReader(reader, "stop"), partial(MadeSlots().room, 0)
 

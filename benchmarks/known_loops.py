@@ -43,7 +43,7 @@ from dlbench.specs.requests import Request, parse_set
 if TYPE_CHECKING:
     import torch
 
-    from dlbench.node.training.state import TrainState
+    from dlbench.node.training.context import TrainState
     from dlbench.records.record import Compiling
     from dlbench.specs.plan import RunPlan
 
@@ -305,8 +305,8 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training import phases
     from dlbench.node.training.loop import TrainingLoop
-    from dlbench.node.training.progress import Progress, Watchdog
-    from dlbench.node.training.run import prepare
+    from dlbench.node.training.progress import ProgressReporter, Watchdog
+    from dlbench.node.training.run import Rank
     from tests.support.one_rank import context_of
 
     torch.set_num_threads(binding.threads)
@@ -323,7 +323,7 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
             torch.cuda.synchronize(device)
         return time.perf_counter()
 
-    class Marking(Progress):
+    class Marking(ProgressReporter):
         def on_step(self, step: int) -> None:
             super().on_step(step)
             if step in (1, last):
@@ -333,13 +333,13 @@ def main(plan_file: Path, out: Path, kind: str, pairs: int) -> None:
     watchdog.start()
     status = Marking(plan, folder, place)
     context = context_of(plan, engine=engine, device=device, place=place, status=status, watchdog=watchdog)
-    state = prepare(context, timer)
+    state = Rank(context, timer).prepare()
     known = {"synthetic": synthetic, "timm": timm_style, "bare": without_dlbench}[kind](plan, state, device)
 
     def of_measured() -> float:
         """All that happens from the end of one step to the end of a later one, its recording included."""
         name = f"block-{place.rank}-{time.monotonic_ns()}.steps"
-        TrainingLoop(context, state, timer).run(folder.path / name)
+        TrainingLoop(state, timer).run(folder.path / name)
         return marks[last] - marks[1]
 
     def of_known() -> float:

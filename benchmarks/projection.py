@@ -193,7 +193,7 @@ def _asked(folder: Path, network: Path, case: Case, largest: int, ranks: int) ->
             measured.append(max(rank.measured_s for rank in run.record.ranks) / steps)
         if run.plan.layout.ranks <= largest:
             shutil.copytree(run.folder.path, known / run.folder.path.name, dirs_exist_ok=True)
-    command = ("project", str(known), "--to", str(ranks), "--network", str(network), "--format", "json")
+    command = ("project", "runs", str(known), "--to", str(ranks), "--network", str(network), "--format", "json")
     done = subprocess.run([sys.executable, "-m", "dlbench", *command], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         return (
@@ -215,7 +215,7 @@ def times() -> Iterator[Figure]:
             result = exchange_result(plan, gradients=gradients, alpha_s=1.6e-3, beta_s_per_byte=0.0)
             story = Story(exchange=result, host=lambda rank: f"n{rank // 8}", cores=lambda rank: (rank % 8,))
             write_run(runs, plan, constant((1.0, 0.0, 30.0, 60.0, 36.0 + plan.layout.nodes / 4, 5.0)), story)
-        command = ("project", str(runs), "--to", "4096", "--network", str(network), "--format", "json")
+        command = ("project", "runs", str(runs), "--to", "4096", "--network", str(network), "--format", "json")
         begin = time.monotonic()
         done = subprocess.run([sys.executable, "-m", "dlbench", *command], capture_output=True, text=True, check=False)
         took = time.monotonic() - begin

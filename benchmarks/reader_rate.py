@@ -37,7 +37,7 @@ from dlbench.datasets.volumes import index_density
 from dlbench.node.data.density import VolumeReader, network_input
 from dlbench.node.data.images import crop_box, open_images, training_image
 from dlbench.node.data.loader import LoadedSource
-from dlbench.node.data.reader import BatchReader, SampleReader
+from dlbench.node.data.reader import BatchReader, DataReader
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.specs.workload import ResNetModel
 
@@ -266,7 +266,7 @@ def _plain(folder: Path) -> Loop:
     return loop
 
 
-def _reader(reader: SampleReader, samples: int) -> Loop:
+def _reader(reader: DataReader, samples: int) -> Loop:
     """The product's reader, batches included, as a loader process runs it."""
     batches = BatchReader(reader, "stop")
 

@@ -22,7 +22,7 @@ from dlbench.analysis.metrics import DEFAULT_METRICS
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.table import tabulate
 from dlbench.gate.sides import SideRun, points_of
-from dlbench.gate.verdicts import Evidence, Rule, Sample, Verdict, evidence_of, judge, overall
+from dlbench.gate.verdicts import Evidence, MetricSample, Rule, evidence_of, judge, overall
 from dlbench.records.scan import Scan
 from tests.support.forked_runs import run_forked
 
@@ -56,7 +56,7 @@ def figures(count: int = SESSIONS) -> Iterator[Figure]:
 
 def _rates(name: str, comparisons: Sequence[tuple[Session, Session]], *, paired: bool) -> Iterator[Figure]:
     """Each is made in both directions: equal runs are slower in neither, so that improved is regressed once more."""
-    verdicts: Counter[Verdict] = Counter()
+    verdicts: Counter[str] = Counter()
     before = 0
     for first, second in comparisons:
         for a, b in ((first["a"], second["b"]), (second["b"], first["a"])):
@@ -97,8 +97,8 @@ def _spread(sessions: Sequence[Session]) -> Figure:
     )
 
 
-def _sample(metric: str, a: Sequence[SideRun], b: Sequence[SideRun], *, paired: bool) -> Sample:
-    return Sample(
+def _sample(metric: str, a: Sequence[SideRun], b: Sequence[SideRun], *, paired: bool) -> MetricSample:
+    return MetricSample(
         a=tuple(run.figures[metric] for run in a),
         b=tuple(run.figures[metric] for run in b),
         paired=paired,
@@ -107,9 +107,9 @@ def _sample(metric: str, a: Sequence[SideRun], b: Sequence[SideRun], *, paired: 
     )
 
 
-def _before(sample: Sample) -> bool:
+def _before(sample: MetricSample) -> bool:
     """The rule of before."""
-    alone: Evidence | None = evidence_of(Sample(a=sample.a, b=sample.b, paired=sample.paired))
+    alone: Evidence | None = evidence_of(MetricSample(a=sample.a, b=sample.b, paired=sample.paired))
     assert alone is not None
     is_worse = alone.p_values(0.0)[0] <= RULE.level
     return is_worse and median(sample.b) > (1 + RULE.tolerance) * median(sample.a)

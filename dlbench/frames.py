@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlbench.errors import UserError, nearest
-from dlbench.perfetto.rows import Notes, SpanSource, sample_rows
-from dlbench.perfetto.run import Selection, TraceRun, read_trace_run
+from dlbench.perfetto.rows import Notes, sample_rows
+from dlbench.perfetto.run import TraceRun, read_trace_run
+from dlbench.perfetto.spans import span_rows
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
@@ -118,11 +119,10 @@ class Runs:
         if run_id not in found:
             raise UserError(f"run {run_id!r}: {nearest(run_id, found)}")
         notes = Notes()
-        ranks = tuple(range(found[run_id].plan.layout.ranks))
-        return read_trace_run(found[run_id], Selection(ranks=ranks), notes)[0], notes
+        return read_trace_run(found[run_id], notes)[0], notes
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
-        for rank in run.selection.ranks:
+        for rank in run.ranks:
             clock, file = run.clock_of(rank), read_steps(run.folder.steps(rank), run.run_id)
             notes.torn(file.torn_bytes)
             columns = {str(name): file.steps[name] for name in file.steps.dtype.names or ()}
@@ -130,11 +130,11 @@ class Runs:
             yield {"rank": rank, "node": clock.node, "host": clock.host, **columns}
 
     def _messages(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
-        for rank in run.selection.ranks:
+        for rank in run.ranks:
             if not run.has_spans_of(rank, notes):
                 continue
             clock = run.clock_of(rank)
-            for spans in SpanSource(run.folder.spans(rank), run.run_id, clock, notes).batches():
+            for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)):
                 kept = spans.rows["lane"] == EXCHANGE
                 rows, start = spans.rows[kept], spans.start[kept]
                 names = [spans.names[number] for number in rows["name"]]

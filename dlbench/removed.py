@@ -29,7 +29,7 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("comm submit", "--every"): _RESUME_AGAIN,
     ("comm submit", "--follow"): _RESUME_AGAIN,
     ("compare", "--json"): "-o FILE.json writes it",
-    ("diagnose", "--network"): "`dlbench project RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
+    ("diagnose", "--network"): "`dlbench project runs RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
     ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
     ("history acknowledge", "--index"): _NO_INDEX,
     ("history export", "--index"): _NO_INDEX,
@@ -43,6 +43,14 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("submit", "--follow"): _RESUME_AGAIN,
 }
 """By command and option, e.g. ("run", "--watch-cost"); each completes "--watch-cost has been removed: ..."."""
+
+PROJECTIONS = {
+    "--against": "score RUNS",
+    "--from-spec": "spec WORKLOAD --system SYSTEM --to RANKS",
+    "--points": "points FILE.csv --to RANKS",
+    "--from": "ingredients FILE --to RANKS",
+}
+"""Options that named the source of `dlbench project`, and the command that each has become."""
 
 KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
@@ -78,3 +86,12 @@ def removed_key(path: Sequence[str], value: object = None) -> str | None:
         if name in KEYS:
             return f"has been removed: {KEYS[name]}"
     return None
+
+
+def respelt_projection(words: Sequence[str]) -> str:
+    """Returns the sentence for words of `dlbench project` from before its sources were commands."""
+    options = {word.partition("=")[0] for word in words}
+    for option, spelling in PROJECTIONS.items():
+        if option in options:
+            return f"`dlbench project {option}` is now spelt `dlbench project {spelling}`"
+    return "`dlbench project RUNS` is now spelt `dlbench project runs RUNS`"

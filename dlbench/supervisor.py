@@ -175,7 +175,7 @@ class Supervisor:
         """Says, before anything is cleaned up, that the program did not end well; the first rank is the cause.
 
         The launcher of dlbench reads a mark; into the log of a job goes what the rank could not say: that a signal
-        ended it (read again by dlbench.records.job).
+        ended it (read again by dlbench.records.job_log).
         """
         if not self._status:
             return

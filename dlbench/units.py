@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from dlbench.final_status import wall_time
@@ -118,6 +119,11 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def printable(text: str) -> str:
+    """Returns the text with a space in place of each character that cannot be printed, such as a line break."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def utf8_text(text: str) -> str:
     """A text from the operating system for files that are UTF-8: bytes of it that are not become ``\\xff``."""
     try:
@@ -162,3 +168,13 @@ def format_number(value: float, digits: int = 4) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:,.{decimals}f}"
+
+
+def first_of(texts: Sequence[str], most: int, joint: str = ", ") -> str:
+    """Returns the first texts and how many more there are: ``a, b and 3 more``; with a joint ``; ``: ``a; b; and 3
+    more``.
+    """
+    text = joint.join(texts[:most])
+    if len(texts) <= most:
+        return text
+    return f"{text}{joint.rstrip().replace(',', '')} and {len(texts) - most} more"

@@ -57,13 +57,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"specs", "records", "datasets", "perfmodels", "setup", "jobs", "stats", "analysis", "report"}
     | {"views", "gate", "history", "comm", "perfetto", "exports", "projection"},
     "frames": BASE | {"records", "report", "perfetto", "views"},
-    "node.models": NODE_FLOOR,
+    "node.models": NODE_FLOOR | {"node.part"},
     "node.devices": NODE_FLOOR | {"node.ranks"},
     "node.data": NODE_FLOOR
-    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"},
+    | {"node.models", "node.rank_checks", "node.local_sockets", "node.page_locked", "node.cores", "node.background"}
+    | {"node.part"},
     "node.sync": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.failures", "node.background", "node.devices"},
     "node.out_of_core": NODE_FLOOR
-    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.sync"},
+    | {"node.models", "node.data", "node.page_locked", "node.ranks", "node.background", "node.sync", "node.part"}
+    | {"node.step_schedule"},
     "node.training": NODE_FLOOR
     | {
         "node.models",
@@ -81,13 +83,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         "node.cores",
         "node.rendezvous",
         "node.page_locked",
+        "node.nccl_log",
+        "node.part",
+        "node.step_schedule",
     },
     "node.watching": NODE_FLOOR | {"node.ranks", "node.rendezvous", "node.sync"},
     "node.comm": NODE_FLOOR
     | {"node.sync", "node.torch_facts", "node.garbage", "node.ranks", "node.cores", "node.rendezvous", "node.failures"}
-    | {"node.watching", "node.devices"},
+    | {"node.watching", "node.devices", "node.nccl_log"},
     # The pieces of `dlbench.node` beside its rooms: the entry and what it needs before torch.
     "node.ranks": NODE_FLOOR,
+    "node.step_schedule": NODE_FLOOR,
+    "node.part": NODE_FLOOR | {"node.step_schedule"},
+    "node.nccl_log": NODE_FLOOR,
     "node.local_sockets": {"errors"},
     "node.page_locked": NODE_FLOOR | {"node.ranks"},
     "node.torch_facts": NODE_FLOOR,
@@ -101,7 +109,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"node.ranks", "node.cores", "node.rank_checks", "node.rendezvous", "node.watching", "node.devices"},
     "node.__main__": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.rank_checks"}
-    | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices"},
+    | {"node.sync", "node.watching", "node.training", "node.comm", "node.devices", "node.nccl_log"},
     "node.out_of_core_profile": NODE_FLOOR
     | {"node.ranks", "node.cores", "node.failures", "node.models", "node.out_of_core", "node.training", "node.devices"},
     "__main__": {"cli"},
@@ -251,7 +259,7 @@ OPENED_OTHERWISE = {
     "datasets/staging/place": "locks of folders of this user alone, following no link",
     "datasets/making/production": "what it has just made, to sync it; a journal, refused unless it is a regular file",
     # Libraries that open by name, behind a look of their own.
-    "history/store": "lines appended to its index, following no link",
+    "history/index": "lines appended to its index, following no link",
     "datasets/arrays": "HDF5, after `require_file`",
     "jobs/processes": "/proc",
     "process_tree": "/proc, and locks of its own folders",

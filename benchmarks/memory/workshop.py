@@ -21,7 +21,7 @@ from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.device_memory import CpuPeaks, trim
 from dlbench.node.out_of_core.host_update import HostUpdater, host_parameters
 from dlbench.node.out_of_core.planning import MemoryPlan, Workbench, far_tier, planned
-from dlbench.node.training.activations import ActivationMemory, sample_batches, sample_loss
+from dlbench.node.training.activations import ActivationMemory, trial_passes
 from dlbench.node.training.precision import Precision
 from dlbench.perfmodels.out_of_core.blocks import block_starts
 from dlbench.perfmodels.out_of_core.planner import largest_batch
@@ -103,8 +103,9 @@ class Workshop:
         self.model = build_model(spec)
         self._optimizer = build_optimizer(self.model, plan.workload.train.optimizer)
         precision = Precision(plan.workload.train, self.device)
-        self._loss_of = sample_loss(self.model, loss_for(spec), precision)
-        self._batch_of = sample_batches(plan, self.device)
+        plan = plan.model_copy(update={"workload": plan.workload.model_copy(update={"model": spec})})
+        passes = trial_passes(plan, self.model, self.device, precision, loss_for(spec))
+        self._loss_of, self._batch_of = passes.loss_of, passes.batch_of
         self._samples = self._batch_of(plan.workload.train.batch_per_rank)
         self.host: HostUpdater | None = None
         if host:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from benchmarks.figures import Figure
 from benchmarks.gate import share
 from dlbench.analysis.sessions import Circumstances, sessions_of
-from dlbench.gate.verdicts import Evidence, Rule, Sample, Unit, judge
+from dlbench.gate.verdicts import Evidence, MetricSample, Rule, Unit, judge
 
 Array = npt.NDArray[np.float64]
 
@@ -59,16 +59,16 @@ def rate(name: str, calls: Sequence[bool], goal: str, met: Callable[[float], boo
     )
 
 
-def regressed(*samples: Sample) -> bool:
+def regressed(*samples: MetricSample) -> bool:
     """Whether the gate fails."""
     return any(one.verdict == "regressed" for one in judge(samples, RULE))
 
 
-def sides(generator: np.random.Generator, count: int, scatter: float, slowdown: float, *, paired: bool) -> Sample:
+def sides(generator: np.random.Generator, count: int, scatter: float, slowdown: float, *, paired: bool) -> MetricSample:
     """Two sides of independent runs, or of pairs whose ratios have this scatter."""
     own = scatter / math.sqrt(2) if paired else scatter
     a, b = generator.normal(0, own, (2, count))
-    return Sample(a=told(a), b=told(b + math.log1p(slowdown)), paired=paired)
+    return MetricSample(a=told(a), b=told(b + math.log1p(slowdown)), paired=paired)
 
 
 def told(logs: Array) -> tuple[float, ...]:
@@ -120,7 +120,7 @@ def shapes(trials: int = TRIALS) -> Iterator[Figure]:
         for number, (paired, a, b) in enumerate(designs):
             rng = np.random.default_rng([SEED, 9, place, number])
             drawn = [
-                Sample(a=told(noise(rng, (a,))), b=told(noise(rng, (b,)) + math.log(1.019)), paired=paired)
+                MetricSample(a=told(noise(rng, (a,))), b=told(noise(rng, (b,)) + math.log(1.019)), paired=paired)
                 for _ in range(trials // 4)
             ]
             found.append(([regressed(one) for one in drawn], f"{'pairs' if paired else 'sides'} of {a} and {b}"))
@@ -166,7 +166,7 @@ def stalls(trials: int = TRIALS // 10) -> Iterator[Figure]:
             stalled = generator.random((10, STEPS)) < part
             steps[1] *= np.where(stalled, factor, 1.0)
             median, mean = (
-                Sample(a=tuple(value[0].tolist()), b=tuple(value[1].tolist()), paired=False)
+                MetricSample(a=tuple(value[0].tolist()), b=tuple(value[1].tolist()), paired=False)
                 for value in (np.median(steps, axis=2), steps.mean(axis=2))
             )
             alone.append(regressed(median))
@@ -194,7 +194,7 @@ def sessions(trials: int = TRIALS // 2) -> Iterator[Figure]:
         for seed, spread in enumerate(SESSION_SDS):
             generator = np.random.default_rng([SEED, 4, list(shapes).index(name), seed])
             drawn = [of_sessions(generator, spread, num_a, num_b, earlier) for _ in range(trials)]
-            naive = sum(regressed(Sample(a=one.a, b=one.b, paired=one.paired)) for one in drawn)
+            naive = sum(regressed(MetricSample(a=one.a, b=one.b, paired=one.paired)) for one in drawn)
             yield rate(
                 f"equal sides, {name}, sd between sessions {spread:.1%}",
                 [regressed(one) for one in drawn],
@@ -229,7 +229,7 @@ def days(trials: int = TRIALS // 4) -> Iterator[Figure]:
             a, b = ([run for run in when if run[0] == side] for side in "ab")
             (found,) = judge(
                 [
-                    Sample(
+                    MetricSample(
                         a=told(np.array([logs[run] for run in a])),
                         b=told(np.array([logs[run] for run in b])),
                         paired=False,
@@ -253,18 +253,18 @@ def days(trials: int = TRIALS // 4) -> Iterator[Figure]:
 
 def of_sessions(
     generator: np.random.Generator, spread: float, num_a: int, num_b: int, earlier: int, slowdown: float = 0.0
-) -> Sample:
+) -> MetricSample:
     """Runs of some sessions a side, which differ by `spread`; see `sessions`."""
     if num_a == 0:
         state = generator.normal(0, spread)
         a, b = state + generator.normal(0, RUN_SD, (2, 2 * REPEATS))
-        return Sample(a=told(a), b=told(b + math.log1p(slowdown)), paired=True)
+        return MetricSample(a=told(a), b=told(b + math.log1p(slowdown)), paired=True)
 
     def runs(count: int) -> Array:
         return generator.normal(0, spread, (count, 1)) + generator.normal(0, RUN_SD, (count, REPEATS))
 
     a, b, history = runs(num_a), runs(num_b) + math.log1p(slowdown), runs(earlier)
-    return Sample(
+    return MetricSample(
         a=told(a.ravel()),
         b=told(b.ravel()),
         paired=False,
@@ -315,13 +315,13 @@ def known(unit: Unit, num_a: int, num_b: int) -> Evidence:
     )
 
 
-def drawn(generator: np.random.Generator, unit: Unit, num_a: int, num_b: int, slowdown: float) -> Sample:
+def drawn(generator: np.random.Generator, unit: Unit, num_a: int, num_b: int, slowdown: float) -> MetricSample:
     """Units that scatter by 1 %, slower by so much."""
     if num_b >= SESSIONS:
         return sides(generator, num_a, RUN_SD, slowdown, paired=unit == "pair")
     # One number a session, but five runs, so that there are enough for a verdict.
     a, b = generator.normal(0, RUN_SD, num_a), generator.normal(0, RUN_SD, num_b) + math.log1p(slowdown)
-    return Sample(
+    return MetricSample(
         a=told(np.repeat(a, REPEATS)),
         b=told(np.repeat(b, REPEATS)),
         paired=False,

@@ -2,7 +2,7 @@
 
 Each machine is fitted at 2, 4, 8 and 16 nodes and asked at 32, 64 and 128. Its costs of messages are known to a few per
 cent, and its target is measured by runs of another session on nodes of which only sixteen were seen. What is held
-against the band is what was measured there, as `dlbench project --against` does it. Every kind is judged by itself,
+against the band is what was measured there, as `dlbench project score` does it. Every kind is judged by itself,
 and all of them together: a user does not know which kind his machine is.
 
 The oracle knows the kind: of the machines of one kind it knows how far the projected median is off at so many
@@ -238,14 +238,14 @@ def patched(name: str, mutated: Any, owner: Any = module) -> Callable[[], Mutati
 
 def changed(**fields: Callable[[Any], Any]) -> Callable[[], Mutation]:
     """A model with fields that are made of it."""
-    model = module._model
+    model = module.anchored
 
     def mutated(*given: Any) -> Any:
         found = model(*given)
-        is_model = isinstance(found, module._Model)
+        is_model = isinstance(found, module.AnchoredModel)
         return replace(found, **{name: made(found) for name, made in fields.items()}) if is_model else found
 
-    return patched("_model", mutated)
+    return patched("anchored", mutated)
 
 
 def with_double_beta(costs: Any) -> Any:

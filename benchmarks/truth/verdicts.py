@@ -26,13 +26,14 @@ from dlbench.analysis.scaling import groups as scaling_groups
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.stats.estimates import gain_of_best, paired_logs, ratio_estimate
+from dlbench.stats.factors import Combination, contrasts, levels_of
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, pooled_freedom, repeats_for
+from dlbench.stats.verdict import family_of
+from dlbench.stats.verdict_words import SETTING_MARGIN as MARGIN
 from dlbench.views.causes.experiments import Case
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, adjusted_p, diagnose, stands_out
 from dlbench.views.decomposition import OWN_PARTS, difference
 from dlbench.views.scaling import verdict
-from dlbench.views.sweep.numbers import Draft, family_of
-from dlbench.views.sweep.settings import MARGIN, Measured, contrasts, levels_of
 from tests.support.run_factory import constant, plans, write_run
 
 Array = npt.NDArray[np.float64]
@@ -163,32 +164,24 @@ def families(trials: int = 400) -> Figure:
     generator = np.random.default_rng([SEED, 7])
     calls = []
     for _ in range(trials):
-        drafts = [draft(generator) for _ in range(4)]
-        family = family_of(drafts)
-        calls.append(any(family.of(logs) < LEVEL for one in drafts for logs in one.comparisons))
+        comparisons = [logs for _ in range(4) for logs in equal_settings(generator)]
+        family = family_of(comparisons)
+        calls.append(any(family.adjusted_p(logs) < LEVEL for logs in comparisons))
     return rate("sweep of 15 settings x 4 rank counts, all equal: any false claim", calls, "at most 5", most=MOST_FALSE)
 
 
-def draft(generator: np.random.Generator) -> Draft:
-    """The settings of one rank count, all equal."""
+def equal_settings(generator: np.random.Generator) -> list[Mapping[tuple[str, int], float]]:
+    """All that is compared at one rank count whose settings are all equal."""
     keys = [("", k) for k in range(REPEATS)]
     rates = [
         dict(zip(keys, np.exp(generator.normal(0, 0.02, REPEATS)).tolist(), strict=True)) for _ in range(SETTINGS + 1)
     ]
-    measured = [
-        Measured(values={"one": i // 4, "other": i % 4}, acting=frozenset({"one", "other"}), throughput=rates[i])
+    combinations = [
+        Combination(values={"one": i // 4, "other": i % 4}, acting=frozenset({"one", "other"}), rates=rates[i])
         for i in range(len(rates))
     ]
-    levels = levels_of(measured, measured[0].values)
-    return Draft(
-        runs=(),
-        rates=tuple(rates),
-        base=0,
-        has_default=True,
-        logs=tuple(paired_logs(one, rates[0]) for one in rates),
-        levels=levels,
-        contrasts=contrasts(measured, levels),
-    )
+    levels = levels_of(combinations, combinations[0].values)
+    return [*(paired_logs(one, rates[0]) for one in rates[1:]), *contrasts(combinations, levels).values()]
 
 
 def advised_repeats(trials: int = 200) -> Iterator[Figure]:
@@ -313,4 +306,4 @@ def said(generator: np.random.Generator, group: Group, repeats: int, scatter: fl
         main_straggler=None,
         exclude=(),
     )
-    return f"{diagnose(case, None).line} {verdict('images', (base, last), is_oversubscribed=False)}"
+    return f"{diagnose(case).line} {verdict('images', (base, last), is_oversubscribed=False)}"

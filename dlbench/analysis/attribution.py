@@ -79,8 +79,8 @@ def attribute(
     lost by definition.
     """
     pairs = Pairing((), 0) if is_baseline else pairing(own, baseline)
-    mine = _Side(own, names, more, pairs.keys or sorted(own), 1.0)
-    ideal = _Side(baseline, names, more, pairs.keys or sorted(baseline), work)
+    mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
+    ideal = SideShares(baseline, names, more, pairs.keys or sorted(baseline), work)
     made = []
     for place, name in enumerate((*names, *more)):
         part_s = float(mine.mean * mine.shares[:, place].mean())
@@ -125,7 +125,7 @@ def about_means(runs: Sequence[Mapping[str, float]]) -> list[dict[str, float]]:
     return [{name: value + moves[name] for name, value in parts.items()} for parts in runs]
 
 
-class _Side:
+class SideShares:
     """Steps and shares of the runs of one side; `steps` has shape (runs,), `shares` (runs, parts)."""
 
     def __init__(
@@ -152,7 +152,7 @@ def complement(efficiency: Estimate) -> Estimate:
     return efficiency.mapped(lambda value: 1 - value, "fraction")
 
 
-def _seconds(mine: _Side, place: int, seconds: float) -> Estimate:
+def _seconds(mine: SideShares, place: int, seconds: float) -> Estimate:
     """q_k; to first order a run moves it by t (s_ik - s_k) + q_k (ln T_i - ln t)."""
     share = mine.shares[:, place]
     if len(share) < MIN_RUNS:
@@ -165,7 +165,7 @@ def _seconds(mine: _Side, place: int, seconds: float) -> Estimate:
     return replace(found, value=seconds, low=min(found.low, seconds), high=max(found.high, seconds))
 
 
-def _lost(mine: _Side, ideal: _Side, place: int, pairs: Pairing) -> tuple[Estimate, float]:
+def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, float]:
     """L_k and its p. Below `MIN_RUNS` the range is that of what single runs, or pairs of them, lose."""
     own, base = mine.shares[:, place], ideal.shares[:, place]
     efficiency = ideal.mean / mine.mean

@@ -235,13 +235,6 @@ def averaged_id_without(run: Run, keys: Collection[str]) -> str:
     return digest_of(content)
 
 
-def averaged_id_on_other_links(run: Run) -> str:
-    """A digest equal for runs that differ in nothing but the name of their system, and what a data sheet says of it."""
-    content = _averaged_content(run)
-    del content["registered"]["system"]
-    return digest_of({**content, "system": {**content["system"], "system.name": ""}})
-
-
 def chosen_settings(run: Run) -> dict[str, str]:
     """What a person changed for this run, `--set`, swept values and those of its side, as ``--set`` takes them; of a
     ladder's run the step.

@@ -11,6 +11,7 @@ from dlbench.records.exchange import NcclTransport
 from dlbench.records.record import Record
 from dlbench.records.scan import Run
 from dlbench.specs.plan import LaunchPlan
+from dlbench.units import first_of
 
 # What names the job, who pays for it, the place in it or the number of ranks, and so differs between runs by nature.
 _EXPECTED = re.compile(
@@ -28,6 +29,15 @@ _EXPECTED = re.compile(
 _INTERFACES = ("variable.HOROVOD_GLOO_IFACE", "variable.GLOO_SOCKET_IFNAME")
 _LOOPBACK = "lo"
 
+TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
+    *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
+    *("kernel", "os", "python", "libc", "memory."),
+    *("data.", "variable."),
+)
+
+_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
+"""Variables, and their values that keep NCCL off the adapters."""
+_MAX_ADAPTERS = 6  # That are named; the rest are counted.
 
 NOT_SET = "not set"  # Value of a key that a run does not have.
 
@@ -51,13 +61,6 @@ class Environments:
 
     common: dict[str, str]  # Keys with one value in all runs.
     differences: tuple[Difference, ...]
-
-
-TELLING = (  # Beginnings of keys that explain differences of speed, the likeliest first.
-    *("system.", "dlbench.", "image.", "container.", "package.", "torch.", "mpi.", "gpu.", "cpu."),
-    *("kernel", "os", "python", "libc", "memory."),
-    *("data.", "variable."),
-)
 
 
 def order_of(key: str) -> tuple[int, str]:
@@ -115,11 +118,6 @@ def environment_doubts(plan: LaunchPlan, environment: Mapping[str, str], *, on_g
         )
 
 
-_TO_SOCKETS = {"NCCL_NET": re.compile("socket", re.IGNORECASE), "NCCL_IB_DISABLE": re.compile("[1-9]")}
-"""Variables, and their values that keep NCCL off the adapters."""
-_MAX_ADAPTERS = 6  # That are named; the rest are counted.
-
-
 def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Iterator[tuple[str, Severity, str]]:
     """That messages between nodes went over TCP although there are adapters, or by the host's memory."""
     ways = {way: count for way, count in nccl.channels.items() if way.startswith("NET/")}
@@ -131,9 +129,8 @@ def network_doubts(nccl: NcclTransport, environment: Mapping[str, str]) -> Itera
         found = {name: environment.get(f"variable.{name}", "") for name in _TO_SOCKETS}
         asked = [f"{name}={value} was set" for name, value in found.items() if _TO_SOCKETS[name].match(value)]
         why = " and ".join(asked) or f"for them NCCL needs {' and '.join(needs)}"
-        listed = [f"{name} ({kind})" for name, kind in nccl.adapters.items()]
-        more = f" and {len(listed) - _MAX_ADAPTERS} more" if len(listed) > _MAX_ADAPTERS else ""
-        where = f"TCP sockets ({by_socket} connections), although nodes have {', '.join(listed[:_MAX_ADAPTERS])}{more}"
+        adapters = first_of([f"{name} ({kind})" for name, kind in nccl.adapters.items()], _MAX_ADAPTERS)
+        where = f"TCP sockets ({by_socket} connections), although nodes have {adapters}"
         yield "nccl-socket", "serious", f"NCCL went between nodes over {where}: {why}"
     # Of NCCL's own transport alone it is known that such a way is by the host: a plugin's need not say how it goes.
     by_host = sum(count for way, count in ways.items() if way.split("/")[1] == "IB" and "GDRDMA" not in way)

@@ -76,24 +76,17 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
     )
 
 
-def main_straggler(ranks: Sequence[Straggler], num_ranks: int) -> Straggler | None:
-    """The rank for which most of the waiting was; None where ranks take turns.
+def main_straggler(ranks: Sequence[Straggler], hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler | None:
+    """Returns the rank, or else the host, for which most of the waiting was; None where they take turns.
 
-    With p ranks it must hold a share of (1 + 1/p) / 2 of it: half-way from an even share to all. `ranks`: longest
-    waited for first.
+    It must hold a share of (1 + s) / 2 of the waiting, half-way from an even share s to all: s is 1 / p for one of p
+    ranks, and the share of the ranks on it for one of several hosts. `ranks`, `hosts`: longest waited for first.
     """
-    first = ranks[0] if ranks else None
-    return first if first is not None and first.waited_share >= (1 + 1 / num_ranks) / 2 else None
-
-
-def main_host(hosts: Sequence[Straggler], runs: Sequence[Causes]) -> Straggler | None:
-    """The host for whose ranks most of the waiting was, of several; None where hosts take turns.
-
-    If s of the ranks are on it, it must hold a share of (1 + s) / 2 of the waiting: half-way from an even share to all.
-    `hosts`: longest waited for first.
-    """
-    if not hosts or all(len(set(run.hosts)) == 1 for run in runs):
-        return None
-    first = hosts[0]
-    even = sum(run.hosts.count(first.host) / run.ranks for run in runs) / len(runs)
-    return first if first.waited_share >= (1 + even) / 2 else None
+    for late in (*ranks[:1], *hosts[:1]):
+        even = 1 / runs[0].ranks
+        if late.rank is None:
+            even = sum(run.hosts.count(late.host) / run.ranks for run in runs) / len(runs)
+        is_alone = late.rank is None and all(len(set(run.hosts)) == 1 for run in runs)
+        if not is_alone and late.waited_share >= (1 + even) / 2:
+            return late
+    return None

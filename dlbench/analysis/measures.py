@@ -15,8 +15,9 @@ from typing import Any
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Times, np
 from dlbench.records.record import RankResult
+from dlbench.records.rows.reader import read_alike
 from dlbench.records.rows.shared import Opened, file_of, opened_at_once
-from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader, read_alike_steps
+from dlbench.records.rows.steps import LAUNCH_FIELDS, LAUNCHED, PHASES, StepReader
 from dlbench.records.scan import Run
 
 PARTS: tuple[str, ...] = (*PHASES, "other", "imbalance")
@@ -236,7 +237,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
                 rows |= {rank: (file / f"rank-{rank:04d}", own) for rank, own in opened_at_once(file).items()}
         parts = [rows[one.rank] if rows else (run.folder.steps(one.rank), None) for one in entries]
         readers = [StepReader(path, part, run_id=run.plan.run_id) for path, part in parts]
-        steps = read_alike_steps(readers, _columns(readers[0]))
+        steps = read_alike(readers, _columns(readers[0]))
     except (IncompleteDataError, OSError, KeyError):
         return None
     if steps is None or any(reader.torn_bytes for reader in readers):

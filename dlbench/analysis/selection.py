@@ -12,6 +12,7 @@ from dlbench.records.registry import describe
 from dlbench.records.scan import LaunchedRun, Run
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
+from dlbench.units import first_of
 
 RunT = TypeVar("RunT", bound=LaunchedRun)
 
@@ -57,10 +58,7 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
         if wanted not in values:
             also = f" with {', '.join(f'{k}={v}' for k, v in [*where.items()][:number])}" if number else ""
             existing = sorted({value for value in values if value})
-            hint = "none has any value of it"
-            if existing:
-                more = f" and {len(existing) - MAX_VALUES} more" if len(existing) > MAX_VALUES else ""
-                hint = f"values there: {', '.join(existing[:MAX_VALUES])}{more}"
+            hint = f"values there: {first_of(existing, MAX_VALUES)}" if existing else "none has any value of it"
             for close in difflib.get_close_matches(wanted, existing, n=1):
                 hint += f"; did you mean {close}?"
             raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {hint}")

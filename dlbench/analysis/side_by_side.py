@@ -1,15 +1,16 @@
 """The same runs but for one thing, side by side: the steps that all comparisons share.
 
 What is alike but for what is compared is one set (`alike`); at each rank and node count of a set stand its sides, and
-one of them is the reference: groups of a report (`compare`), sides of a gate (`matched`), control runs with the plain
-ones of their series (`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
+one of them is the reference: groups of a report (`Comparison`, which says as data what differs, what the reference is
+and which figures are compared), sides of a gate (`matched`), control runs with the plain ones of their series
+(`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
 pairs of repeats where both ran them interleaved (`compared`). What the ratio means, each comparison says itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NoReturn, TypeVar
 
@@ -19,7 +20,7 @@ from dlbench.analysis.sessions import allocations_of
 from dlbench.records.scan import Run
 from dlbench.specs.plan import RunPlan, Variant
 from dlbench.stats.estimates import Estimate, ratio_estimate
-from dlbench.stats.pairing import KnownKey, RunKey, pairing
+from dlbench.stats.pairing import KnownKey, RunKey, in_all, pairing
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -73,9 +74,6 @@ def with_train(run: Run, settings: Mapping[str, object]) -> Run:
     return replace(run, plan=plan.model_copy(update={"workload": workload}))
 
 
-QUALITY_OPEN = "quality not compared"
-
-
 def trains_apart(plan: RunPlan) -> str:
     """How ranks make updates of their own between averages (local SGD), so that a step does not do what one of replicas
     does; empty where they do not.
@@ -125,8 +123,40 @@ class Side:
     point: Point
 
 
+@dataclass(frozen=True)
+class ComparedFigure:
+    """A figure of which each run of a side has one value."""
+
+    values: Callable[[Side], Mapping[RunKey, float]]
+    is_time: bool = False  # Whether less is better: the ratio then is that of the reference over the side.
+
+
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparedRow:
+    """A side next to the reference of its place."""
+
+    side: Side
+    reference: Side | None  # None where it did not run.
+    figures: Mapping[str, ComparedFigure]
+
+    @property
+    def is_reference(self) -> bool:
+        """Returns whether the others are measured against this side."""
+        return self.side is self.reference
+
+    def ratio(self, figure: str) -> tuple[Estimate | None, bool]:
+        """Returns the ratio of a figure, above 1 is better, and whether it is of pairs; None for the reference itself,
+        and as `compared` says.
+        """
+        if self.reference is None or self.is_reference:
+            return None, False
+        one = self.figures[figure]
+        own, base = one.values(self.side), one.values(self.reference)
+        return compared(base, own) if one.is_time else compared(own, base)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedSet:
     """Groups that differ in nothing but what is compared."""
 
     id: str
@@ -134,36 +164,53 @@ class Comparison:
     places: Mapping[tuple[int, int], tuple[Side, ...]]
     """Sides by ranks and nodes, ascending, where two kinds or more ran."""
     references: Mapping[tuple[int, int], Side]  # What the others of a place are measured against, where it ran.
+    figures: Mapping[str, ComparedFigure]
+
+    @property
+    def rows(self) -> list[ComparedRow]:
+        """Returns every side with the reference of its place."""
+        return [
+            ComparedRow(side=side, reference=self.references.get(place), figures=self.figures)
+            for place, sides in self.places.items()
+            for side in sides
+        ]
 
 
-def compare(
-    groups: Iterable[Group],
-    *,
-    differ_in: Callable[[Run], str],
-    kind: Callable[[Group], Hashable],
-    reference: Callable[[Group], bool] = lambda group: True,
-    order: Callable[[Group], tuple[float | str, ...]] = lambda group: (),
-) -> list[Comparison]:
-    """All sets of groups of two kinds or more that ran at one rank and node count, in the order of the groups.
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What groups are compared in, as data."""
 
-    `differ_in`: a digest of a run without what is compared; `kind`: what a group is in the comparison; `reference`:
-    whether the others may be measured against it (the first of a place is); `order`: of the groups of a set.
-    """
-    found = []
-    for digest, members in alike(groups, lambda group: differ_in(group.sample)).items():
-        ordered = sorted(members, key=order)
-        sides = [Side(group, point) for group in ordered for point in group.points]
-        places = alike(sides, lambda side: (side.point.ranks, side.point.nodes))
-        kept = {
-            place: tuple(places[place])
-            for place in sorted(places)
-            if len({kind(side.group) for side in places[place]}) > 1
-        }
-        bases = {place: next((one for one in kept[place] if reference(one.group)), None) for place in kept}
-        known = {place: side for place, side in bases.items() if side is not None}
-        if kept:
-            found.append(Comparison(id=digest, groups=tuple(ordered), places=kept, references=known))
-    return found
+    differ_in: Callable[[Run], str]  # A digest of a run without what is compared.
+    kind: Callable[[Group], Hashable]  # What a group is in the comparison.
+    reference: Callable[[Group], bool] = lambda group: True
+    """Whether the others may be measured against it: the first of a place is."""
+    order: Callable[[Group], tuple[float | str, ...]] = lambda group: ()  # Of the groups of a set.
+    figures: Mapping[str, ComparedFigure] = field(default_factory=dict)  # What is compared, by name.
+
+    def of(self, groups: Iterable[Group]) -> list[ComparedSet]:
+        """Returns all sets of groups of two kinds or more that ran at one rank and node count, in the order of the
+        groups.
+        """
+        sets = []
+        for digest, members in alike(groups, lambda group: self.differ_in(group.sample)).items():
+            ordered = sorted(members, key=self.order)
+            sides = [Side(group, point) for group in ordered for point in group.points]
+            by_place = alike(sides, lambda side: (side.point.ranks, side.point.nodes))
+            places = {
+                place: tuple(by_place[place])
+                for place in sorted(by_place)
+                if len({self.kind(side.group) for side in by_place[place]}) > 1
+            }
+            if not places:
+                continue
+            bases = {place: [side for side in sides if self.reference(side.group)] for place, sides in places.items()}
+            references = {place: sides[0] for place, sides in bases.items() if sides}
+            sets.append(
+                ComparedSet(
+                    id=digest, groups=tuple(ordered), places=places, references=references, figures=self.figures
+                )
+            )
+        return sets
 
 
 # Control runs
@@ -182,6 +229,10 @@ class Twins:
     def of(self, variant: Variant, figure: Callable[[RunMeasures], T]) -> dict[RunKey, T]:
         """A figure of the runs of a variant."""
         return {key: figure(measures) for key, (_, measures) in self.runs[variant].items()}
+
+    def repeats(self, variants: Collection[Variant]) -> list[RunKey]:
+        """Returns the repeats of which the runs of all these variants have figures: what may be subtracted."""
+        return in_all(*(self.runs[variant] for variant in variants)) if variants else []
 
 
 def twins(

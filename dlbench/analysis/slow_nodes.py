@@ -23,7 +23,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from dlbench.analysis.causes import Causes
 from dlbench.analysis.late_hosts import LATE, largest_by_host, of_others
@@ -32,6 +32,7 @@ from dlbench.analysis.table import RunTable
 from dlbench.specs.hostlist import compressed
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, mean_estimate
 from dlbench.stats.multiplicity import benjamini_hochberg, student_tail, t_of_mean
+from dlbench.stats.verdict_words import HOST
 
 SLOW = 1 + LATE
 """A host is slow if its own work is shown to be more than this many times that of others: 3 % is the least effect
@@ -41,11 +42,11 @@ FALSE_SHARE = 0.05  # Share of the hosts called slow that are not, on average ov
 SAFE_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 """Host names that may stand in a Slurm option; nothing else is printed there."""
 
-Verdict = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
+HostWord = Literal["slow", "slow link", "slow and slow link", "suspected", "not shown to be slow", "too few sessions"]
 
-TO_EXCLUDE: tuple[Verdict, ...] = ("slow", "slow and slow link")
+TO_EXCLUDE: tuple[HostWord, ...] = ("slow", "slow and slow link")
 """Verdicts of hosts that jobs are better kept off. Which end of a slow link is to blame is not known."""
-ACCUSED: tuple[Verdict, ...] = (*TO_EXCLUDE, "slow link")  # Verdicts that people should see.
+ACCUSED: tuple[HostWord, ...] = (*TO_EXCLUDE, "slow link")  # Verdicts that people should see.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class HostHistory:
     num_runs: int
     last_share: float  # Fraction of the steps of these runs in which one of its ranks came last and others waited.
     fair_share: float  # The fraction it would have if every rank came last equally often.
-    verdict: Verdict
+    verdict: HostWord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,10 +161,10 @@ def mean_ratio(ratios: Sequence[float]) -> Estimate:
     return geometric_mean_estimate(ratios, "ratio")
 
 
-def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, Verdict]:
-    """Which hosts are slow, and which leave exchanges late, over all hosts and both questions together."""
-    asked = {(host, False): [math.log(ratio / SLOW) for ratio in own.work] for host, own in hosts.items()}
-    asked |= {(host, True): [share - LATE for share in own.at_least] for host, own in hosts.items()}
+def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, HostWord]:
+    """Returns which hosts are slow, and which leave exchanges late, over all hosts and both questions together."""
+    asked = {(host, "worse"): [math.log(ratio / SLOW) for ratio in own.work] for host, own in hosts.items()}
+    asked |= {(host, "slow link"): [share - LATE for share in own.at_least] for host, own in hosts.items()}
     # The one-sided p of Student's t that the mean is no larger than 0.
     tests = {
         key: student_tail(t_of_mean(values), len(values) - 1)
@@ -171,26 +172,14 @@ def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, Verdict]:
         if len(values) >= MIN_SESSIONS
     }
     shown = {key for key, p in zip(tests, benjamini_hochberg(list(tests.values())), strict=True) if p <= FALSE_SHARE}
-    return {
-        host: _verdict(
-            is_slow=(host, False) in shown,
-            has_slow_link=(host, True) in shown,
-            is_tested=(host, False) in tests,
-            is_beyond=any(
-                bool(values) and statistics.fmean(values) > 0 and key not in tests
-                for key, values in asked.items()
-                if key[0] == host
-            ),
-        )
-        for host in hosts
-    }
-
-
-def _verdict(*, is_slow: bool, has_slow_link: bool, is_tested: bool, is_beyond: bool) -> Verdict:
-    if is_slow:
-        return "slow and slow link" if has_slow_link else "slow"
-    if has_slow_link:
-        return "slow link"
-    if is_beyond:
-        return "suspected"
-    return "not shown to be slow" if is_tested else "too few sessions"
+    beyond = {key for key, values in asked.items() if values and key not in tests and statistics.fmean(values) > 0}
+    words = {}
+    for host in hosts:
+        key = "undecided" if (host, "worse") in tests else "insufficient"
+        if {(host, "worse"), (host, "slow link")} & beyond:
+            key = "suspected"
+        key = next((question for question in ("worse", "slow link") if (host, question) in shown), key)
+        if {(host, "worse"), (host, "slow link")} <= shown:
+            key = "slow and slow link"
+        words[host] = cast("HostWord", HOST[key].word)
+    return words

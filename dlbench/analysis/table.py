@@ -22,6 +22,11 @@ from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import LaunchedRun, R, Run, Scan
 from dlbench.stats.pairing import KnownKey, RunKey
 
+MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
+WORTH_A_PROCESS = 32 << 20
+"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
+FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
+
 FigureRow = dict[str, Any]  # By name of column.
 PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
@@ -95,6 +100,10 @@ class RunTable:
             run_id: KnownKey.of(row["block"], row["repeat"], self.sessions[run_id])
             for run_id, row in self.figures.items()
         }
+
+    def repeat_key(self, run: Run) -> RunKey:
+        """Returns the repeat of a run with figures, which pairs it with runs of its series, and its session."""
+        return KnownKey.of("", run.plan.series.repeat, self.sessions[run.plan.run_id])
 
 
 def _from_the_middle(runs: Sequence[Run], rates: Mapping[str, float]) -> list[Run]:
@@ -226,12 +235,6 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
         "step_cv": measures.step_cv,
         "warnings": len(run.record.warnings),
     }
-
-
-MAX_PROCESSES = 6  # More are not started: each holds the steps of a run, a fifth of a gigabyte for a million of them.
-WORTH_A_PROCESS = 32 << 20
-"""Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
-FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
 
 def load_runs(

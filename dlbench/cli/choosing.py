@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dlbench.cli.options import FILE, F
-from dlbench.errors import IncompleteDataError, UserError
-from dlbench.sharing import WithheldError
+from dlbench.errors import UserError
+from dlbench.units import printable
 
 if TYPE_CHECKING:
-    from dlbench.history.store import History
+    from dlbench.history.history import History
     from dlbench.records.comm import CommScan
     from dlbench.records.scan import Run, Scan
 
@@ -95,32 +95,19 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
 def runs_at(*paths: Path) -> Scan:
     """All runs of training in folders of runs, single runs and histories."""
-    from dlbench.history.files import MARKER
-    from dlbench.records.scan import Scan, scan
+    from dlbench.history.store import MARKER, Store
+    from dlbench.records.scan import Scan, read_each, read_run, scan
 
     roots = expanded(paths)
     stores = [path for path in roots if (path / MARKER).is_file()]
     folders = [path for path in roots if path not in stores]
     found = scan(*folders) if folders else Scan(root=roots[0])
     for store in stores:
-        # Adds the runs of a history; the same run in a second folder of it is no repeat.
-        from dlbench.history.files import Store
-        from dlbench.records.scan import read_run
-
-        runs: dict[str, Run] = {}
-        for folder in Store.at(store).listing():
-            try:
-                run = read_run(store / folder)
-            except WithheldError as error:
-                found.withheld.append(str(error))
-            except (IncompleteDataError, UserError) as error:
-                found.problems.append(str(error))
-            else:
-                runs.setdefault(run.plan.run_id, run)
-        found.runs += runs.values()
+        held = read_each(store, Store.at(store).folders(), lambda folder: read_run(folder.path))
+        # The same run in a second folder of a history is no repeat.
+        first = {run.plan.run_id: run for run in reversed(held.runs)}
+        found.add([run for run in held.runs if first[run.plan.run_id] is run], held)
     _note_withheld(found.withheld)
-    if stores:
-        found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
     return found
 
 
@@ -168,4 +155,4 @@ def open_store(store: Path | None, *, create: bool = False) -> History:
 
 def note(line: str) -> None:
     """One line on stderr, without control characters."""
-    click.echo("dlbench: history: " + "".join(c if c.isprintable() else " " for c in line), err=True)
+    click.echo(f"dlbench: history: {printable(line)}", err=True)

@@ -7,6 +7,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -120,10 +121,10 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: NetworkFit, output: Path | None, left_out: tuple[str, ...] = ()) -> None:
+def _show_fit(found: NetworkFit, output: Path | None) -> None:
     from dlbench.comm.document import fit_document
 
-    emit(fit_document(found, left_out), "text", None, full=True)
+    emit(fit_document(found), "text", None, full=True)
     if output is not None:
         write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
@@ -172,7 +173,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
     found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
-    _show_fit(found, output, found.left_out)
+    _show_fit(found, output)
 
 
 def _require_known(option: str, name: str, known: Collection[str]) -> None:
@@ -346,7 +347,9 @@ def measure_options(function: F) -> F:
     return decorated(function, decorators)
 
 
-def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> CommRuns:
+def runs_of(
+    options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: Literal["ranks", "nodes"]
+) -> CommRuns:
     """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
     from dlbench.specs.comm import PAIRS
     from dlbench.specs.expand import expand_comm
@@ -358,19 +361,10 @@ def runs_of(options: dict[str, Any], *, system: str, points: tuple[int, ...], po
     source = click.get_current_context().get_parameter_source("collective")
     if (options["victims"] or options["congestors"]) and source is click.core.ParameterSource.DEFAULT:
         options["collective"] = PAIRS
+    named_alike = {field.name: options[field.name] for field in fields(CommRequest) if field.name in options}
+    named_alike["overrides"] = parse_set(options["overrides"])
     request = CommRequest(
-        **{
-            name: options[name]
-            for name in ("collective", "victims", "congestors", "algorithms", "backends", "sizes", "dtype", "transport")
-        },
-        **{name: options[name] for name in ("iterations", "warmup", "group_size", "shards", "launcher", "series")},
-        timeout_s=options["timeout"],
-        system=system,
-        points=points,
-        points_are="nodes" if points_are == "nodes" else "ranks",
-        ranks_per_node=options["ranks_per_node"],
-        repeats=options["repeats"],
-        overrides=parse_set(options["overrides"]),
+        **named_alike, timeout_s=options["timeout"], system=system, points=points, points_are=points_are
     )
     installed = [name for name in ("mpi4py",) if importlib.util.find_spec(name) is not None]
     return expand_comm(request, machine_cores=len(os.sched_getaffinity(0)), installed=installed)

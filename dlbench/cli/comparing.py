@@ -10,34 +10,29 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
+from dlbench.cli import report as reports
 from dlbench.cli.choosing import named, parse_where, runs_argument, runs_at, where_option
 from dlbench.cli.options import FILE, OUTPUT, F, decorated, given_options, value_option, write_output
 from dlbench.cli.report import check_writable, finish, format_by_suffix, format_option, render, require_modules
 from dlbench.errors import ExitCode, IncompleteDataError, UserError, nearest, refused
+from dlbench.stats.verdict_words import GATE_TONES
 
 if TYPE_CHECKING:
-    from dlbench.gate.comparison import Floor
+    from dlbench.gate.floors import Floor
     from dlbench.gate.report import ComparisonReport
-    from dlbench.gate.sides import Side
+    from dlbench.gate.sides import GateSide
     from dlbench.gate.verdicts import Rule
 
 
 FormatName = Literal["text", "json", "md", "html", "junit"]
 
 SUFFIXES: dict[str, FormatName] = {
-    ".txt": "text",
-    ".json": "json",
-    ".md": "md",
-    ".html": "html",
-    ".htm": "html",
+    **{suffix: name for suffix, name in reports.SUFFIXES.items() if name != "csv"},
     ".xml": "junit",
 }
 
-EXIT_CODES = {
-    **dict.fromkeys(("regressed", "missed"), ExitCode.REGRESSION),
-    **dict.fromkeys(("improved", "equivalent", "met"), ExitCode.OK),
-    **dict.fromkeys(("inconclusive", "insufficient"), ExitCode.INCONCLUSIVE),
-}
+EXIT_CODES = {"bad": ExitCode.REGRESSION, "good": ExitCode.OK, "open": ExitCode.INCONCLUSIVE}
+"""By the tone of the verdict."""
 
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
@@ -143,7 +138,7 @@ def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
 
 
-def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> Side:
+def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> GateSide:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
     `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
@@ -167,7 +162,7 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     return side_of_runs(runs_at(path), str(path), chosen, option)
 
 
-def read_history(path: Path, sides: Sequence[Side]) -> Side:
+def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
     """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
@@ -196,7 +191,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 
 
 def comparison(
-    a: Side, b: Side, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
+    a: GateSide, b: GateSide, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
     """B against A and against floors; `where` names the options that choose the runs of each side."""
     from dlbench.gate.comparison import compare_sides
@@ -211,7 +206,7 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """Side b against side a of the interleaved runs of one folder."""
+    """GateSide b against side a of the interleaved runs of one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
@@ -247,7 +242,7 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
         click.echo(f"{options['output']}: {report.headline}", err=True)
     finish(report.damaged)
     if not exit_zero:
-        sys.exit(int(EXIT_CODES[report.verdict]))
+        sys.exit(int(EXIT_CODES[GATE_TONES[report.verdict]]))
 
 
 @click.command()
@@ -369,18 +364,10 @@ def check(
       dlbench check --baseline b.json --candidate runs --summary summary.md
       dlbench check --paired runs --tolerance 1%
     """
-    if paired is not None:
-        if baseline is not None or candidate is not None:
-            raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
-        if where_baseline or where_candidate:
-            raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
-    elif candidate is None or not (baseline or at_least):
-        raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
-    elif baseline is None:
-        for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
-            raise UserError(f"{option}: has no effect without --baseline")
+    _refuse_sides(baseline, candidate, paired, at_least, (*where_baseline, *where_candidate))
     prepare("check", options)
-    from dlbench.gate.comparison import compare_floors, parse_floor
+    from dlbench.gate.comparison import compare_floors
+    from dlbench.gate.floors import parse_floor
 
     floors = [parse_floor(text) for text in at_least]
     if floors and options["detect"] >= 1:
@@ -398,6 +385,22 @@ def check(
             a = read_side(baseline, where, where_baseline, ("--where-baseline", "--where-candidate"))
             found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
     write(found, options, exit_zero=False, name="dlbench check")
+
+
+def _refuse_sides(
+    baseline: Path | None, candidate: Path | None, paired: Path | None, at_least: Sequence[str], where: Sequence[str]
+) -> None:
+    """Refuses sides of `check` that do not go together. `where`: what chooses the runs of one side."""
+    if paired is not None:
+        if baseline is not None or candidate is not None:
+            raise UserError("--paired: holds both sides; leave out --baseline and --candidate")
+        if where:
+            raise UserError("--where-baseline, --where-candidate: have no effect with --paired; use --where")
+    elif candidate is None or not (baseline or at_least):
+        raise UserError("check: give --baseline and --candidate, --candidate and --at-least, or --paired")
+    elif baseline is None:
+        for option in given_options("metrics", "tolerance", "history", "allow", "where_baseline"):
+            raise UserError(f"{option}: has no effect without --baseline")
 
 
 @click.command()

@@ -17,8 +17,20 @@ from dlbench.cli.choosing import named, read_runs, runs_argument, where_option
 from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_option
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
-from dlbench.perfmodels.training_time import Verdict, consistency, time_to_train, total_throughput, training_samples
+from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.units import format_number, format_seconds
+
+_CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
+_AMOUNT = re.compile(
+    rf"(?P<before>{_CURRENCY})? ?(?P<number>[0-9]{{1,12}}(?:\.[0-9]{{1,6}})?) ?(?(before)|(?P<behind>{_CURRENCY})?)"
+    r" ?(?P<hours>(?P<per>/ ?|per )?(?:(?P<held>GPU|node|core|rank)[ -]?)?h(?:rs?|ours?)?)?",
+    re.IGNORECASE,
+)
+_FORMS = {
+    "--price": ("the price of an hour", "'2.50 EUR' or '9 EUR/node-hour'"),
+    "--price-per-node-hour": ("the price of a node-hour", "'9 EUR'"),
+    "--budget": ("hours or money", "'500 GPU-hours' or, with --price in EUR, '900 EUR'"),
+}
 
 
 def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -120,41 +132,42 @@ def estimate(
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
         raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
     _refuse_inert(per_rank, ranks, efficiency)
-    workload = what[0]
+    _estimate_workload(
+        what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated
+    )
+
+
+def _estimate_workload(
+    workload: str,
+    epochs: float | None,
+    epoch_samples: int | None,
+    samples: int | None,
+    throughput: float,
+    ranks: int | None,
+    efficiency: float | None,
+    stated: float | None,
+) -> None:
+    """Prints the time to train a workload at a throughput. `ranks`: of which it is that of one; None: of all."""
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
-    total = total_throughput(throughput, ranks, efficiency or 1.0) if per_rank and ranks else throughput
-    count = training_samples(per_epoch, passes)
+    total = throughput * ranks * (efficiency or 1.0) if ranks else throughput
     _row("training", amount)
     if samples is None:
         _row("data set", "--epoch-samples" if epoch_samples else data_set)
-    parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if per_rank else ""
+    parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if ranks else ""
     _row("throughput", f"{_count(total)} {unit}/s{parts}")
-    _row("time to train", _time(time_to_train(count, total)))
+    _row("time to train", _time(per_epoch * passes / total))
     if stated is None:
         return
     verdict = consistency(total, per_epoch, passes, stated)
     _row("stated time", f"{_time(stated)}: needs {_count(verdict.needed_throughput)} {unit}/s")
     _row("verdict", _words(verdict))
     if verdict.group is not None and verdict.group_s is not None:
-        whose = "--ranks counts nodes" if per_rank else "the throughput is that of a node"
+        whose = "--ranks counts nodes" if ranks else "the throughput is that of a node"
         _row("perhaps", f"{whose} of {verdict.group}: then it takes")
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))
-
-
-_CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
-_AMOUNT = re.compile(
-    rf"(?P<before>{_CURRENCY})? ?(?P<number>[0-9]{{1,12}}(?:\.[0-9]{{1,6}})?) ?(?(before)|(?P<behind>{_CURRENCY})?)"
-    r" ?(?P<hours>(?P<per>/ ?|per )?(?:(?P<held>GPU|node|core|rank)[ -]?)?h(?:rs?|ours?)?)?",
-    re.IGNORECASE,
-)
-_FORMS = {
-    "--price": ("the price of an hour", "'2.50 EUR' or '9 EUR/node-hour'"),
-    "--price-per-node-hour": ("the price of a node-hour", "'9 EUR'"),
-    "--budget": ("hours or money", "'500 GPU-hours' or, with --price in EUR, '900 EUR'"),
-}
 
 
 def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
@@ -240,11 +253,11 @@ def _amount(
         )
     if epochs is None:
         raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
-    total = round(training_samples(per_epoch, epochs))
+    total = round(per_epoch * epochs)
     return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
 
 
-def _words(verdict: Verdict) -> str:
+def _words(verdict: TimeVerdict) -> str:
     if verdict.status == "impossible":
         return f"impossible: {verdict.speed_factor:.3g} times faster than the throughput allows"
     if verdict.status == "unexplained":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -47,19 +46,14 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
     check_writable(output)
     require_modules("export metrics", "numpy")
     from dlbench.analysis.table import tabulate
-    from dlbench.exports.metrics import measured_points, to_openmetrics
-    from dlbench.views.runs import run_rows
+    from dlbench.exports.metrics import to_openmetrics
 
     found = read_runs(runs, where)
     table = tabulate(found)
     if not found.runs:
         reasons = "; ".join([*table.damaged[:3], "nothing is written"])
         raise IncompleteDataError(f"{named(runs)}: there is no run: {reasons}")
-    rows = [
-        {**asdict(row), "system": run.plan.system.name}
-        for run, row in zip(found.runs, run_rows(found, table), strict=True)
-    ]
-    write_output(to_openmetrics(rows, measured_points(table)).encode("utf-8"), output)
+    write_output(to_openmetrics(found.runs, table).encode("utf-8"), output)
     finish(table.damaged)
 
 

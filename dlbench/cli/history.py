@@ -17,10 +17,10 @@ from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_ou
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import clean, runs_text
-from dlbench.units import format_bytes, utc_now
+from dlbench.units import format_bytes, printable, utc_now
 
 if TYPE_CHECKING:
-    from dlbench.history.importing import Candidate, Outcome
+    from dlbench.history.importing import Candidate, ImportOutcome
     from dlbench.history.tables import TableName
     from dlbench.records.folder import RunFolder
 
@@ -76,7 +76,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
     read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
     ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
     in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
-    files. Recorded projections of a folder (dlbench project --record) come along; one that was changed counts as
+    files. Recorded projections of a folder (dlbench project runs --record) come along; one that was changed counts as
     damaged. The history is made if the folder is empty or not there.
 
     Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
@@ -86,7 +86,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
       dlbench history import runs --store /shared/history
     """
     from dlbench.history import importing as history_import
-    from dlbench.history.files import is_there
+    from dlbench.history.store import is_there
     from dlbench.projection.ledger import bring
 
     for path in runs:
@@ -99,12 +99,11 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
                 line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
-                line = "".join(c if c.isprintable() else " " for c in line)
-                click.echo(line, err=outcome.verdict in ("refused", "damaged"))
+                click.echo(printable(line), err=outcome.verdict in ("refused", "damaged"))
     for path in runs:
         new, problems = bring(path, opened.store.path) if path.is_dir() else (0, ())
         for line in (*([f"{path}: {new} recorded projections imported"] if new else []), *problems):
-            click.echo("".join(c if c.isprintable() else " " for c in line), err=line in problems)
+            click.echo(printable(line), err=line in problems)
         counts["damaged"] += len(problems)
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
@@ -113,7 +112,7 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
         sys.exit(int(ExitCode.USAGE))
 
 
-def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Outcome]:
+def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | ImportOutcome]:
     from dlbench.history.archive import read_archive
     from dlbench.history.importing import Candidate
 
@@ -125,15 +124,11 @@ def _candidates(paths: tuple[Path, ...], room: Path) -> Iterator[Candidate | Out
 
 
 def _folders(path: Path) -> list[RunFolder]:
-    from dlbench.history.files import MARKER, Store, is_there
-    from dlbench.records.folder import RunFolder
+    from dlbench.history.store import MARKER, Store, is_there
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):
-        return [
-            RunFolder(path / name)
-            for name in Store.at(path).listing(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
-        ]
+        return Store.at(path).folders(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
     try:
         return run_folders(path)
     except OSError as error:
@@ -159,7 +154,7 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
       dlbench history list --where workload=resnet50 --where host=n17
     """
     from dlbench.history.entry import parse_where
-    from dlbench.history.tables import list_document, to_json
+    from dlbench.history.listing import list_document, to_json
 
     entries = open_store(store).entries(parse_where(where))
     if form == "json":
@@ -216,10 +211,10 @@ def trends(
     """
     chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
     from dlbench.analysis.metrics import by_name
-    from dlbench.history.document import finding, trends_document
+    from dlbench.history.acknowledgements import read_acknowledged
+    from dlbench.history.document import trends_document
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import FOLLOWED, regression_text, trends_of
-    from dlbench.history.store import read_acknowledged
+    from dlbench.history.report import FOLLOWED, trends_of
 
     for name in metrics:
         if name not in by_name():
@@ -230,15 +225,15 @@ def trends(
     emit(trends_document(found), chosen, output, table or "changes")
     for line in found.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    worse = [(one, change) for one in found.series for change in one.open_regressions] if fail_on_regression else []
-    for series, change in worse:
-        click.echo(f"dlbench: regression: {regression_text(series, change)}", err=True)
+    worse = found.open_regressions if fail_on_regression else ()
+    for row in worse:
+        click.echo(f"dlbench: regression: {row.line}", err=True)
     if worse:
         sys.exit(int(ExitCode.REGRESSION))
     if found.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
     if fail_on_regression and not any(series.is_long_enough for series in found.series):
-        click.echo(f"dlbench: inconclusive: {finding(found)}", err=True)
+        click.echo(f"dlbench: inconclusive: {found.finding}", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
@@ -260,10 +255,11 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
       dlbench history acknowledge 0123456789ab-8-2-step_median_s 2026-03-15 --reason "driver 560, vendor informed"
     """
     require_modules("history acknowledge", "numpy", "scipy")
+    from dlbench.history.acknowledgements import MAX_REASON, Acknowledgement, read_acknowledged
+    from dlbench.history.acknowledgements import acknowledge as write
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import FOLLOWED, percent_change, trends_of
-    from dlbench.history.store import MAX_REASON, Acknowledgement, read_acknowledged
-    from dlbench.history.store import acknowledge as write
+    from dlbench.history.report import FOLLOWED, trends_of
+    from dlbench.history.words import percent_change
 
     if not reason.strip() or len(reason) > MAX_REASON:
         raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
@@ -344,16 +340,13 @@ def slow_nodes(
     found = slow_months(open_store(store).entries(parse_where(where)))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
-        from dlbench.history.document import exclude_option, unsafe_text
-        from dlbench.history.report import host_sentence
 
-        option = exclude_option(found)
         for host in found.slow:
             mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
-            click.echo(f"dlbench: {mark}: {host_sentence(host)}", err=True)
-        write_output(f"{option}\n".encode() if option else b"", output)
-        for name in found.unsafe:
-            click.echo(f"dlbench: {clean(unsafe_text(name))}", err=True)
+            click.echo(f"dlbench: {mark}: {host.sentence}", err=True)
+        write_output(f"{found.exclude_option}\n".encode() if found.exclude else b"", output)
+        for line in found.unsafe_lines:
+            click.echo(f"dlbench: {clean(line)}", err=True)
     else:
         emit(nodes_document(found), chosen, output, "hosts")
     finish(found.damaged)

@@ -208,10 +208,10 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
     """What an accelerator needs: asked for, as a run took it, or published."""
-    from dlbench.perfmodels.storage_demand import PUBLISHED, measured
+    from dlbench.perfmodels.storage_demand import PUBLISHED, Demand
 
     if options["rate"] is not None:
-        return (measured(options["rate"], "accelerator", "--rate"),)
+        return (Demand(accelerator="accelerator", samples_per_s=options["rate"], source="--rate"),)
     if options["like"] is None:
         return PUBLISHED.get(plan.workload.model.family, ())
     from dlbench.records.scan import read_run
@@ -236,4 +236,5 @@ def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
         "" if run.plan.workload.data.is_synthetic else "; it read real data: a run with --data synthetic never waits"
     )
     source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}{waited}"
-    return (measured(samples / longest / len(record.ranks), "rank of that run", source),)
+    rate = samples / longest / len(record.ranks)
+    return (Demand(accelerator="rank of that run", samples_per_s=rate, source=source),)

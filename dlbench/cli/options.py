@@ -186,7 +186,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     )
 
 
-def value_option(names: str, metavar: str, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+def value_option(names: str, metavar: str | None, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
     """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
     shown = {} if default is None else {"default": default, "show_default": True}
     return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
@@ -218,44 +218,42 @@ def plan_options(function: F) -> F:
         click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
         click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
         value_option("--repeats", "N", "Runs of each point, interleaved over points.", 1, type=int),
-        click.option(
+        value_option(
             "--scaling",
+            None,
+            "Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
+            "weak",
             type=click.Choice(["weak", "strong"]),
-            default="weak",
-            show_default=True,
-            help="Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
         ),
-        click.option(
-            "--set",
-            "overrides",
+        value_option(
+            "--set overrides",
+            "KEY=VALUE",
+            "Change one key; `dlbench show` explains all. Sizes may have units: 64MiB. A list: [16,32].",
             multiple=True,
-            metavar="KEY=VALUE",
-            help="Change one key; `dlbench show` explains all. Sizes may have units: 64MiB. A list: [16,32].",
         ),
-        click.option(
+        value_option(
             "--sweep",
+            "KEY=A,B",
+            "Run every point with each value of a key; of lists: [16,32],[32,64].",
             multiple=True,
-            metavar="KEY=A,B",
-            help="Run every point with each value of a key; of lists: [16,32],[32,64].",
         ),
         click.option(
             "--ladder",
             is_flag=True,
             help="Run every point step by step: each optimisation of the workload's ladder on top of those before it.",
         ),
-        click.option(
+        value_option(
             "--ab",
+            "A B",
+            "Run every point as a pair on the same nodes. A side is `plain`, or KEY=VALUE,KEY=VALUE. A verdict needs 5 "
+            "repeats.",
             nargs=2,
-            metavar="A B",
-            help="Run every point as a pair on the same nodes. A side is `plain`, or KEY=VALUE,KEY=VALUE. A verdict "
-            "needs 5 repeats.",
         ),
-        click.option(
-            "--tag",
-            "tags",
+        value_option(
+            "--tag tags",
+            "KEY=VALUE",
+            f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
             multiple=True,
-            metavar="KEY=VALUE",
-            help=f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
         ),
         LAUNCHER,
         click.option("--ranks-per-node", metavar="N", type=int, help="Ranks per node (default: the system's)."),
@@ -316,12 +314,12 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
             click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler."),
             click.option("--nodes", metavar="1,2,4", help="Node counts."),
             click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
-            click.option(
+            value_option(
                 "--pack",
+                None,
+                "Runs that share a job: those of one node count, or all, in an allocation of the largest.",
+                "points",
                 type=click.Choice(["points", "all"]),
-                default="points",
-                show_default=True,
-                help="Runs that share a job: those of one node count, or all, in an allocation of the largest.",
             ),
             click.option("--one-run-per-job", is_flag=True, help="No run shares a job; equal requests share an array."),
             click.option(

@@ -65,13 +65,13 @@ _SCHEMAS = {
     "failure": "records.status.Failure",
     "submission": "jobs.scheduler.Submission",
     "series": "jobs.campaign.series_file.SeriesFile",
-    "acknowledgement": "history.store.Acknowledgement",
+    "acknowledgement": "history.acknowledgements.Acknowledgement",
 }
 
 _HEAD = ("name", "title", "preset", "about", "notice", "sample_unit")
 """Keys that stand above the table, where they are their own explanation."""
 _EXAMPLES = "examples of systems, to copy and edit"
-_MODELS = "systems by data sheet, for dlbench project --from-spec; nothing runs on them"
+_MODELS = "systems by data sheet, for dlbench project spec; nothing runs on them"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ import click
 
 from dlbench.errors import MACHINE_ERRORS, DlbenchError, ExitCode
 from dlbench.removed import removed_option
+from dlbench.units import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -166,44 +167,44 @@ GUESSES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class CommandEnding:
     """What a command ends with."""
 
     code: int
     line: str = ""  # What is said on standard error; empty: nothing. Not cleaned: standard error does that.
 
 
-def ending_of(error: BaseException) -> Ending:
+def ending_of(error: BaseException) -> CommandEnding:
     """The line and the exit code of an exception that reached the end of a command."""
     if isinstance(error, SystemExit):
         if error.code is None:
-            return Ending(code=ExitCode.OK)
+            return CommandEnding(code=ExitCode.OK)
         if isinstance(error.code, int):
-            return Ending(code=int(error.code))
-        return Ending(code=ExitCode.DEFECT, line=str(error.code))
+            return CommandEnding(code=int(error.code))
+        return CommandEnding(code=ExitCode.DEFECT, line=str(error.code))
     if isinstance(error, click.ClickException):
         # Wrong usage, whatever code click has for it.
-        return Ending(code=ExitCode.USAGE, line=_words_of_click(error))
+        return CommandEnding(code=ExitCode.USAGE, line=_words_of_click(error))
     # Click makes Ctrl-C of every EOFError; dlbench asks nothing, so that one is a reader's.
     is_abort = isinstance(error, click.Abort) and not isinstance(error.__cause__, EOFError)
     if isinstance(error, KeyboardInterrupt) or is_abort:
-        return Ending(code=ExitCode.INTERRUPTED, line="dlbench: interrupted")
+        return CommandEnding(code=ExitCode.INTERRUPTED, line="dlbench: interrupted")
     if isinstance(error, DlbenchError):
-        return Ending(code=error.exit_code, line=_one_line(str(error)))
+        return CommandEnding(code=error.exit_code, line=_one_line(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
         # socket.gaierror and the like have numbers of their own, below zero.
         is_machine = error.errno in MACHINE_ERRORS or error.errno is None or error.errno < 0
-        return Ending(
+        return CommandEnding(
             code=ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE, line=_one_line(os_error_words(error))
         )
     if isinstance(error, MemoryError):
-        return Ending(
+        return CommandEnding(
             code=ExitCode.ENVIRONMENT, line=_one_line(f"not enough memory{_place(error)}; see also `ulimit -v`")
         )
     if isinstance(error, RecursionError):
-        return Ending(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
+        return CommandEnding(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
     trace = "".join(traceback.format_exception(error))
-    return Ending(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a defect of dlbench")
+    return CommandEnding(code=ExitCode.DEFECT, line=f"{trace}dlbench: this is a defect of dlbench")
 
 
 def os_error_words(error: OSError) -> str:
@@ -237,7 +238,7 @@ def _words_of_click(error: click.ClickException) -> str:
 
 
 def _one_line(text: str) -> str:
-    return "dlbench: error: " + "".join(c if c.isprintable() else " " for c in text)
+    return f"dlbench: error: {printable(text)}"
 
 
 def _place(error: BaseException) -> str:

@@ -171,7 +171,7 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     `KeyboardInterrupt`: on a signal, after the sbatch that ran then has ended.
     """
     from dlbench.cli.series import cost_lines, print_commands, submit_rest
-    from dlbench.jobs.campaign.completing import Limits, begin, write_only
+    from dlbench.jobs.campaign.completing import begin, write_only
     from dlbench.jobs.campaign.series_file import scheduler_named
     from dlbench.jobs.processes import Interruption
     from dlbench.jobs.scripts.words import quoted
@@ -185,8 +185,16 @@ def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
     root = prepare_output(out)
     with Interruption() as interruption:
         request = quoted(["dlbench", *sys.argv[1:]])
-        limits = Limits(pack=campaign.packing, max_jobs=options["max_jobs"], max_node_hours=options["max_node_hours"])
-        series = begin(root, campaign.jobs, chain=campaign.chain, python=sys.executable, request=request, limits=limits)
+        series = begin(
+            root,
+            campaign.jobs,
+            chain=campaign.chain,
+            python=sys.executable,
+            request=request,
+            pack=campaign.packing,
+            max_jobs=options["max_jobs"],
+            max_node_hours=options["max_node_hours"],
+        )
         for line in cost_lines(campaign):
             click.echo(line, err=True)
         if options["write_only"]:

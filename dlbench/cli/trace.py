@@ -49,13 +49,12 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     require_modules("trace", "numpy")
     from dlbench.perfetto.export import write_perfetto
     from dlbench.perfetto.rows import Notes
-    from dlbench.perfetto.run import Selection, parse_ranks, parse_steps, read_trace_run
+    from dlbench.perfetto.run import parse_ranks, parse_steps, read_trace_run
 
     step_range = parse_steps(steps)
     found = read_one_run(run)
-    selection = Selection(ranks=parse_ranks(ranks, found.plan.layout.ranks), steps=step_range)
     notes = Notes()
-    made, facts = read_trace_run(found, selection, notes)
+    made, facts = read_trace_run(found, notes, parse_ranks(ranks, found.plan.layout.ranks), step_range)
     if found.record is None:
         notes.problem(f"the run is {found.state}: {found.detail}")
     write_perfetto(made, facts, notes, output)

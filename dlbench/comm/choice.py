@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
 
-from dlbench.comm.measurements import CollectiveGroup
+from dlbench.comm.measurements import CollectiveGroup, Measurement
 from dlbench.stats.estimates import MIN_RUNS, Estimate, ratio_estimate
 
 STAY_WITHIN = 0.05  # Algorithms that are at most this share slower than the fastest are as good as it.
@@ -51,59 +53,73 @@ class Recommended:
     spread: float = 0.0
 
 
+def standing_fields(num_bytes: int, title: str, slower: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the fields of a `Standing`. `slower`: by which fraction each series is slower that is as good as it."""
+    return {
+        "num_bytes": num_bytes,
+        "title": title,
+        "is_clear": not slower,
+        "tied": (title, *slower),
+        "spread": max(slower.values(), default=0.0),
+    }
+
+
 def best(group: CollectiveGroup) -> tuple[Best, ...]:
-    """The fastest series at each size, by size."""
-    return tuple(_best(group, size) for size in group.sizes)
+    """Returns the fastest series at each size, by size."""
+    by_size: dict[int, list[Measurement]] = {}
+    for series in group.series:
+        for row in series.rows:
+            by_size.setdefault(row.num_bytes, []).append(row)
+    return tuple(_best(by_size[size]) for size in sorted(by_size))
 
 
-def _best(group: CollectiveGroup, size: int) -> Best:
-    measured = [(series.title, one) for series in group.series if (one := series.at(size)) is not None]
-    (title, first), *others = sorted(measured, key=lambda one: one[1].time.value)
-    leads = [(name, ratio_estimate(one.by_run, first.by_run)) for name, one in others]
+def _best(rows: Sequence[Measurement]) -> Best:
+    """Returns the fastest of measurements of one size."""
+    fastest, *others = sorted(rows, key=attrgetter("time.value"))
+    leads = {row.series.title: ratio_estimate(row.by_run, fastest.by_run) for row in others}
     # Not slower beyond doubt, or not by enough to matter.
-    tied = [
-        (name, lead)
-        for name, lead in leads
+    slower = {
+        title: lead.value - 1
+        for title, lead in leads.items()
         if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
-    ]
+    }
+    second = next(iter(leads), "")
     return Best(
-        num_bytes=size,
-        title=title,
-        time=first.time,
-        minimum_s=first.minimum_s,
-        rate=first.busbw or first.algbw,
-        second=leads[0][0] if leads else "",
-        lead=leads[0][1] if leads else None,
-        is_clear=not tied,
-        tied=(title, *(name for name, _ in tied)),
-        spread=max((lead.value - 1 for _, lead in tied), default=0.0),
+        **standing_fields(fastest.num_bytes, fastest.series.title, slower),
+        time=fastest.time,
+        minimum_s=fastest.minimum_s,
+        rate=fastest.rate,
+        second=second,
+        lead=leads.get(second),
     )
 
 
-def ranges_of(found: Sequence[Standing]) -> tuple[Recommended, ...]:
-    """Sizes in ascending order become ranges of one clear winner, or of none.
+def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:
+    """Returns ranges of sizes with one clear winner, or with none, of standings by ascending size.
 
     Sizes without a clear winner between two with the same one belong to it where it is among the fastest there.
     """
-    winners = [one.title if one.is_clear else "" for one in found]
+    winners = [standing.title if standing.is_clear else "" for standing in standings]
     end = 0
     for winner, items in itertools.groupby(list(winners)):
         start, end = end, end + len(list(items))
-        if winner:
+        if winner or start == 0 or end == len(winners) or winners[start - 1] != winners[end]:
             continue
-        around = {winners[start - 1], winners[end]} if start > 0 and end < len(winners) else {""}
-        if len(around) == 1 and all(around <= {*one.tied} for one in found[start:end]):
-            winners[start:end] = [*around] * (end - start)
+        if all(winners[end] in standing.tied for standing in standings[start:end]):
+            winners[start:end] = [winners[end]] * (end - start)
     ranges: list[Recommended] = []
-    for one, winner in zip(found, winners, strict=True):
-        last = ranges[-1] if ranges else None
-        common = () if last is None or winner else tuple(name for name in last.tied if name in one.tied)
-        if last is not None and last.title == winner and (winner or common):
-            spread = 0.0 if winner else max(last.spread, one.spread)
-            ranges[-1] = Recommended(low=last.low, high=one.num_bytes, title=winner, tied=common, spread=spread)
-        else:
-            tied, spread = ((), 0.0) if winner else (one.tied, one.spread)
-            ranges.append(Recommended(low=one.num_bytes, high=one.num_bytes, title=winner, tied=tied, spread=spread))
+    for standing, winner in zip(standings, winners, strict=True):
+        size = standing.num_bytes
+        new = Recommended(low=size, high=size, title=winner)
+        if not winner:
+            new = replace(new, tied=standing.tied, spread=standing.spread)
+        if ranges and ranges[-1].title == winner:
+            last = ranges[-1]
+            common = tuple(name for name in last.tied if name in new.tied)
+            if winner or common:
+                new = replace(new, low=last.low, tied=common, spread=max(last.spread, new.spread))
+                ranges.pop()
+        ranges.append(new)
     return tuple(ranges)
 
 

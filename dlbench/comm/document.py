@@ -24,7 +24,7 @@ from dlbench.report.document import (
     Section,
     methods_section,
     remark,
-    warnings_cell,
+    runs_sheet_of,
     without_figures,
 )
 from dlbench.report.table import (
@@ -41,6 +41,7 @@ from dlbench.report.table import (
     text_sheet,
     times_cell,
 )
+from dlbench.report.views import GroupView, Views
 from dlbench.report.wording import basis_text, figure_text, interval_text, percent, runs_text, value_text
 from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
@@ -77,12 +78,20 @@ PAIR_COLUMNS = columns_of(
 RUN_COLUMNS: tuple[Column[RunRow], ...] = columns_of(
     RunRow,
     *("run_id", "group", "state", "collective", "dtype", "system", "ranks", "nodes", "repeat"),
-    *("finished", "failure_reason"),
-    Column("warnings", "Warnings", lambda run: " | ".join(run.warnings), lambda run: warnings_cell(run.warnings)),
-    titles={
-        "run_id": "Run",
-        **{name: name.capitalize() for name in ("state", "collective", "system", "ranks", "nodes", "repeat")},
-    },
+    *("finished", "failure_reason", "warnings"),
+    titles={"repeat": "Repeat"},
+)
+LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
+    LineCost,
+    *("name", "ranks"),
+    Column("alpha_s", "Start-up", attrgetter("startup_s"), unit="s"),
+    Column(
+        "s_per_byte",
+        "Asymptotic algbw, GB/s",
+        attrgetter("per_byte_s"),
+        lambda line: per_byte_text(line.per_byte_s),
+    ),
+    titles={"name": "Collective", "ranks": "Ranks"},
 )
 
 
@@ -107,18 +116,6 @@ class MessageCost:
 
 
 COST_COLUMNS = columns_of(MessageCost, "name", "messages", "up_to_bytes", "links", "links_text", "alpha", "beta")
-LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
-    LineCost,
-    *("name", "ranks"),
-    Column("alpha_s", "Start-up", attrgetter("startup_s"), unit="s"),
-    Column(
-        "s_per_byte",
-        "Asymptotic algbw, GB/s",
-        attrgetter("per_byte_s"),
-        lambda line: per_byte_text(line.per_byte_s),
-    ),
-    titles={"name": "Collective", "ranks": "Ranks"},
-)
 
 
 def document_of(report: CollectivesReport) -> Document:
@@ -136,7 +133,7 @@ def document_of(report: CollectivesReport) -> Document:
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
         *methods_section(report.methods),
-        meta=(f"{runs_text(len(report.runs))}, {len(report.without_figures)} without figures.",),
+        runs=report.runs,
         always=(
             named_table("points", "Measured points", (*POINT_COLUMNS, *REJECTED_COLUMNS), GROUP_COLUMNS),
             named_table("pairs", "Pairs of ranks", PAIR_COLUMNS, ("group",)),
@@ -149,9 +146,9 @@ def document_of(report: CollectivesReport) -> Document:
     )
 
 
-def fit_document(fit: NetworkFit, left_out: Sequence[str] = ()) -> Document:
+def fit_document(fit: NetworkFit) -> Document:
     """Returns one fit alone, with what was left out of it."""
-    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in left_out))
+    section = replace(_fit(fit, 0), marks=tuple(remark("note", f"left out: {text}") for text in fit.left_out))
     return Document(title=TITLE, sections=(section,), data=fit)
 
 
@@ -209,7 +206,7 @@ def _group(group: GroupReport) -> Section:
         caption=f"{group.caption}.",
         facts=_facts(group),
         marks=(*_doubt_marks(group), *(remark("note", f"not measured: {text}") for text in group.not_measured)),
-        sections=tuple(_group_sections(group)),
+        sections=tuple(VIEWS.group_sections(group)),
         # What the label does not say.
         brief=(", ".join(conditions), group.verdict),
         is_group=True,
@@ -224,45 +221,72 @@ def _group(group: GroupReport) -> Section:
     )
 
 
-def _group_sections(group: GroupReport) -> Iterator[Section]:
-    least = percent(STAY_WITHIN, 0)
-    yield Section(
-        id=f"choice-{group.id}",
-        title="Which algorithm",
-        level="answer",
-        words=(group.advice,),
-        caption=f"Lead: time of the next over that of the fastest. Clear: more than {least}, and beyond the scatter of "
-        f"{MIN_RUNS} runs or more; fewer are too few, whatever the lead.",
-        sheets=(best_sheet(group),),
-        brief=(),
-    )
-    is_drawn = len(group.best) > 1
-    yield Section(
-        id=f"sizes-{group.id}",
-        title="Over size",
-        level="answer",
-        words=() if is_drawn else ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",),
-        charts=lambda: size_charts(group) if is_drawn else [],
-        brief=(),
-    )
-    last = group.best[-1]
-    costs = (sheet_of(group.costs, last.num_bytes),) if group.costs else ()
-    yield Section(
-        id=f"times-{group.id}",
-        title="Times",
-        headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
-        sheets=(times_sheet(group), rates_sheet(group), *costs),
-        brief=(),
-    )
-    if group.rejected:
-        title = "Points without figures"
-        yield Section(
-            id=f"rejected-{group.id}",
-            title=title,
-            headline=f"{len(group.rejected)} points",
-            sheets=(Sheet(name="points", title=title, columns=REJECTED_COLUMNS, rows=group.rejected),),
+class ChoiceView(GroupView):
+    """Which algorithm to use at which size."""
+
+    id = "choice"
+    title = "Which algorithm"
+    level = "answer"
+
+    def section(self, group: GroupReport) -> Section:
+        return Section(
+            id=self.id,
+            title=self.title,
+            words=(group.advice,),
+            caption=f"Lead: time of the next over that of the fastest. Clear: more than {percent(STAY_WITHIN, 0)}, and "
+            f"beyond the scatter of {MIN_RUNS} runs or more; fewer are too few, whatever the lead.",
+            sheets=(best_sheet(group),),
             brief=(),
         )
+
+
+class SizesView(GroupView):
+    """Rate and time over size."""
+
+    id = "sizes"
+    title = "Over size"
+    level = "answer"
+
+    def section(self, group: GroupReport) -> Section:
+        if len(group.best) == 1:
+            words = ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",)
+            return Section(id=self.id, title=self.title, words=words, brief=())
+        return Section(id=self.id, title=self.title, charts=lambda: size_charts(group), brief=())
+
+
+class TimesView(GroupView):
+    """All times, rates and costs."""
+
+    id = "times"
+    title = "Times"
+
+    def section(self, group: GroupReport) -> Section:
+        last = group.best[-1]
+        costs = (sheet_of(group.costs, last.num_bytes),) if group.costs else ()
+        return Section(
+            id=self.id,
+            title=self.title,
+            headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
+            sheets=(times_sheet(group), rates_sheet(group), *costs),
+            brief=(),
+        )
+
+
+class RejectedView(GroupView):
+    """Points that have no right time, and why."""
+
+    id = "rejected"
+    title = "Points without figures"
+
+    def section(self, group: GroupReport) -> Section | None:
+        if not group.rejected:
+            return None
+        sheet = Sheet(name="points", title=self.title, columns=REJECTED_COLUMNS, rows=group.rejected)
+        headline = f"{len(group.rejected)} points"
+        return Section(id=self.id, title=self.title, headline=headline, sheets=(sheet,), brief=())
+
+
+VIEWS = Views(group=(ChoiceView(), SizesView(), TimesView(), RejectedView()))
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
@@ -484,10 +508,7 @@ def _runs(report: CollectivesReport) -> Iterator[Section]:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)
     if report.runs:
-        sheet = Sheet(
-            name="runs", title="All runs", columns=RUN_COLUMNS, rows=report.runs, is_sortable=True, max_rows=MAX_LISTED
-        )
-        yield Section(id="runs", title="Runs", level="appendix", sheets=(sheet,))
+        yield Section(id="runs", title="Runs", level="appendix", sheets=(runs_sheet_of(RUN_COLUMNS, report.runs),))
     yield from without_figures(report.without_figures, report.damaged)
     if report.environment:
         title = "Environment that all runs with figures share"

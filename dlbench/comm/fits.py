@@ -22,7 +22,7 @@ from dlbench.errors import DlbenchError, IncompleteDataError, UserError, nearest
 from dlbench.perfmodels.link_fit import Observation, choose_sharing, fit_network, hold_out_largest
 from dlbench.report.table import column
 from dlbench.specs.comm import ELEMENT_BYTES, IN_PLACE, LIBRARY, FitError, LineCost, NetworkModel
-from dlbench.stats.pairing import LEAST_RUNS, resampled, stretch
+from dlbench.stats.resampling import LEAST_RUNS, resampled, stretch
 
 LARGE_BYTES = 1_000_000  # Errors of messages from here on are listed by themselves: what gradients are sent in.
 PointKey = tuple[str, str, int]  # Id of the group, title of the series, bytes.
@@ -63,6 +63,8 @@ class NetworkFit(Scope):
     errors: tuple[PredictionErrors, ...] = ()  # Over all held-out points, over large ones, and by algorithm.
     predicted: Mapping[PointKey, float] = field(default_factory=dict, metadata={"json": False})
     """Seconds by a fit without the point."""
+    left_out: tuple[str, ...] = field(default=(), metadata={"json": False})
+    """What of the outputs that it was imported from was not used, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,20 +102,20 @@ def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = No
                 scope = Scope(system=group.sample.plan.system.name, carrier=series.carrier, dtype=group.dtype)
                 scopes.setdefault(scope, []).append((group, series))
     fits, unfitted = [], []
-    for scope, found in scopes.items():
+    for scope, of_scope in scopes.items():
         if only not in (None, scope):
             continue
         # What was asked for of the system; one model is not fitted to what differs there.
         asked = {
             group.id: {k: v for k, v in system_content(group.sample.plan).items() if not k.startswith("system.launch.")}
-            for group, _ in found
+            for group, _ in of_scope
         }
         if unlike := side_by_side(asked).differences:
             why = f"its runs were asked for unlike ({named(unlike)}); fit each kind from a folder of its own"
             unfitted.append(f"{scope.title}: {why}")
             continue
         try:
-            fit, left = _fit(scope, found, lines_of(table, scope), fitted)
+            fit, left = _fit(scope, of_scope, lines_of(table, scope), fitted)
         except DlbenchError as error:
             unfitted.append(f"{scope.title}: {error}")
             continue
@@ -133,25 +135,24 @@ def fit_one(
     if table.pairs and not table.groups:
         raise IncompleteDataError(f"{where}: holds pairs of ranks alone, and costs are fitted to collectives")
     if not table.groups:
-        reasons = [f"{one.run.plan.run_id}: {one.state}: {one.why}" for one in table.without] or list(table.damaged)
+        reasons = [f"{item.run.plan.run_id}: {item.state}: {item.why}" for item in table.without] or list(table.damaged)
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         raise IncompleteDataError(
             f"{where}: no run of the collective benchmark has figures; {reasons[0] + more if reasons else 'none'}"
         )
     chosen = _chosen("--system", system, [group.sample.plan.system.name for group in table.groups], where)
     groups = [group for group in table.groups if group.sample.plan.system.name == chosen]
-    known = [group.dtype for group in groups]
-    precision = _chosen("--dtype", dtype or ("fp32" if "fp32" in known else None), list(known), where)
+    dtypes = [group.dtype for group in groups]
+    precision = _chosen("--dtype", dtype or ("fp32" if "fp32" in dtypes else None), list(dtypes), where)
     groups = [group for group in groups if group.dtype == precision]
-    own = [one.carrier for group in groups for one in group.series if not one.is_library]
-    carriers = own or [one.carrier for group in groups for one in group.series]
+    modelled = [series.carrier for group in groups for series in group.series if not series.is_library]
+    carriers = modelled or [series.carrier for group in groups for series in group.series]
     carrier = _chosen("--transport", transport, carriers, where)
-    table = CollectiveTable(groups=tuple(groups), without=(), damaged=())
     scope = Scope(system=chosen, carrier=carrier, dtype=groups[0].dtype)
     fits = fit_all(table, fitted=fitted, only=scope)
     if fits.fits:
         return fits.fits[0]
-    if own:
+    if modelled:
         raise IncompleteDataError(f"{where}: {fits.unfitted[0]}")
     lines = lines_of(table, scope)
     if not lines:
@@ -161,17 +162,17 @@ def fit_one(
     return NetworkFit(**vars(scope), network=network)
 
 
-def _chosen(option: str, asked: str | None, found: list[str], where: str) -> str:
-    known = list(dict.fromkeys(found))
+def _chosen(option: str, asked: str | None, names: list[str], where: str) -> str:
+    distinct = list(dict.fromkeys(names))
     if asked is not None:
-        if asked not in known:
-            raise UserError(f"{option} {asked}: not among the runs in {where}: {nearest(asked, known)}")
+        if asked not in distinct:
+            raise UserError(f"{option} {asked}: not among the runs in {where}: {nearest(asked, distinct)}")
         return asked
-    if len(known) > 1:
+    if len(distinct) > 1:
         raise UserError(
-            f"{where}: one file holds one of {', '.join(known)}; choose by {option}, e.g. {option} {known[0]}"
+            f"{where}: one file holds one of {', '.join(distinct)}; choose by {option}, e.g. {option} {distinct[0]}"
         )
-    return known[0]
+    return distinct[0]
 
 
 def lines_of(table: CollectiveTable, scope: Scope) -> tuple[LineCost, ...]:
@@ -223,13 +224,13 @@ def line_name(group: CollectiveGroup, series: MeasuredSeries) -> str:
 
 
 def _fit(
-    scope: Scope, found: Sequence[tuple[CollectiveGroup, MeasuredSeries]], lines: tuple[LineCost, ...], fitted: str
+    scope: Scope, measured: Sequence[tuple[CollectiveGroup, MeasuredSeries]], lines: tuple[LineCost, ...], fitted: str
 ) -> tuple[NetworkFit, str]:
     # Groups inside one node say nothing of messages between nodes: next to real ones they are left out.
-    used, left = list(found), ""
-    if any(group.sample.plan.layout.nodes > 1 for group, _ in found):
-        used = [one for one in found if one[0].sample.plan.layout.nodes > 1 or one[0].layout.num_groups == 1]
-        count = sum(len(series.rows) for _, series in found) - sum(len(series.rows) for _, series in used)
+    used, left = list(measured), ""
+    if any(group.sample.plan.layout.nodes > 1 for group, _ in measured):
+        used = [item for item in measured if item[0].sample.plan.layout.nodes > 1 or item[0].layout.num_groups == 1]
+        count = sum(len(series.rows) for _, series in measured) - sum(len(series.rows) for _, series in used)
         if count:
             left = f"{count} points of groups inside one node are left out next to groups on several"
     if any(group.has_uneven_leaves for group, _ in used):
@@ -241,7 +242,7 @@ def _fit(
     by_run: list[dict[str, float]] = []
     for group, series in used:
         names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
-        by_run += [{names[run_id]: took for (run_id, _), took in one.by_run.items()} for one in series.rows]
+        by_run += [{names[run_id]: took for (run_id, _), took in row.by_run.items()} for row in series.rows]
     fit = fit_of(
         scope,
         observations,
@@ -284,7 +285,7 @@ def fit_of(
         **vars(scope),
         network=network.model_copy(update={"collectives": lines, **held_out}),
         errors=tuple(errors),
-        predicted={keys[id(seen)]: seconds for seen, seconds in predictions if id(seen) in keys},
+        predicted={keys[id(observation)]: seconds for observation, seconds in predictions if id(observation) in keys},
     )
 
 
@@ -312,19 +313,19 @@ def _errors_over(scope: str, errors: Sequence[float]) -> PredictionErrors:
     return PredictionErrors(scope=scope, num_points=len(errors), median=statistics.median(errors), worst=max(errors))
 
 
-def _observations(found: Iterable[tuple[CollectiveGroup, MeasuredSeries]]) -> Iterator[tuple[PointKey, Observation]]:
-    for group, series in found:
-        for one in series.rows:
+def _observations(measured: Iterable[tuple[CollectiveGroup, MeasuredSeries]]) -> Iterator[tuple[PointKey, Observation]]:
+    for group, series in measured:
+        for row in series.rows:
             yield (
-                (group.id, series.title, one.num_bytes),
+                (group.id, series.title, row.num_bytes),
                 Observation(
                     collective=group.collective,
                     algorithm=series.algorithm,
                     layout=group.layout,
-                    num_bytes=one.num_bytes,
+                    num_bytes=row.num_bytes,
                     element_bytes=ELEMENT_BYTES[group.dtype],
                     shards=group.sample.plan.comm.shards,
-                    seconds=one.time.value,
-                    chunks=one.chunks,
+                    seconds=row.time.value,
+                    chunks=row.chunks,
                 ),
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,13 +40,6 @@ LAYOUTS: dict[LevelName, Layout] = {
 Measured = Sequence[tuple[OutputSeries, Layout]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImportedFit(NetworkFit):
-    """The costs that outputs give, and what of them was not used, in words."""
-
-    left_out: tuple[str, ...] = ()
-
-
 def import_tables(
     paths: Sequence[Path],
     *,
@@ -58,7 +51,7 @@ def import_tables(
     dtype: str | None = None,
     op: str | None = None,
     fitted: str,
-) -> ImportedFit:
+) -> NetworkFit:
     """Returns the costs of a network by the outputs in some files.
 
     `system`: what to call it. `fitted`: when, UTC, ISO 8601. `dtype` and `op`: the type and operation to take of
@@ -98,14 +91,14 @@ def import_tables(
     about: dict[str, Any] = {"sources": (*sources, *(f"left out: {text}" for text in left_out)), "fitted": fitted}
     if not observed:
         network = NetworkModel(system=system, transport=scope.carrier, collectives=tuple(lines), **about)
-        return ImportedFit(**vars(scope), network=network, left_out=tuple(left_out))
+        return NetworkFit(**vars(scope), network=network, left_out=tuple(left_out))
     points, by_run = zip(*observed, strict=True)
     try:
         fit = fit_of(scope, points, by_run, lines=tuple(lines), **about)
     except UserError as error:
         raise UserError(f"{all_series[0].where}: {error}") from None
     network = _with_bandwidth(fit.network, placed.get("bandwidth", []), pairs)
-    return ImportedFit(**vars(scope), network=network, errors=fit.errors, left_out=tuple(left_out))
+    return replace(fit, network=network, left_out=tuple(left_out))
 
 
 def _chosen(

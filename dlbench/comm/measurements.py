@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 
 from dlbench.analysis.comparability import Condition, digest_of, system_content
 from dlbench.analysis.doubts import Doubt
@@ -101,9 +101,6 @@ class MeasuredSeries:
     startup_s: float | None = None  # Of a line through all sizes; None with fewer than two sizes.
     per_byte_s: float | None = None
 
-    def at(self, num_bytes: int) -> Measurement | None:
-        return next((row for row in self.rows if row.num_bytes == num_bytes), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredGroup:
@@ -172,9 +169,6 @@ class CollectiveGroup:
     def sizes(self) -> tuple[int, ...]:
         return tuple(sorted({one.num_bytes for series in self.series for one in series.rows}))
 
-    def at(self, title: str, num_bytes: int) -> Measurement | None:
-        return next((series.at(num_bytes) for series in self.series if series.title == title), None)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CollectiveTable:
@@ -205,7 +199,7 @@ def tabulate(scan: CommScan) -> CollectiveTable:
         if run.record is None or run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
         elif not any(why_not(point) == "" for point in run.record.points):
-            rejected = (f"{one.title}, {format_bytes(one.num_bytes)}: {one.why}" for one in _rejected([run]))
+            rejected = (f"{point.title}, {format_bytes(point.num_bytes)}: {point.why}" for point in _rejected([run]))
             reasons = dict.fromkeys([*rejected, *run.record.not_measured])
             without.append(WithoutFigures(run=run, state="empty", why="; ".join(reasons) or "holds no point"))
         else:
@@ -216,10 +210,10 @@ def tabulate(scan: CommScan) -> CollectiveTable:
         of_plan = plan.layout.ranks, plan.layout.nodes, layout.group_size, plan.system.launch.launcher
         return plan.system.name, group.collective, group.dtype, *of_plan, group.id
 
-    found = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
+    measured_groups = sorted((_group(key, runs) for key, runs in groups.items()), key=order)
     return CollectiveTable(
-        groups=tuple(group for group in found if group.collective != PAIRS),
-        pairs=tuple(group for group in found if group.collective == PAIRS),
+        groups=tuple(group for group in measured_groups if group.collective != PAIRS),
+        pairs=tuple(group for group in measured_groups if group.collective == PAIRS),
         without=tuple(without),
         damaged=tuple(damaged),
     )
@@ -286,20 +280,20 @@ def _comparable(run: CommRun) -> dict[str, object]:
 
 def series_order(name: SeriesName, collective: Collective) -> tuple[bool, int, str, str]:
     """Own algorithms as `dlbench comm` lists them, then libraries."""
-    known = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
-    place = known.index(name.algorithm) if name.algorithm in known else len(known)
-    return name.is_library, place, name.algorithm, name.carrier
+    names = BACKENDS if name.is_library else ALGORITHMS.get(collective, ())
+    position = names.index(name.algorithm) if name.algorithm in names else len(names)
+    return name.is_library, position, name.algorithm, name.carrier
 
 
 def _rejected(runs: Iterable[CommRun]) -> tuple[Rejected, ...]:
-    found: dict[tuple[str, int, str], list[str]] = {}
+    run_ids: dict[tuple[str, int, str], list[str]] = {}
     for run in runs:
         for point in run.record.points if run.record else ():
             why = why_not(point)
             if why:
-                found.setdefault((name_of(point).title, point.num_bytes, why), []).append(run.plan.run_id)
+                run_ids.setdefault((name_of(point).title, point.num_bytes, why), []).append(run.plan.run_id)
     return tuple(
-        Rejected(title=title, num_bytes=size, why=why, runs=tuple(ids)) for (title, size, why), ids in found.items()
+        Rejected(title=title, num_bytes=size, why=why, runs=tuple(ids)) for (title, size, why), ids in run_ids.items()
     )
 
 
@@ -324,29 +318,29 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
         for name in sorted(cells, key=lambda name: series_order(name, plan.comm.collective))
     }
     fastest: dict[int, float] = {}
-    for one in (one for found in measured.values() for one in found):
-        fastest[one.num_bytes] = min(one.time.value, fastest.get(one.num_bytes, one.time.value))
+    for row in chain.from_iterable(measured.values()):
+        fastest[row.num_bytes] = min(row.time.value, fastest.get(row.num_bytes, row.time.value))
     return CollectiveGroup(
         id=key,
         collective=plan.comm.collective,
         dtype=plan.comm.dtype,
         runs=tuple(runs),
-        series=tuple(_series(name, found, fastest, plan.layout.ranks) for name, found in measured.items()),
+        series=tuple(_series(name, rows, fastest, plan.layout.ranks) for name, rows in measured.items()),
         rejected=_rejected(runs),
     )
 
 
-def _series(name: SeriesName, found: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> MeasuredSeries:
+def _series(name: SeriesName, rows: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> MeasuredSeries:
     """A series and the line through its sizes; `fastest` has the least time of each size."""
     line = None
-    if len(found) > 1:
-        line = fit_line(name.title, ranks, [one.num_bytes for one in found], [one.time.value for one in found])
+    if len(rows) > 1:
+        line = fit_line(name.title, ranks, [row.num_bytes for row in rows], [row.time.value for row in rows])
     return MeasuredSeries(
         title=name.title,
         carrier=name.carrier,
         algorithm=name.algorithm,
         is_library=name.is_library,
-        rows=tuple(replace(one, is_best=one.time.value == fastest[one.num_bytes]) for one in found),
+        rows=tuple(replace(row, is_best=row.time.value == fastest[row.num_bytes]) for row in rows),
         startup_s=line.startup_s if line else None,
         per_byte_s=line.per_byte_s if line else None,
     )
@@ -362,26 +356,26 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
     if len(times) == 1:
         low, high = np.percentile(next(iter(times.values())), [25, 75])
         time = interval(time.value, low, high, 1, "within-run", "s")
-    one = points[0][1]
-    alone = [seconds for _, point in points for seconds in point.single_call_s]
+    first = points[0][1]
+    single_calls = [seconds for _, point in points for seconds in point.single_call_s]
     skews = [seconds for _, point in points for seconds in point.skew_s]
     return Measurement(
-        series=name_of(one),
-        num_bytes=one.num_bytes,
+        series=name_of(first),
+        num_bytes=first.num_bytes,
         time=time,
         minimum_s=min(map(min, times.values())),
-        algbw=rate(time, one.num_bytes),
-        busbw=rate(time, one.num_bytes * factor) if factor > 0 else None,
+        algbw=rate(time, first.num_bytes),
+        busbw=rate(time, first.num_bytes * factor) if factor > 0 else None,
         iterations=min(map(len, times.values())),
         operations=min(point.operations for _, point in points),
-        timing=one.timing,
-        single_call_s=float(np.median(alone)) if alone else None,
+        timing=first.timing,
+        single_call_s=float(np.median(single_calls)) if single_calls else None,
         skew_s=float(np.median(skews)) if skews else None,
-        chunks=one.chunks_run,
-        steps=one.steps,
-        messages=max(one.messages, default=None),
-        bytes_sent=max(one.bytes_sent, default=None),
-        bytes_across=max(one.bytes_across, default=None),
+        chunks=first.chunks_run,
+        steps=first.steps,
+        messages=max(first.messages, default=None),
+        bytes_sent=max(first.bytes_sent, default=None),
+        bytes_across=max(first.bytes_across, default=None),
         by_run=by_run,
     )
 

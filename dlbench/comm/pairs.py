@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from dlbench.analysis.comparability import Condition
@@ -64,8 +65,8 @@ def pairs_report(
     group: CollectiveGroup, fits: Fits, label: str, conditions: tuple[Condition, ...], doubts: Sequence[Doubt]
 ) -> PairsReport:
     """The numbers of a group whose points are of pairs of ranks."""
-    figures, sizes = tuple(sorted(_figures(group), key=lambda one: LEVELS.index(one.level))), group.sizes
-    ends = tuple(one for one in figures if one.at.num_bytes == sizes[0 if one.way == "ping-pong" else -1])
+    figures, sizes = tuple(sorted(_figures(group), key=lambda figure: LEVELS.index(figure.level))), group.sizes
+    ends = tuple(figure for figure in figures if figure.at.num_bytes == sizes[0 if figure.way == "ping-pong" else -1])
     return PairsReport(
         id=group.id,
         label=label,
@@ -83,13 +84,13 @@ def pairs_report(
 
 
 def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
-    found: dict[tuple[RankPair, str, int], list[dict[RunKey, CommPoint]]] = {}  # Alone, and beside congestors.
+    sides_of: dict[tuple[RankPair, str, int], list[dict[RunKey, CommPoint]]] = {}  # Alone, and beside congestors.
     for run in group.runs:
-        for one in run.record.points if run.record else ():
-            if not why_not(one) and one.pair is not None:
-                sides = found.setdefault((one.pair, one.algorithm, one.num_bytes), [{}, {}])
-                sides[bool(one.congestors)][run.plan.run_id, 0] = one
-    for (pair, way, _), (alone, beside) in sorted(found.items(), key=lambda one: one[0]):
+        for point in run.record.points if run.record else ():
+            if not why_not(point) and point.pair is not None:
+                sides = sides_of.setdefault((point.pair, point.algorithm, point.num_bytes), [{}, {}])
+                sides[bool(point.congestors)][run.plan.run_id, 0] = point
+    for (pair, way, _), (alone, beside) in sorted(sides_of.items(), key=itemgetter(0)):
         if alone:
             at, hit = (measurement(tuple(side.items()), 0) if side else None for side in (alone, beside))
             assert at is not None
@@ -107,17 +108,17 @@ def _figures(group: CollectiveGroup) -> Iterator[PairFigure]:
 
 
 def _factor(beside: Mapping[RunKey, CommPoint], alone: Mapping[RunKey, CommPoint], of: Callable[..., Any]) -> Estimate:
-    top, bottom = ({key: float(of(one.times_s)) for key, one in side.items()} for side in (beside, alone))
+    top, bottom = ({key: float(of(point.times_s)) for key, point in side.items()} for side in (beside, alone))
     return ratio_estimate(top, bottom)
 
 
 def _costs(figures: Sequence[PairFigure]) -> Iterator[LevelCosts]:
-    pings = [one for one in figures if one.way == "ping-pong"]
-    for level in dict.fromkeys(one.level for one in pings):
+    pings = [figure for figure in figures if figure.way == "ping-pong"]
+    for level in dict.fromkeys(ping.level for ping in pings):
         times: dict[RunKey, list[tuple[int, float]]] = {}
-        for one in (one for one in pings if one.level == level):
-            for key, seconds in one.at.by_run.items():
-                times.setdefault(key, []).append((one.at.num_bytes, seconds))
+        for ping in (ping for ping in pings if ping.level == level):
+            for key, seconds in ping.at.by_run.items():
+                times.setdefault(key, []).append((ping.at.num_bytes, seconds))
         spread = {key: rows for key, rows in times.items() if len({size for size, _ in rows}) > 1}
         if lines := {key: fit_line(level, 2, *zip(*rows, strict=True)) for key, rows in spread.items()}:
             alpha = median_estimate({key: line.startup_s for key, line in lines.items()}, "s")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of
+from dlbench.comm.choice import STAY_WITHIN, Recommended, Standing, fusion_bytes, ranges_of, standing_fields
 from dlbench.errors import UserError, nearest
 from dlbench.lazy import np
 from dlbench.perfmodels.extrapolation import doublings_beyond, network_error, network_factors
@@ -216,22 +216,19 @@ def usable_series(series: Sequence[PredictedSeries]) -> Sequence[PredictedSeries
     return [one for one in series if one.poor_error is None] or series
 
 
-def _standing(series: Sequence[PredictedSeries], place: int, size: int) -> Standing:
-    """The fastest at one size; series whose interval it reaches, and those a few percent slower, are as good as it."""
-    first, *others = sorted(series, key=lambda one: one.seconds[place])
-    fastest, end = first.seconds[place], first.seconds[place] if first.high is None else first.high[place]
-    tied = [
-        one
-        for one in others
-        if one.seconds[place] <= fastest * (1 + STAY_WITHIN) or (one.low is not None and one.low[place] <= end)
-    ]
-    return Standing(
-        num_bytes=size,
-        title=first.name,
-        is_clear=not tied,
-        tied=(first.name, *(one.name for one in tied)),
-        spread=max((one.seconds[place] / fastest - 1 for one in tied), default=0.0),
-    )
+def _standing(all_series: Sequence[PredictedSeries], index: int, size: int) -> Standing:
+    """Returns the fastest at one size; series whose interval it reaches, and those a few percent slower, are as good as
+    it.
+    """
+    first, *others = sorted(all_series, key=lambda series: series.seconds[index])
+    fastest = first.seconds[index]
+    end = fastest if first.high is None else first.high[index]
+    slower = {}
+    for series in others:
+        seconds = series.seconds[index]
+        if seconds <= fastest * (1 + STAY_WITHIN) or (series.low is not None and series.low[index] <= end):
+            slower[series.name] = seconds / fastest - 1
+    return Standing(**standing_fields(size, first.name, slower))
 
 
 def _beyond(fitted: FittedRange | None, layout: Layout, sizes: Sequence[int]) -> tuple[str, ...]:

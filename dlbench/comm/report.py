@@ -17,7 +17,8 @@ from dlbench.comm.measurements import CollectiveGroup, MeasuredGroup, MeasuredSe
 from dlbench.comm.pairs import PairsReport, pairs_report
 from dlbench.comm.wording import advice, conditions_of, label_of, verdict
 from dlbench.records.comm import CommRun, CommScan
-from dlbench.report.document import BaseReport, ListedRun
+from dlbench.report.document import BaseReport, ListedRun, without_figure
+from dlbench.report.table import column
 from dlbench.report.wording import INTERVALS, runs_text
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import POOR_MEDIAN, POOR_WORST, Collective
@@ -106,9 +107,9 @@ class GroupReport(MeasuredGroup):
 class RunRow(ListedRun):
     """One run of the collective benchmark."""
 
-    collective: Collective
+    collective: Collective = field(metadata=column("Collective"))
     dtype: Precision
-    system: str
+    system: str = field(metadata=column("System"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class CollectivesReport(BaseReport):
 
     @property
     def without_figures(self) -> tuple[RunRow, ...]:
-        return tuple(run for run in self.runs if not run.group)
+        return without_figure(self.runs)
 
 
 def assemble(scan: CommScan) -> CollectivesReport:

@@ -98,29 +98,30 @@ class OpenFiles:
     """Opens files at first use in each process, so that its owner may be pickled or forked."""
 
     def __init__(self) -> None:
-        self._handles: dict[Path, tuple[Any, list[Any]]] = {}  # and what was found in it
+        self._handles: dict[Path, tuple[Any, Any]] = {}  # and what was found in it
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_handles": {}, "_owner": -1}
 
-    def get(self, path: Path) -> h5py.File:
-        """The open file; the one opened first gives way when there are too many. Raises OSError: as `open_hdf5`."""
+    def found(self, path: Path, look: Callable[[h5py.File], T]) -> T:
+        """Returns what `look` finds in a file, which it looks at when that is opened.
+
+        The file opened first gives way when there are too many. Raises as `open_hdf5`, and as `look`.
+        """
         if self._owner != os.getpid():  # handles of a parent must not be used, nor closed, in its child
             self._handles, self._owner = {}, os.getpid()
         if path not in self._handles:
             if len(self._handles) >= OPEN_AT_MOST:
                 self._handles.pop(next(iter(self._handles)))[0].close()
-            self._handles[path] = open_hdf5(path), []
-        return self._handles[path][0]
-
-    def found(self, path: Path, look: Callable[[h5py.File], T]) -> T:
-        """What `look` finds in a file, which it looks at once while it is open; raises as `get`, and as `look`."""
-        file = self.get(path)
-        known: list[T] = self._handles[path][1]
-        if not known:
-            known.append(look(file))
-        return known[0]
+            file = open_hdf5(path)
+            try:
+                self._handles[path] = file, look(file)
+            except BaseException:
+                file.close()
+                raise
+        content: T = self._handles[path][1]
+        return content
 
     def close(self) -> None:
         for file, _ in self._handles.values():

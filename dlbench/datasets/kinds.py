@@ -25,7 +25,7 @@ from dlbench.datasets.splits import MAX_NAMES, OF_STORAGE, Split, is_split_name,
 from dlbench.datasets.text import corpus, pretraining_hdf5
 from dlbench.errors import UserError
 from dlbench.opening import why_unreadable
-from dlbench.specs.workload import Workload
+from dlbench.specs.workload import TextData, Workload
 
 Result = TypeVar("Result")
 
@@ -312,7 +312,9 @@ class TextSamples(DataKind):
         files = pretraining_hdf5.sample_files(folder, planned.split)
         is_small = (folder.is_file() or names_in(folder)[1]) and len(files) <= OPENED
         index = pretraining_hdf5.index_samples(folder if is_small else files[0], planned.split)
-        pretraining_hdf5.require_length(index.shape, planned.workload.data, planned.where)
+        data = planned.workload.data
+        assert isinstance(data, TextData)  # no other workload takes such samples
+        pretraining_hdf5.require_length(index.shape, data, planned.where)
         return index.num_samples if is_small else None
 
     def verify(self, folder: Path, checking: Checking) -> list[str]:

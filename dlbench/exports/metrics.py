@@ -12,7 +12,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import dlbench
 from dlbench.analysis.metrics import metrics_by_run
@@ -20,7 +19,9 @@ from dlbench.analysis.scaling import groups
 from dlbench.analysis.sessions import circumstances_of
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
+from dlbench.records.scan import Run
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate
+from dlbench.units import printable
 
 LABELS = ("system", "workload", "preset", "engine", "precision", "scaling", "ranks", "nodes", "commit", "group")
 """Of every point: `commit` is the tag that its runs share, `group` the report's name for runs that are comparable."""
@@ -35,7 +36,7 @@ FIGURES: Mapping[str, tuple[str, str, str]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredPoint:
+class MonitoredPoint:
     """One rank and node count of comparable runs."""
 
     labels: Mapping[str, str]
@@ -44,7 +45,7 @@ class MeasuredPoint:
     figures: Mapping[str, Estimate]  # By name of `FIGURES`; without energy where a run has none.
 
 
-def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
+def monitored_points(table: RunTable) -> tuple[MonitoredPoint, ...]:
     """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
     energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
     found = []
@@ -62,14 +63,13 @@ def measured_points(table: RunTable) -> tuple[MeasuredPoint, ...]:
                 figures["energy_per_sample"] = geometric_mean_estimate(joules, "J")
             ends = [circumstances_of(run).moment for run in runs]
             labels = {name: known[name] for name in LABELS}
-            found.append(MeasuredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
+            found.append(MonitoredPoint(labels=labels, run_ids=point.run_ids, finished=max(ends), figures=figures))
     return tuple(found)
 
 
-def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredPoint]) -> str:
-    """The text, every metric with its help; a metric that no point has is not there. `rows`: of all runs, as in
-    report.json, with `system`; `points`: what `measured_points` gave for them.
-    """
+def to_openmetrics(runs: Sequence[Run], table: RunTable) -> str:
+    """Returns the text, every metric with its help; a metric that no point has is not there. `table`: of all `runs`."""
+    points = monitored_points(table)
     lines = _gauge("dlbench_info", "", "The dlbench that wrote this", [({"version": dlbench.__version__}, 1)])
     for figure, (name, unit, about) in FIGURES.items():
         having = [(one.labels, one.figures[figure]) for one in points if figure in one.figures]
@@ -82,10 +82,13 @@ def to_openmetrics(rows: Sequence[Mapping[str, Any]], points: Sequence[MeasuredP
     lines += _gauge("dlbench_point_runs", "", "Runs behind the figures; below five there is no interval", counts)
     ends = [(one.labels, one.finished) for one in points if math.isfinite(one.finished)]
     lines += _gauge("dlbench_last_run_timestamp_seconds", "seconds", "End of the newest run", ends)
-    names = ("system", "workload", "state")
-    states = Counter(tuple(str(row[name]) for name in names) for row in rows)
-    known = [(dict(zip(names, key, strict=True)), count) for key, count in sorted(states.items())]
-    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", known)
+    without = {id(item.run): item.state for item in table.without}
+    states = Counter((run.plan.system.name, run.plan.workload.name, without.get(id(run), "valid")) for run in runs)
+    counts = [
+        ({"system": system, "workload": workload, "state": state}, count)
+        for (system, workload, state), count in sorted(states.items())
+    ]
+    lines += _gauge("dlbench_runs", "", "Runs by their state; only valid ones have figures", counts)
     return "\n".join([*lines, "# EOF", ""])
 
 
@@ -100,5 +103,4 @@ def _gauge(name: str, unit: str, about: str, values: Sequence[tuple[Mapping[str,
 
 
 def _quoted(text: str) -> str:
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return '"' + shown.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + printable(text).replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 import dlbench
 from dlbench.analysis.sessions import Circumstances
 from dlbench.errors import MachineError, RunError, UserError
-from dlbench.gate.sides import Content, Side, SidePoint, SideRun, at_where, point_label
+from dlbench.gate.sides import Content, GateSide, SidePoint, SideRun, at_where, point_label
 from dlbench.records.files import json_text, write_result
 from dlbench.records.record import Environment
 from dlbench.records.scan import given_content, validated
@@ -22,17 +22,24 @@ from dlbench.report.wording import runs_text
 from dlbench.specs.base import Ranks, RunName, Spec
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.estimates import MIN_RUNS
+from dlbench.units import first_of
 
+VERSION = 1
+MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
 MAX_FEW = 6  # Points with too few runs that an error names.
 
+Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
+"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
 
-def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
+_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
+"""What a point of a file and a point of a side call alike."""
+
+
+def baseline_of(side: GateSide, *, allow_few: bool) -> Baseline:
     """The file of a side; equal runs give an equal file."""
     few = [point for point in side.points if len(point.runs) < MIN_RUNS]
     if few and not allow_few:
-        names = "; ".join(f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few[:MAX_FEW])
-        if len(few) > MAX_FEW:
-            names += f"; and {len(few) - MAX_FEW} more"
+        names = first_of([f"{point_label(point)} ({runs_text(len(point.runs))})" for point in few], MAX_FEW, "; ")
         raise UserError(
             f"{side.name}: a baseline needs {MIN_RUNS} runs per point; too few: {names}; "
             f"choose others with --where, run with --repeats {MIN_RUNS} or more (10 find smaller slowdowns), or give "
@@ -41,10 +48,6 @@ def baseline_of(side: Side, *, allow_few: bool) -> Baseline:
     points = [_point(point) for point in side.points]
     points.sort(key=lambda point: (sorted(point.registered.items()), point.ranks, point.nodes, point.runs[0].run_id))
     return Baseline(dlbench_version=dlbench.__version__, points=tuple(points))
-
-
-_BOTH = ("ranks", "nodes", "sample_unit", "notice", "tags", "environment", "doubts", "apart")
-"""What a point of a file and a point of a side call alike."""
 
 
 def _point(point: SidePoint) -> BaselinePoint:
@@ -58,10 +61,10 @@ def _point(point: SidePoint) -> BaselinePoint:
     )
 
 
-def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> Side:
+def side_of_baseline(baseline: Baseline, name: str, where: Mapping[str, str], option: str) -> GateSide:
     """The side that a file is, of the points with these registered properties; name and option are for errors."""
     points = at_where(list(map(_side_point, baseline.points)), where, name, option)
-    return Side(name=name, points=tuple(points), left_out=(), damaged=())
+    return GateSide(name=name, points=tuple(points), left_out=(), damaged=())
 
 
 def _side_point(point: BaselinePoint) -> SidePoint:
@@ -79,14 +82,6 @@ def _side_point(point: BaselinePoint) -> SidePoint:
             for number, run in enumerate(point.runs)
         ),
     )
-
-
-FORMAT = "dlbench.baseline"
-VERSION = 1
-MAX_BYTES = 1 << 26  # Of a file at most: some kB a point, and no baseline has ten thousand points.
-
-Amount = Annotated[float, Field(strict=True, ge=1e-12, le=1e15)]
-"""In seconds, bytes, samples per second or joules: none that is measured is smaller or larger."""
 
 
 class BaselineRun(Spec):

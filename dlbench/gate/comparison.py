@@ -7,9 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import NoReturn
 
@@ -17,14 +15,14 @@ from dlbench.analysis.metrics import METRICS, Metric
 from dlbench.analysis.side_by_side import alike, matched
 from dlbench.analysis.table import RunTable
 from dlbench.errors import UserError
+from dlbench.gate.floors import Floor, floors_at
 from dlbench.gate.report import FLOOR, ComparisonReport, MetricResult, PointResult, point_of, report_of
 from dlbench.gate.sides import (
+    GateSide,
     KeyDifference,
     Match,
-    Side,
     SidePoint,
     SideRun,
-    at_where,
     chosen,
     differences,
     digest,
@@ -35,20 +33,20 @@ from dlbench.gate.sides import (
     tabulated,
     without,
 )
-from dlbench.gate.verdicts import Judgement, Rule, Sample, judge
+from dlbench.gate.verdicts import Judgement, MetricSample, Rule, judge
 from dlbench.records.scan import Scan
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, is_other_than
 from dlbench.stats.pairing import KnownKey
 
 
 def compare_sides(
-    a: Side,
-    b: Side,
+    a: GateSide,
+    b: GateSide,
     *,
     metrics: Collection[str],
     rule: Rule,
     allowed: Collection[str] = (),
-    history: Side | None = None,
+    history: GateSide | None = None,
     options: tuple[str, str] = ("--where-a", "--where-b"),
     floors: Sequence[Floor] = (),
 ) -> ComparisonReport:
@@ -60,7 +58,11 @@ def compare_sides(
     """
     # Runs compared with themselves are always equal: a gate would pass for ever.
     ids = [
-        {(run.run_id, run.finished, *sorted(run.figures.items())) for point in side.points for run in point.runs}
+        {
+            (run.run_id, run.circumstances.finished, *sorted(run.figures.items()))
+            for point in side.points
+            for run in point.runs
+        }
         for side in (a, b)
     ]
     if ids[0] == ids[1]:
@@ -77,29 +79,29 @@ def compare_sides(
     return _whole(a, b, [*drafts, *more], rule, only_b=only_b, history="" if history is None else history.name)
 
 
-def compare_floors(b: Side, *, rule: Rule, floors: Sequence[Floor]) -> ComparisonReport:
+def compare_floors(b: GateSide, *, rule: Rule, floors: Sequence[Floor]) -> ComparisonReport:
     """Runs against floors alone."""
     drafts, unasked = _of_floors(b.points, floors_at(b.points, floors, b.name), sessions_at(b.points))
-    a = Side(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
+    a = GateSide(name=f"the floor {'; '.join(floor.text for floor in floors)}", points=(), left_out=(), damaged=())
     return _whole(a, b, drafts, rule, only_b=unasked)
 
 
 def compare_pairs(
-    points: Sequence[Match], *, both: Side, metrics: Collection[str], rule: Rule, floors: Sequence[Floor] = ()
+    points: Sequence[Match], *, both: GateSide, metrics: Collection[str], rule: Rule, floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """Side b against side a of runs that were interleaved, as `paired_points` gives points and folder; else as
+    """GateSide b against side a of runs that were interleaved, as `paired_points` gives points and folder; else as
     `compare_sides`.
     """
     at_least = floors_at([one.b for one in points if one.b is not None], floors, both.name)
     sessions = sessions_at(side for one in points for side in (one.a, one.b) if side is not None)
     drafts = [_Draft(one, metrics, sessions, at_least, paired=True) for one in points]
-    a = Side(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
+    a = GateSide(name=f"{both.name}, side a", points=(), left_out=(), damaged=())
     return _whole(a, dataclasses.replace(both, name=f"{both.name}, side b"), drafts, rule, paired=True)
 
 
 def _whole(
-    a: Side,
-    b: Side,
+    a: GateSide,
+    b: GateSide,
     drafts: Sequence[_Draft],
     rule: Rule,
     *,
@@ -116,7 +118,7 @@ def _whole(
 # Which points belong together
 
 
-def _matches(a: Side, b: Side, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
+def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
     """Every point of A with that of B, and points that only B has."""
 
     def same(point: SidePoint) -> Hashable:
@@ -141,7 +143,7 @@ def _matches(a: Side, b: Side, allowed: Collection[str]) -> tuple[list[Match], l
 
 
 def _refuse_unmatched(
-    a: Side, b: Side, matches: Sequence[Match], alone: Sequence[SidePoint], allowed: Collection[str]
+    a: GateSide, b: GateSide, matches: Sequence[Match], alone: Sequence[SidePoint], allowed: Collection[str]
 ) -> None:
     """Runs that were meant to be compared and must not be."""
     any_match = any(one.b is not None for one in matches)
@@ -170,7 +172,7 @@ def _apart(one: SidePoint, other: SidePoint, allowed: Collection[str]) -> list[K
     return places + differences(without(one.content, allowed), without(other.content, allowed))
 
 
-def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) -> list[list[SideRun]]:
+def _earlier(found: Match, history: GateSide | None, sessions: Mapping[str, str]) -> list[list[SideRun]]:
     """Runs of the history at one point by their session, less the sessions that are compared."""
     sides = [side for side in (found.a, found.b) if side is not None]
     compared = {sessions[run.run_id] for side in sides for run in side.runs}
@@ -186,7 +188,7 @@ def _earlier(found: Match, history: Side | None, sessions: Mapping[str, str]) ->
 # Sides that ran interleaved
 
 
-def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], Side]:
+def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list[Match], GateSide]:
     """The points of all paired comparisons among some runs, and what was left out of them.
 
     The sides may differ in what the comparison set on each (`series.sides` of the plan), and in nothing else. Runs are
@@ -213,7 +215,7 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list
         found += _of_comparison(json.loads(text), dataclasses.replace(table, runs=of_one, figures=figures), damaged)
     if not found:
         refuse_no_figures(name, (), left_out, table.damaged)
-    return found, Side(name=name, points=(), left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+    return found, GateSide(name=name, points=(), left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
 
 
 def _of_comparison(sides: Mapping[str, Mapping[str, object]], table: RunTable, damaged: list[str]) -> list[Match]:
@@ -249,60 +251,6 @@ def _paired(one: SidePoint | None, other: SidePoint | None) -> Match:
     return Match(a=point_a, b=point_b, allowed=tuple(differences(*contents)), unpaired=len(a) + len(b) - 2 * len(keys))
 
 
-# A throughput that runs must reach (`--at-least`), with no other runs to compare them with
-
-
-_EXAMPLE = (
-    "write it as '2500 images/s' (no ',', 'k' or 'e3' in the number), or for some runs only as "
-    "'workload=resnet50,ranks=4: 2500 images/s'"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Floor:
-    """What one `--at-least` asks."""
-
-    text: str
-    rate: float  # Samples per second.
-    sample_unit: str
-    is_per_rank: bool
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Properties of the points that it is for; empty: all whose samples have this unit."""
-
-
-def parse_floor(text: str) -> Floor:
-    """Reads ``[KEY=VALUE[,KEY=VALUE]:] NUMBER UNIT/s[/rank]``."""
-    where, _, rate = text.rpartition(":")
-    # Digits that are followed at once by one letter alone are 2.5k or 1e3, of which 2.5 or 1 would pass for ever.
-    number = r"([0-9]{1,15}(?:\.[0-9]{1,12})?)(?:\s+|(?=[^\W\d_]{2}))"
-    match = re.fullmatch(rf"\s*{number}([^\W\d_][^/,]*)/s(/rank)?\s*", rate)
-    pairs = [part.partition("=") for part in where.split(",") if part.strip()]
-    named_by = {key.strip(): value.strip() for key, _, value in pairs}
-    if match is None or not float(match[1]) or not all(named_by.values()) or len(named_by) != len(pairs):
-        raise UserError(f"--at-least {text}: is no throughput; {_EXAMPLE}")
-    return Floor(
-        text=text, rate=float(match[1]), sample_unit=match[2].strip(), is_per_rank=bool(match[3]), where=named_by
-    )
-
-
-def floors_at(points: Sequence[SidePoint], floors: Sequence[Floor], name: str) -> dict[int, float]:
-    """Returns the floor of each point that has one, by its `id`: the highest that is for it, samples/s of all ranks."""
-    found: dict[int, float] = {}
-    for floor in floors:
-        meant = at_where(points, floor.where, name, "--at-least")
-        held = [point for point in meant if point.sample_unit == floor.sample_unit]
-        if not held:
-            unit = meant[0].sample_unit
-            raise UserError(
-                f"--at-least {floor.text}: {meant[0].workload} counts {unit}, not {floor.sample_unit}: write NUMBER "
-                f"{unit}/s{'/rank' if floor.is_per_rank else ''}"
-            )
-        for point in held:
-            rate = floor.rate * (point.ranks if floor.is_per_rank else 1)
-            found[id(point)] = max(rate, found.get(id(point), 0.0))
-    return found
-
-
 def _of_floors(
     points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
 ) -> tuple[list[_Draft], list[SidePoint]]:
@@ -335,7 +283,7 @@ class _Draft:
         self.floor = at_least.get(id(found.b))
         self.sessions = sessions
         self.num_history = len(earlier)
-        self.samples: list[tuple[Metric, Sample, bool]] = []
+        self.samples: list[tuple[Metric, MetricSample, bool]] = []
         runs_b = () if found.b is None else found.b.runs
         for metric in METRICS if metrics else ():
             sample = _sample(metric, found.a.runs, runs_b, paired, sessions, earlier)
@@ -344,7 +292,7 @@ class _Draft:
                 self.samples.append((metric, sample, metric.name in metrics))
         if self.floor is not None:
             rates = {run.run_id: run.throughput for run in runs_b if run.throughput is not None}
-            sample = Sample(
+            sample = MetricSample(
                 a=(),
                 b=tuple(1 / rate for rate in rates.values()),
                 paired=False,
@@ -354,11 +302,13 @@ class _Draft:
             self.samples.append((dataclasses.replace(FLOOR, unit=f"{found.a.sample_unit}/s"), sample, True))
 
     def finished(self, judged: Iterator[Judgement], rule: Rule, *, paired: bool) -> PointResult:
-        """The point; takes its own verdicts from those of the family."""
-        metrics = []
+        """Returns the point; takes its own verdicts from those of the family."""
         judgements = [next(judged) if gated else judge([sample], rule)[0] for _, sample, gated in self.samples]
-        throughput, sooner = self._throughput(judgements, rule), self._sooner(judgements)
-        for (metric, sample, gated), judgement in zip(self.samples, judgements, strict=True):
+        pairs = list(zip(self.samples, judgements, strict=True))
+        ratios = {metric.name: judgement.estimate for (metric, _, _), judgement in pairs}
+        throughput, sooner = self._throughput(ratios, rule), self._sooner(ratios)
+        metrics = []
+        for (metric, sample, gated), judgement in pairs:
             quality = self._quality(metric, judgement, sooner)
             if gated:
                 judgement = self._weakened(metric, judgement, throughput, quality)
@@ -366,18 +316,12 @@ class _Draft:
             of_runs = judgement.tested is None or judgement.tested.unit != "session"
             a = _centre(values_a, sample.sessions_a, metric.unit, of_runs=of_runs)
             b = _centre(values_b, sample.sessions_b, metric.unit, of_runs=of_runs)
-            if (floor := self.floor) is not None and sample.floor is not None:
-                a = by_definition(floor, len(values_b), metric.unit)
-                # The test saw the inverse of the ratio of throughputs.
-                tested = judgement.tested
-                if tested is not None:
-                    low, high = tested.equivalence
-                    shortfall = 1 - 1 / (1 + tested.detectable)
-                    tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low), detectable=shortfall)
-                ratio = None if judgement.ratio is None else judgement.ratio.inverted("ratio")
-                judgement = dataclasses.replace(judgement, ratio=ratio, tested=tested)
+            if self.floor is not None and sample.floor is not None:
+                judgement = _of_throughput(judgement)
+                a = by_definition(self.floor, len(values_b), metric.unit)
                 # The interval that decides, so that who reads it next to the floor sees the verdict.
-                b = None if judgement.ratio is None else judgement.ratio.mapped(lambda one: floor * one, metric.unit)
+                ratio = judgement.estimate
+                b = None if ratio is None else ratio.scaled(self.floor, metric.unit)
             metrics.append(
                 MetricResult(
                     name=metric.name,
@@ -389,7 +333,7 @@ class _Draft:
                     awaits_reference=gated and judgement.awaits_reference,
                     a=a,
                     b=b,
-                    ratio=judgement.ratio,
+                    ratio=judgement.estimate,
                     tested=judgement.tested,
                     values_a=values_a,
                     values_b=values_b,
@@ -398,26 +342,26 @@ class _Draft:
             )
         return point_of(self.found, metrics, self.sessions, num_history=self.num_history, paired=paired)
 
-    def _throughput(self, judgements: Sequence[Judgement], rule: Rule) -> Estimate | None:
-        """B / A of the mean step where that left the tolerance and has no verdict of its own; None: neither."""
-        for (metric, _, gated), judgement in zip(self.samples, judgements, strict=True):
-            if metric.name == "step_mean_s" and not gated and judgement.ratio is not None:
-                return judgement.ratio if abs(math.log(judgement.ratio.value)) > math.log1p(rule.tolerance) else None
-        return None
+    def _throughput(self, ratios: Mapping[str, Estimate | None], rule: Rule) -> Estimate | None:
+        """Returns B / A of the mean step where that left the tolerance and has no verdict of its own; None: neither."""
+        is_judged = any(gated for metric, _, gated in self.samples if metric.name == "step_mean_s")
+        ratio = None if is_judged else ratios.get("step_mean_s")
+        is_beyond = ratio is not None and abs(math.log(ratio.value)) > math.log1p(rule.tolerance)
+        return ratio if is_beyond else None
 
-    def _sooner(self, judgements: Sequence[Judgement]) -> Estimate | None:
-        """B / A of the time to quality where all runs of both met their target, and one side for certain sooner."""
-        runs = [run for side in (self.found.a, self.found.b) if side is not None for run in side.runs]
-        for (metric, _, _), judgement in zip(self.samples, judgements, strict=True):
-            ratio = judgement.ratio
-            if metric.name == "time_to_quality_s" and ratio is not None and ratio.is_confident:
-                have_all = all(metric.name in run.figures for run in runs)
-                return ratio if have_all and is_other_than(ratio, 1) else None
-        return None
+    def _sooner(self, ratios: Mapping[str, Estimate | None]) -> Estimate | None:
+        """Returns B / A of the time to quality where all runs of both met their target, and one side for certain
+        sooner.
+        """
+        ratio = ratios.get("time_to_quality_s")
+        sides = (self.found.a, self.found.b)
+        have_all = all("time_to_quality_s" in run.figures for side in sides if side is not None for run in side.runs)
+        is_sure = ratio is not None and ratio.is_confident and is_other_than(ratio, 1)
+        return ratio if have_all and is_sure else None
 
     def _quality(self, metric: Metric, judgement: Judgement, sooner: Estimate | None) -> str:
         """What a ratio leaves open where sides do not train alike, unless the faster one met the target sooner, too."""
-        ratio = judgement.ratio
+        ratio = judgement.estimate
         if ratio is None or metric.name in ("time_to_quality_s", FLOOR.name):
             return ""
         is_known = sooner is not None and (sooner.value < 1) == (ratio.value < 1)
@@ -429,20 +373,31 @@ class _Draft:
         verdict of its own, is not.
         """
         a, b = self.found.a, self.found.b
-        favoured = {"improved": b, "equivalent": b, "regressed": a}.get(judgement.verdict)
+        favoured = {"better": b, "equal": b, "worse": a}.get(judgement.outcome)
         runs_b = () if b is None else b.runs
         reason = ""
         if quality and favoured is not None and favoured.apart:
             reason = "a step of it is not the same training: train both to a target (--to-accuracy)"
-        elif metric.name == "time_to_quality_s" and judgement.verdict in ("improved", "equivalent"):
+        elif metric.name == "time_to_quality_s" and judgement.outcome in ("better", "equal"):
             if not all(metric.name in run.figures for run in runs_b):
                 reason = "some runs of B did not reach the target, which is worse than any time"
-        elif metric.name.startswith("step_") and judgement.verdict == "equivalent" and throughput is not None:
+        elif metric.name.startswith("step_") and judgement.outcome == "equal" and throughput is not None:
             reason = (
                 f"within the tolerance, but the throughput is not: B / A of the mean step is {throughput.value:.3f}; "
                 "--metric step_mean_s decides on it"
             )
-        return dataclasses.replace(judgement, verdict="inconclusive", reason=reason) if reason else judgement
+        return dataclasses.replace(judgement, outcome="undecided", reason=reason) if reason else judgement
+
+
+def _of_throughput(judgement: Judgement) -> Judgement:
+    """Returns a judgement on throughputs: the test of a floor saw the inverse of their ratio."""
+    tested = judgement.tested
+    if tested is not None:
+        low, high = tested.equivalence
+        shortfall = 1 - 1 / (1 + tested.detectable)
+        tested = dataclasses.replace(tested, equivalence=(1 / high, 1 / low), detectable=shortfall)
+    ratio = None if judgement.estimate is None else judgement.estimate.inverted("ratio")
+    return dataclasses.replace(judgement, estimate=ratio, tested=tested)
 
 
 def _centre(values: Sequence[float], sessions: Sequence[str] | None, unit: str, *, of_runs: bool) -> Estimate | None:
@@ -465,7 +420,7 @@ def _sample(
     paired: bool,
     sessions: Mapping[str, str],
     earlier: Sequence[Sequence[SideRun]],
-) -> Sample:
+) -> MetricSample:
     name = metric.name
     if paired:
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if name in x.figures and name in y.figures]
@@ -474,7 +429,7 @@ def _sample(
     before = [[run.figures[name] for run in session if name in run.figures] for session in earlier]
     jobs = {run.circumstances.job for run in (*known_a, *known_b)}
     commands = {run.command for run in (*known_a, *known_b)}
-    return Sample(
+    return MetricSample(
         a=_upright(metric, [run.figures[name] for run in known_a]),
         b=_upright(metric, [run.figures[name] for run in known_b]),
         paired=paired,

@@ -11,12 +11,9 @@ not its message; Jenkins shows both, and for a skipped case the text only where 
 
 from __future__ import annotations
 
-import functools
-import operator
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import NamedTuple
 from xml.etree import ElementTree
 
 from dlbench.analysis.metrics import DEFAULT_METRICS
@@ -37,9 +34,17 @@ from dlbench.gate.verdicts import Rule
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, methods_section
 from dlbench.report.formats.terminal import WIDTH, shorten, to_text
-from dlbench.report.table import Column, Sheet, unit_cell
+from dlbench.report.table import Cell, Column, Sheet, unit_cell
 from dlbench.report.wording import DASH, basis_text, clean, place_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
+from dlbench.stats.verdict_words import GATE_TONES
+from dlbench.units import first_of
+
+MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
+MAX_LEFT_OUT = 5
+_VALUE_WIDTH = 30
+
+ComparisonRow = tuple[PointResult, MetricResult]
 
 # What XML 1.0, section 2.2, does not allow in a document, even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -84,11 +89,12 @@ def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
     case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
     attributes = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
     lines = [*_evidence(point, metric)]
-    if metric.verdict in ("regressed", "missed"):
+    tone = GATE_TONES[metric.verdict]
+    if tone == "bad":
         case.append(_text("failure", attributes, [metric.reason, *lines]))
     elif metric.awaits_reference:
         case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
-    elif metric.verdict in ("inconclusive", "insufficient"):
+    elif tone == "open":
         case.append(_text("error", attributes, [metric.reason, *lines]))
     else:
         case.append(_text("system-out", {}, [attributes["message"], metric.reason, *lines]))
@@ -129,19 +135,9 @@ def _legal(text: str) -> str:
     return "\n".join(_ILLEGAL.sub("", clean(line)) for line in text.split("\n"))
 
 
-MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
-MAX_LEFT_OUT = 5
-_VALUE_WIDTH = 30
-
-
-class _Row(NamedTuple):
-    point: PointResult
-    metric: MetricResult
-
-
 def document_of(report: ComparisonReport) -> Document:
     """The comparison, ready for every format."""
-    rows = [_Row(point, metric) for point, metric in report.each()]
+    rows = list(report.each())
     title, a, b = "dlbench comparison of B against A", "A", "B"
     if report.is_of_floors:
         title, a, b = "dlbench check against a floor", "Against", "Runs"
@@ -204,34 +200,34 @@ def paired_lines(scan: Scan) -> list[str]:
 def remarks(found: PointResult | ComparisonReport) -> Iterator[str]:
     """Cautions at a point, or at all: environments that differ, and reasons to read verdicts with care."""
     if found.environment:
-        keys = _keys(found.environment)
-        more = f"; and {len(keys) - MAX_ENVIRONMENT} more" if len(keys) > MAX_ENVIRONMENT else ""
-        yield f"Environments of A and B differ: {'; '.join(keys[:MAX_ENVIRONMENT])}{more}."
+        keys = first_of(_keys(found.environment), MAX_ENVIRONMENT, "; ")
+        yield f"Environments of A and B differ: {keys}."
     yield from found.cautions
 
 
-def _comparisons(rows: list[_Row]) -> Sheet[_Row]:
-    settings = {_setting(row.point) for row in rows}
-    places = {(row.point.ranks, row.point.nodes) for row in rows}
+def _comparisons(rows: list[ComparisonRow]) -> Sheet[ComparisonRow]:
+    settings = {_setting(point) for point, _ in rows}
+    places = {(point.ranks, point.nodes) for point, _ in rows}
     # On 80 columns of several points the ratio keeps its interval, and the sides stand in the full form; of floors the
     # throughput keeps it.
-    kinds = {row.metric.is_floor for row in rows}
+    kinds = {metric.is_floor for _, metric in rows}
     are_floors = kinds == {True}
     of_floors = ", of a throughput floor below 1" if True in kinds else ""
     is_one = len(places) == 1 or are_floors
-    a, b, both = rows[0].metric.sides if are_floors else ("A", "B", "B / A")
+    a, b, both = rows[0][1].sides if are_floors else ("A", "B", "B / A")
 
-    def side(title: str, name: str, *, with_interval: bool) -> Column[_Row]:
-        figure = operator.attrgetter(f"metric.{name}")
-        text = functools.partial(unit_cell, with_interval=with_interval)
-        return Column("", title, figure, lambda row: text(figure(row)), is_brief=is_one)
+    def side(title: str, name: str, *, with_interval: bool) -> Column[ComparisonRow]:
+        def cell(row: ComparisonRow) -> Cell:
+            return unit_cell(getattr(row[1], name), with_interval=with_interval)
 
-    columns: tuple[Column[_Row], ...] = (
-        Column("", "Verdict", lambda row: row.metric.verdict, is_brief=True),
-        Column("", both, lambda row: None, lambda row: ratio_cell(row.metric.ratio), is_brief=not are_floors),
-        Column("", "Metric", lambda row: row.metric.title, is_brief=not are_floors),
-        Column("", "At", lambda row: place_text(row.point.ranks, row.point.nodes), is_brief=len(places) > 1),
-        *((Column("", "Setting", lambda row: _setting(row.point), is_brief=True),) if len(settings) > 1 else ()),
+        return Column("", title, lambda row: getattr(row[1], name), cell, is_brief=is_one)
+
+    columns: tuple[Column[ComparisonRow], ...] = (
+        Column("", "Verdict", lambda row: row[1].verdict, is_brief=True),
+        Column("", both, lambda row: None, lambda row: ratio_cell(row[1].ratio), is_brief=not are_floors),
+        Column("", "Metric", lambda row: row[1].title, is_brief=not are_floors),
+        Column("", "At", lambda row: place_text(row[0].ranks, row[0].nodes), is_brief=len(places) > 1),
+        *((Column("", "Setting", lambda row: _setting(row[0]), is_brief=True),) if len(settings) > 1 else ()),
         side(a, "a", with_interval=False),
         side(b, "b", with_interval=are_floors),
         Column("", "p worse", _p_worse),
@@ -305,8 +301,8 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     )
 
 
-def _p_worse(row: _Row) -> str:
-    tested = row.metric.tested
+def _p_worse(row: ComparisonRow) -> str:
+    tested = row[1].tested
     return p_against(tested.p_worse, tested.level_worse) if tested else "none"
 
 
@@ -317,9 +313,7 @@ def _cautions(report: ComparisonReport) -> Iterator[Mark]:
     alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
     for head, found in ((alone, report.only_b), ("Left out", report.left_out)):
         if found:
-            more = len(found) - MAX_LEFT_OUT
-            shown = "; ".join((*found[:MAX_LEFT_OUT], *([f"and {more} more"] if more > 0 else [])))
-            yield Mark(severity="note", text=f"{head}: {shown}.")
+            yield Mark(severity="note", text=f"{head}: {first_of(found, MAX_LEFT_OUT, '; ')}.")
 
 
 def _sides(point: PointResult) -> str:

@@ -6,16 +6,20 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast, get_args
+from typing import TypeVar
 
 import dlbench
 from dlbench.analysis.metrics import Metric
-from dlbench.gate.sides import KeyDifference, Match, Side, SidePoint, SideRun, point_label, versus
-from dlbench.gate.verdicts import Rule, TTest, Verdict, overall
+from dlbench.gate.sides import GateSide, KeyDifference, Match, SidePoint, SideRun, point_label, versus
+from dlbench.gate.verdicts import Rule, TTest, overall
 from dlbench.report.table import Cell, times_cell, unit_cell
 from dlbench.report.wording import place_text, runs_text, sentence, value_text, within_text
 from dlbench.stats.estimates import MIN_RUNS, Estimate
-from dlbench.units import whole_seconds
+from dlbench.stats.verdict_words import FLOOR as FLOOR_WORDS
+from dlbench.stats.verdict_words import GATE_ORDER
+from dlbench.units import first_of, whole_seconds
+
+T = TypeVar("T")
 
 FLOOR = Metric(
     name="throughput",
@@ -26,6 +30,14 @@ FLOOR = Metric(
     "and of B / A below 1 is worse",
 )
 
+_FLOOR = (
+    "Floor",
+    "--at-least: Student's t test of the mean logarithm of the throughput, without tolerance. missed: the whole "
+    "interval lies below the floor; met: above it; else inconclusive. The unit is the run, and the verdict holds "
+    "within the session that they ran in; from five sessions on it is the session. The "
+    "ratio is throughput / floor: below 1 is worse.",
+)
+DAY_S = 86_400
 MAX_NAMED = 4  # Points with one verdict on their floors that the headline names.
 
 
@@ -36,11 +48,9 @@ def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> s
     compared = [(point, metric) for point, metric in every if not metric.is_floor]
     if not floors:
         return _headline(verdict, compared, tolerance)
-    words = [_floors_text(word, floors) for word in reversed(get_args(Verdict))]
+    words = [_floors_text(word, floors) for word in reversed(GATE_ORDER)]
     if compared:
-        words.insert(
-            0, _headline(overall(cast("Verdict", metric.verdict) for _, metric in compared), compared, tolerance)
-        )
+        words.insert(0, _headline(overall(metric.verdict for _, metric in compared), compared, tolerance))
     return " ".join(filter(None, words))
 
 
@@ -51,16 +61,15 @@ def _floors_text(verdict: str, floors: Sequence[tuple[PointResult, MetricResult]
         return ""
     is_one_setting = len({point.label.rpartition(", ")[0] for point, _ in floors}) == 1
     names = [place_text(point.ranks, point.nodes) if is_one_setting else point.label for point, _ in same]
-    places = ", ".join(names[:MAX_NAMED])
-    if len(names) > MAX_NAMED:
-        places += f" and {len(names) - MAX_NAMED} more"
-    if verdict == "met":
-        return f"{places}: met."
+    places = first_of(names, MAX_NAMED)
+    answer = next(one for one in FLOOR_WORDS.values() if one.word == verdict)
+    if answer.tone == "good":
+        return f"{places}: {answer.in_sentence}."
     worst = max(range(len(same)), key=lambda place: _size(same[place][1]))
     metric = same[worst][1]
     figure = metric.reason if verdict == "insufficient" else change_text(metric)
     at_worst = f"worst at {names[worst]}: " if len(names) > 1 else ""
-    return f"{places}: {'missed' if verdict == 'missed' else 'cannot say'}, {at_worst}{figure}."
+    return f"{places}: {answer.in_sentence}, {at_worst}{figure}."
 
 
 def _headline(verdict: str, every: Sequence[tuple[PointResult, MetricResult]], tolerance: float) -> str:
@@ -131,15 +140,6 @@ def power_text(metric: MetricResult) -> str:
     scatter = share_text(round(test.scatter, 5))
     what = "shortfall below the floor" if metric.is_floor else "slowdown"
     return f"Smallest {what} found with 80 % probability: {seen}; {needed} (scatter of {test.unit}s {scatter})."
-
-
-_FLOOR = (
-    "Floor",
-    "--at-least: Student's t test of the mean logarithm of the throughput, without tolerance. missed: the whole "
-    "interval lies below the floor; met: above it; else inconclusive. The unit is the run, and the verdict holds "
-    "within the session that they ran in; from five sessions on it is the session. The "
-    "ratio is throughput / floor: below 1 is worse.",
-)
 
 
 def methods(
@@ -303,14 +303,9 @@ class ComparisonReport:
                 yield point, metric
 
 
-DAY_S = 86_400
-
-T = TypeVar("T")
-
-
 def report_of(
-    a: Side,
-    b: Side,
+    a: GateSide,
+    b: GateSide,
     points: Sequence[PointResult],
     rule: Rule,
     *,
@@ -338,7 +333,7 @@ def report_of(
         for point in points
     )
     gated = [metric for point in points for metric in point.gated]
-    verdict = overall(cast("Verdict", metric.verdict) for metric in gated)
+    verdict = overall(metric.verdict for metric in gated)
     num_compared = sum(metric.tested is not None for metric in gated)
     return ComparisonReport(
         a=a.name,
@@ -433,7 +428,7 @@ def _num_sessions(runs: Sequence[SideRun], sessions: Mapping[str, str]) -> int:
 
 
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
-    ends = sorted(whole_seconds(run.finished) for run in runs)
+    ends = sorted(whole_seconds(run.circumstances.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
 
 

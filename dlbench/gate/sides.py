@@ -24,7 +24,7 @@ from dlbench.analysis.repeats import mixed_configurations, shared_nodes
 from dlbench.analysis.repeats import named as named_values
 from dlbench.analysis.selection import select
 from dlbench.analysis.sessions import Circumstances, circumstances_of, sessions_of, wall_s
-from dlbench.analysis.side_by_side import QUALITY_OPEN, alike, last_loss, losses_text, trains_apart
+from dlbench.analysis.side_by_side import alike, last_loss, losses_text, trains_apart
 from dlbench.analysis.table import RunTable, tabulate
 from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
@@ -34,6 +34,8 @@ from dlbench.report.wording import place_text
 from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict_words import QUALITY_OPEN
+from dlbench.units import first_of
 
 TITLES = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
 
@@ -160,9 +162,7 @@ def differences(a: Content, b: Content) -> list[KeyDifference]:
 
 def named(found: Iterable[KeyDifference]) -> str:
     """Differing keys in a sentence, the first of them by name."""
-    texts = [one.text for one in found]
-    more = f"; and {len(texts) - MAX_NAMED} more" if len(texts) > MAX_NAMED else ""
-    return "; ".join(texts[:MAX_NAMED]) + more
+    return first_of([one.text for one in found], MAX_NAMED, "; ")
 
 
 def _allows_path(path: str, allowed: Collection[str]) -> bool:
@@ -227,11 +227,6 @@ class SideRun:
     loss: float | None = None  # Of its last step; None where it is not finite, and in a baseline file.
     samples: int = 0  # That were trained by then.
 
-    @property
-    def finished(self) -> str:
-        """UTC, ISO 8601."""
-        return self.circumstances.finished
-
 
 @dataclass(frozen=True, kw_only=True)
 class SidePoint:
@@ -285,7 +280,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class GateSide:
     """One side of a comparison."""
 
     name: str  # What a person calls it: a path.
@@ -316,7 +311,7 @@ def sessions_at(points: Iterable[SidePoint]) -> dict[str, str]:
     return sessions_of({run.run_id: run.circumstances for point in points for run in point.runs})
 
 
-def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> Side:
+def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -> GateSide:
     """The side that a folder of runs is; name and option are for errors, `where` as of `chosen`."""
     runs, left_out = chosen(scan, name, where, option)
     plain = [run for run in runs if not run.plan.series.side]
@@ -328,7 +323,7 @@ def side_of_runs(scan: Scan, name: str, where: Mapping[str, str], option: str) -
     left_out += more
     points = points_of(table, damaged)
     refuse_no_figures(name, points, left_out, table.damaged)
-    return Side(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
+    return GateSide(name=name, points=points, left_out=tuple(left_out), damaged=(*table.damaged, *damaged))
 
 
 def tabulated(scan: Scan, runs: Sequence[Run]) -> tuple[RunTable, list[str]]:

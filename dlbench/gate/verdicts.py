@@ -28,24 +28,42 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, harmonic_mean, stdev, variance
-from typing import Literal, get_args
+from typing import Literal
 
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.multiplicity import POWER, ROUNDING, student_quantile, student_tail, welch_error
 from dlbench.stats.pairing import KnownKey
+from dlbench.stats.verdict import Question, Verdict, judge_tests
+from dlbench.stats.verdict_words import FLOOR, GATE, GATE_ORDER
 
 Unit = Literal["pair", "run", "session"]
 
 MAX_REPEATS = 1000  # More are not looked for.
 
+_WITHIN = "the 90 % interval of the ratio lies within the tolerance"
+_REASONS: Mapping[str, str] = {
+    "worse": "worse by more than the tolerance, beyond chance",
+    "better": "better by more than the tolerance, beyond chance",
+    "equal": _WITHIN,
+    "equal but changed": f"{_WITHIN} and leaves out 1: a small change is likely",
+    "undecided": "neither a change nor its absence is shown: too noisy for so few runs",
+    "undecided but changed": "likely changed, but not shown to be within the tolerance or beyond it",
+}
+"""By outcome; changed: the 90 % interval leaves out 1."""
+_FLOOR_REASONS: Mapping[str, str] = {
+    "worse": "below the floor, beyond chance",
+    "better": "above the floor, beyond chance",
+    "undecided": "the floor lies within the interval: more runs narrow it",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class MetricSample:
     """One metric at one point: a value for each run, larger is worse."""
 
     a: tuple[float, ...]
@@ -147,7 +165,7 @@ def _found(level: float, freedom: float) -> float:
     return float(nctdtrinc(freedom, 1 - POWER, student_quantile(1 - level, freedom)))
 
 
-def evidence_of(sample: Sample) -> Evidence | None:
+def evidence_of(sample: MetricSample) -> Evidence | None:
     """What can be tested; None where nothing says how far sessions scatter."""
     if sample.fewest < 2:
         raise ValueError(f"a test needs two runs per side, got {len(sample.a)} and {len(sample.b)}")
@@ -237,10 +255,6 @@ def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
     )
 
 
-Verdict = Literal["regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met"]
-"""In the order in which one of them stands for many: the first that is there."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rule:
     """What counts as a change."""
@@ -270,21 +284,26 @@ class TTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What the runs of both sides say."""
+class Judgement(Verdict):
+    """The verdict on one metric of both sides. It is on B / A of geometric means, above 1 is worse; where a test was
+    made, over units, and its interval is the one that decides: regressed where it lies above the tolerance, improved
+    where it lies below.
+    """
 
-    verdict: Verdict
+    question: Question
     reason: str  # Why, in a sentence without its full stop.
-    ratio: Estimate | None
-    """B / A of geometric means, above 1 is worse; None where a side has no run. Where a test was made, over units, and
-    its interval is the one that decides: regressed where it lies above the tolerance, improved where it lies below."""
     tested: TTest | None
     awaits_reference: bool = False
     """Whether nothing is wrong with B, and the reference is not there yet: A has fewer than five runs, or there are too
     few sessions."""
 
+    @property
+    def verdict(self) -> str:
+        """Returns its word in JSON."""
+        return self.question[self.outcome].word
 
-def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
+
+def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
     """Verdicts of one family of comparisons, in the order given.
 
     regressed: the one-sided test of "no worse than tolerated" rejects at `rule.level` after Holm's correction over the
@@ -298,18 +317,20 @@ def judge(samples: Sequence[Sample], rule: Rule) -> list[Judgement]:
     Floors are of the same family: missed as regressed, met as improved, without tolerance.
     """
     evidence = [evidence_of(sample) if sample.has_runs else None for sample in samples]
-    known = [one for one in evidence if one is not None]
-    margins = [0.0 if one.is_of_floor else math.log1p(rule.tolerance) for one in known]
-    p_values = [one.p_values(margin) for one, margin in zip(known, margins, strict=True)]
-    worse, better = zip(*p_values, strict=True) if known else ((), ())
+    tests = [one for one in evidence if one is not None]
+    margins = [0.0 if one.is_of_floor else math.log1p(rule.tolerance) for one in tests]
+    p_values = [one.p_values(margin) for one, margin in zip(tests, margins, strict=True)]
+    worse, better = zip(*p_values, strict=True) if tests else ((), ())
     levels = zip(_levels(worse, rule.level), _levels(better, rule.level), strict=True)
     judged = iter(
         [
-            _judged(one, rule, margin, p, level, strictest=rule.level / len(known))
-            for one, margin, p, level in zip(known, margins, p_values, levels, strict=True)
+            _judged(one, rule, margin, p, level, family_size=len(tests))
+            for one, margin, p, level in zip(tests, margins, p_values, levels, strict=True)
         ]
     )
-    return [_untested(sample) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)]
+    return [
+        _untested(sample, rule) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)
+    ]
 
 
 def _levels(p_values: Sequence[float], level: float) -> list[float]:
@@ -333,76 +354,63 @@ def _judged(
     p: tuple[float, float],
     level: tuple[float, float],
     *,
-    strictest: float,
+    family_size: int,
 ) -> Judgement:
-    value = math.exp(evidence.shift)
     n = len(evidence.b) if evidence.is_of_floor else min(len(evidence.a), len(evidence.b))
     low, high = evidence.ends(*level)
+    strictest = rule.level / family_size
     # A throughput that is short by a share has steps that are longer by more.
     wanted = -math.log1p(-rule.wanted) if evidence.is_of_floor else math.log1p(rule.wanted) - margin
-    tested = TTest(
-        method=evidence.test,
-        p_worse=p[0],
-        p_better=p[1],
-        level_worse=level[0],
-        level_better=level[1],
-        equivalence=evidence.ends(0.05, 0.05),
-        unit=evidence.unit,
-        scatter=evidence.scatter,
-        detectable=evidence.detectable(strictest, margin),
-        wanted=rule.wanted,
-        repeats=evidence.repeats(strictest, wanted),
+    equivalence = evidence.ends(0.05, 0.05)
+    outcome = judge_tests(*p, level, equivalence, 1.0 if evidence.is_of_floor else 1 + rule.tolerance)
+    is_changed = equivalence[0] > 1 or equivalence[1] < 1
+    changed = f"{outcome} but changed" if is_changed else outcome
+    reasons = _FLOOR_REASONS if evidence.is_of_floor else _REASONS
+    return Judgement(
+        outcome=outcome,
+        question=FLOOR if evidence.is_of_floor else GATE,
+        reason=reasons.get(changed, reasons[outcome]),
+        estimate=Estimate(math.exp(evidence.shift), low, high, n, "Student t", "ratio", level=1 - sum(level)),
+        margin=0.0 if evidence.is_of_floor else rule.tolerance,
+        family_size=family_size,
+        tested=TTest(
+            method=evidence.test,
+            p_worse=p[0],
+            p_better=p[1],
+            level_worse=level[0],
+            level_better=level[1],
+            equivalence=equivalence,
+            unit=evidence.unit,
+            scatter=evidence.scatter,
+            detectable=evidence.detectable(strictest, margin),
+            wanted=rule.wanted,
+            repeats=evidence.repeats(strictest, wanted),
+        ),
     )
-    verdict, reason = (_decide_floor if evidence.is_of_floor else _decide)(rule, tested)
-    ratio = Estimate(value, low, high, n, "Student t", "ratio", level=1 - sum(level))
-    return Judgement(verdict=verdict, reason=reason, ratio=ratio, tested=tested)
 
 
-def _decide(rule: Rule, tested: TTest) -> tuple[Verdict, str]:
-    edge = 1 + rule.tolerance
-    if tested.p_worse <= tested.level_worse:
-        return "regressed", "worse by more than the tolerance, beyond chance"
-    if tested.p_better <= tested.level_better:
-        return "improved", "better by more than the tolerance, beyond chance"
-    low, high = tested.equivalence
-    is_changed = low > 1 or high < 1
-    if 1 / edge <= low and high <= edge:
-        changed = " and leaves out 1: a small change is likely" if is_changed else ""
-        return "equivalent", f"the 90 % interval of the ratio lies within the tolerance{changed}"
-    if is_changed:
-        return "inconclusive", "likely changed, but not shown to be within the tolerance or beyond it"
-    return "inconclusive", "neither a change nor its absence is shown: too noisy for so few runs"
-
-
-def _decide_floor(_rule: Rule, tested: TTest) -> tuple[Verdict, str]:
-    if tested.p_worse <= tested.level_worse:
-        return "missed", "below the floor, beyond chance"
-    if tested.p_better <= tested.level_better:
-        return "met", "above the floor, beyond chance"
-    return "inconclusive", "the floor lies within the interval: more runs narrow it"
-
-
-def _untested(sample: Sample) -> Judgement:
-    verdict: Verdict
-    if sample.has_runs:
-        verdict, reason = "inconclusive", _few_sessions(sample)
-    elif sample.floor is not None:
-        verdict, reason = "insufficient", f"{len(sample.b)} of the {MIN_RUNS} runs that a verdict needs"
-    else:
+def _untested(sample: MetricSample, rule: Rule) -> Judgement:
+    is_floor = sample.floor is not None
+    reason = _few_sessions(sample)
+    if not sample.has_runs:
         counts = len(sample.a), len(sample.b)
         unit = "pairs" if sample.paired else "runs per side"
         held = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
-        verdict, reason = "insufficient", f"{held} of the {MIN_RUNS} {unit} that a verdict needs"
+        if is_floor:
+            unit, held = "runs", f"{len(sample.b)}"
+        reason = f"{held} of the {MIN_RUNS} {unit} that a verdict needs"
     return Judgement(
-        verdict=verdict,
+        outcome="undecided" if sample.has_runs else "insufficient",
+        question=FLOOR if is_floor else GATE,
         reason=reason,
-        ratio=_ratio_of_runs(sample) if sample.fewest > 0 else None,
+        estimate=_ratio_of_runs(sample) if sample.fewest > 0 else None,
+        margin=0.0 if is_floor else rule.tolerance,
         tested=None,
-        awaits_reference=sample.floor is None and not sample.paired and len(sample.b) >= MIN_RUNS,
+        awaits_reference=not is_floor and not sample.paired and len(sample.b) >= MIN_RUNS,
     )
 
 
-def _few_sessions(sample: Sample) -> str:
+def _few_sessions(sample: MetricSample) -> str:
     """Why sides of few sessions get no verdict, and what helps."""
     a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
@@ -417,7 +425,7 @@ def _few_sessions(sample: Sample) -> str:
     )
 
 
-def _ratio_of_runs(sample: Sample) -> Estimate:
+def _ratio_of_runs(sample: MetricSample) -> Estimate:
     if (floor := sample.floor) is not None:
         keys = (KnownKey.of("", i, session) for i, session in enumerate(sample.sides[1][1]))
         return geometric_mean_estimate(dict(zip(keys, sample.b, strict=True))).mapped(lambda one: one / floor, "ratio")
@@ -429,6 +437,6 @@ def _ratio_of_runs(sample: Sample) -> Estimate:
     return ratio_estimate(b, a)
 
 
-def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """One verdict of many: the first that is there of `Verdict`."""
-    return min(verdicts, key=get_args(Verdict).index, default="insufficient")
+def overall(verdicts: Iterable[str]) -> str:
+    """Returns one verdict of many, all by their words: the first of `GATE_ORDER` that is there."""
+    return min(verdicts, key=GATE_ORDER.index, default="insufficient")

@@ -7,7 +7,7 @@ equal bytes. Archives that `tar --format=gnu` made of folders of runs are read, 
 An archive is unpacked into the history's `partial/` by tarfile's data filter, and what it holds is imported like any
 folder of runs. Members other than files and folders end it before they are unpacked: the known ways around the filter
 (CVE-2025-4517 and its kin) need links, and headers of other formats may be of any size. Nothing comes in from an
-archive that is damaged, refused, or larger than `Limits`.
+archive that is damaged, refused, or larger than `ArchiveLimits`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pydantic import Field
 
 from dlbench.errors import MACHINE_ERRORS, EnvironmentLacksError, IncompleteDataError, UserError, refused
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import content_digest, files_of
-from dlbench.history.importing import Candidate, Outcome
-from dlbench.history.store import History
+from dlbench.history.history import History
+from dlbench.history.importing import Candidate, ImportOutcome
+from dlbench.history.run_files import content_digest, files_of
 from dlbench.opening import UnfitFileError, open_file
 from dlbench.records.files import large_result, sync_folder
 from dlbench.records.folder import RunFolder
@@ -50,7 +50,7 @@ _KINDS = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class ArchiveLimits:
     """Bounds on an archive."""
 
     members: int = 5_000_000
@@ -59,7 +59,7 @@ class Limits:
     unfolding_from: int = 1 << 28
 
 
-class Manifest(Spec):
+class ArchiveManifest(Spec):
     """`manifest.json` of an archive."""
 
     format: Literal["dlbench.history-archive"] = Field("dlbench.history-archive", description="What this file is.")
@@ -75,7 +75,7 @@ def write_archive(history: History, entries: Sequence[HistoryEntry], output: Pat
 
 
 def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[bytes]) -> None:
-    manifest = Manifest(runs={entry.folder: entry.content_digest for entry in entries})
+    manifest = ArchiveManifest(runs={entry.folder: entry.content_digest for entry in entries})
     content = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode()
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened:
         _write_member(opened, MANIFEST, len(content), io.BytesIO(content))
@@ -103,7 +103,7 @@ def _write_member(opened: tarfile.TarFile, name: str, num_bytes: int, content: I
     opened.members.clear()  # type: ignore[attr-defined]
 
 
-def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterator[Candidate | Outcome]:
+def read_archive(path: Path, room: Path, limits: ArchiveLimits | None = None) -> Iterator[Candidate | ImportOutcome]:
     """Yields the runs of an archive, unpacked in `room` (of `Store.room`), from where they may be moved.
 
     An archive in which anything is wrong is one outcome `damaged`.
@@ -122,15 +122,15 @@ def read_archive(path: Path, room: Path, limits: Limits | None = None) -> Iterat
     try:
         folder.mkdir()
         with file:
-            _unpack(file, folder, limits or Limits())
+            _unpack(file, folder, limits or ArchiveLimits())
         for parent, _, names in os.walk(folder):
             for name in names:
                 with open_file(Path(parent, name), follow=False) as unpacked:
                     os.fsync(unpacked.fileno())
             sync_folder(Path(parent))
-        manifest = load_file(folder / MANIFEST, Manifest, _MAX_MANIFEST_BYTES)
+        manifest = load_file(folder / MANIFEST, ArchiveManifest, _MAX_MANIFEST_BYTES)
     except IncompleteDataError as error:
-        yield Outcome(name=str(path), verdict="damaged", why=str(error).replace(f"{folder}/", ""))
+        yield ImportOutcome(name=str(path), verdict="damaged", why=str(error).replace(f"{folder}/", ""))
         return
     except OSError as error:
         raise refused(error, f"{room}: cannot be written: {error.strerror or error}") from None
@@ -159,7 +159,7 @@ class _Header(tarfile.TarInfo):
         return header
 
 
-def _unpack(file: IO[bytes], folder: Path, limits: Limits) -> None:
+def _unpack(file: IO[bytes], folder: Path, limits: ArchiveLimits) -> None:
     """Unpacks an archive into a folder. Raises `IncompleteDataError`: it is none, damaged, or refused."""
     most_bytes = min(limits.total_bytes, max(limits.unfolding_from, limits.unfolding * os.fstat(file.fileno()).st_size))
     num_members = num_bytes = 0
@@ -205,7 +205,7 @@ def _filtered(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
     return safe.replace(mtime=time.time(), deep=False)
 
 
-def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candidate | Outcome]:
+def _runs(path: Path, folder: Path, manifest: ArchiveManifest | None) -> Iterator[Candidate | ImportOutcome]:
     missing = set(manifest.runs) if manifest else set()
     # An archive may name its runs by a long path: the first folder that holds more than one other has them.
     root = folder
@@ -213,14 +213,14 @@ def _runs(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[Candi
         root = entries[0]
     runs = run_folders(root)
     if not runs and not missing:
-        yield Outcome(name=str(path), verdict="skipped", why="there is no run in it")
+        yield ImportOutcome(name=str(path), verdict="skipped", why="there is no run in it")
     for run in runs:
         name = str(run.path.relative_to(folder))
         shown = f"{path}: {name if run.path != folder else 'the archive itself'}"
         if manifest and name not in missing:
-            yield Outcome(name=shown, verdict="damaged", why=f"{MANIFEST} does not name it")
+            yield ImportOutcome(name=shown, verdict="damaged", why=f"{MANIFEST} does not name it")
             continue
         missing.discard(name)
         yield Candidate(folder=run, name=shown, staged=True, digest=manifest.runs[name] if manifest else "")
     for name in sorted(missing):
-        yield Outcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")
+        yield ImportOutcome(name=f"{path}: {name}", verdict="damaged", why=f"{MANIFEST} names it, and it is not there")

@@ -5,42 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from dlbench.history.change_points import MIN_NIGHTS
-from dlbench.history.report import (
-    TrendsReport,
-    acknowledged_text,
-    between_text,
-    change_basis,
-    change_lines,
-    change_text,
-    commits_text,
-    day,
-    differences_text,
-    evidence_text,
-    host_sentence,
-    kind_text,
-    level_text,
-    newest_text,
-    nights_text,
-    percent_change,
-    point_text,
-    short_verdict,
-    since_text,
-)
-from dlbench.history.series import Change, Trend
+from dlbench.history.charts import MAX_NIGHTS, host_charts, series_chart
+from dlbench.history.report import ChangeOfSeries, TrendsReport
+from dlbench.history.series import Trend
 from dlbench.history.slow_months import SlowMonths
-from dlbench.history.tables import (
-    MAX_NIGHTS,
-    changes_sheet,
-    host_charts,
-    hosts_sheet,
-    nights_sheet,
-    series_chart,
-    series_sheet,
-)
+from dlbench.history.tables import changes_sheet, hosts_sheet, nights_sheet, series_sheet
+from dlbench.history.words import change_cell, day, evidence_text, level_text, nights_text, percent_change
 from dlbench.report.document import Card, Document, Mark, Section, methods_section, no_charts
 from dlbench.report.wording import clean, runs_text
-from dlbench.specs.hostlist import compressed
 
 MAX_CHARTED = 20  # Series drawn: those with the newest changes; all stand in the tables.
 MIN_DRAWN = 2  # Nights of a series that has a chart: one night is a line of the table.
@@ -52,13 +24,13 @@ MAX_CARDS = 4
 
 def trends_document(report: TrendsReport) -> Document:
     """What changed over months, and which nodes are slow."""
-    followed = [one for one in report.by_newest_change if len(one.nights) >= MIN_DRAWN]
-    series = [_series(one, is_drawn=number < MAX_CHARTED) for number, one in enumerate(followed)]
+    followed = [series for series in report.by_newest_change if len(series.nights) >= MIN_DRAWN]
+    sections = [_series(series, is_drawn=number < MAX_CHARTED) for number, series in enumerate(followed)]
     return report.document(
         _changes(report),
-        *(one for one in series if one.level == "answer"),
+        *(section for section in sections if section.level == "answer"),
         _all_series(report),
-        *(one for one in series if one.level != "answer"),
+        *(section for section in sections if section.level != "answer"),
         nodes_section(report.nodes),
         *_damaged(report.damaged),
         *methods_section(report.methods),
@@ -79,89 +51,53 @@ def nodes_document(nodes: SlowMonths) -> Document:
     )
 
 
-def finding(report: TrendsReport) -> str:
-    """What changed, in a sentence or two; or that nothing did, or why nobody can say."""
-    import_runs = "dlbench history import RUNS"
-    if not report.series:
-        return f"No run has figures. Bring runs in with {import_runs}."
-    long_enough = sum(series.is_long_enough for series in report.series)
-    count = f"{len(report.series)} series"
-    if not long_enough:
-        most = max(len(series.nights) for series in report.series)
-        return (
-            f"{count}, none long enough: a change point needs {MIN_NIGHTS} nights, the longest has {most}. Bring in "
-            f"further nights with {import_runs}."
-        )
-    short = len(report.series) - long_enough
-    others = f" {short} series more: fewer than {MIN_NIGHTS} nights." * bool(short)
-    if not report.changes:
-        return f"Nothing changed in {long_enough} series.{others}"
-    kinds = [change.kind for _, change in report.changes]
-    counts = [f"{kinds.count(kind)} {kind}{'' if kinds.count(kind) == 1 else 's'}" for kind in dict.fromkeys(kinds)]
-    found = " and ".join(sorted(counts, key=lambda text: "regression" not in text))
-    newest, change = report.changes[0]
-    open_ones = sum(len(series.open_regressions) for series in report.series)
-    known = f" Not acknowledged: {open_ones}." * bool(open_ones)
-    return (
-        f"{found[:1].upper()}{found[1:]} in {long_enough} series. Newest: {newest.title.lower()} "
-        f"{change_text(change.ratio)} {since_text(change)}, {point_text(newest)}.{known}{others}"
-    )
-
-
 def nodes_section(nodes: SlowMonths) -> Section:
     """Nodes over months: which are slow now, and the option that keeps jobs off them."""
-    counts = f"{runs_text(nodes.num_runs)} on two hosts or more, {len(nodes.hosts)} hosts; "
-    about = f"{counts}{runs_text(nodes.num_without)} that compare no hosts."
-    option = exclude_option(nodes)
-    slow = () if nodes.exclude or nodes.unsafe else ("No node is shown to be slow now.",)
-    excluding = (f"sbatch {option}",) if option else ()
-    ratio = "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."
-    said: tuple[str, ...] = (*slow, *(f"To keep jobs off the slow nodes: {one}" for one in excluding), about)
-    brief: tuple[str, ...] = (about, ratio, *slow, *excluding)
     if not nodes.hosts:
-        said = brief = (
+        nothing = (
             f"No run compares hosts: {runs_text(nodes.num_without)} on one host, or with an injected fault. Run on "
-            "two nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2.",
+            "two nodes or more, for example dlbench submit WORKLOAD --system SYSTEM --nodes 2."
         )
-    headline = ""
-    if nodes.hosts:
-        names = ", ".join(host.host for host in nodes.slow[:MAX_NAMED])
-        more = f" and {len(nodes.slow) - MAX_NAMED} more" if len(nodes.slow) > MAX_NAMED else ""
-        slow_now = clean(f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now: {names}", MAX_HEADLINE) + more
-        headline = slow_now if nodes.slow else "no host shown to be slow"
+        headline, words, brief = "", [nothing], [nothing]
+    else:
+        counted = f"{runs_text(nodes.num_runs)} on two hosts or more, {len(nodes.hosts)} hosts"
+        about = f"{counted}; {runs_text(nodes.num_without)} that compare no hosts."
+        ratio = "Ratio: own work of a host's slowest rank, other hosts of the same runs = 1; mean over nights."
+        none_slow = "" if nodes.exclude or nodes.unsafe else "No node is shown to be slow now."
+        command = f"sbatch {nodes.exclude_option}" if nodes.exclude else ""
+        headline = _slow_hosts(nodes)
+        words = [none_slow, command and f"To keep jobs off the slow nodes: {command}", about]
+        brief = [about, ratio, none_slow, command]
     return Section(
         id="nodes",
         title="Slow nodes",
         level="answer" if nodes.slow or not nodes.hosts else "evidence",
         headline=headline,
         marks=tuple(_slow_marks(nodes)),
-        words=said,
+        words=tuple(words),
         charts=lambda: host_charts(nodes),
         charts_per_row=1,
         sheets=(hosts_sheet(nodes, nodes.hosts),),
-        brief=brief,
+        brief=tuple(brief),
     )
 
 
-def exclude_option(nodes: SlowMonths) -> str:
-    """Slurm's option that keeps jobs off the nodes that are slow now; empty if none is."""
-    return f"--exclude={compressed(nodes.exclude)}" if nodes.exclude else ""
-
-
-def unsafe_text(host: str) -> str:
-    """Why a slow host is not among those to exclude."""
-    return f"{host}: slow, but its name cannot stand in an option of Slurm"
+def _slow_hosts(nodes: SlowMonths) -> str:
+    """Names the first hosts that are slow now, in a headline."""
+    if not nodes.slow:
+        return "no host shown to be slow"
+    names = ", ".join(host.host for host in nodes.slow[:MAX_NAMED])
+    headline = clean(f"{len(nodes.slow)} of {len(nodes.hosts)} hosts slow now: {names}", MAX_HEADLINE)
+    if len(nodes.slow) > MAX_NAMED:
+        headline += f" and {len(nodes.slow) - MAX_NAMED} more"
+    return headline
 
 
 def _slow_marks(nodes: SlowMonths) -> Iterator[Mark]:
     for host in nodes.slow:
-        changed = "".join(
-            f"; changed on {day(change.time)} by {change_text(change.ratio)}, {evidence_text(change.evidence)}"
-            for change in host.changes
-        )
-        yield Mark(severity="serious", text=f"{host_sentence(host)}{changed}.")
-    for name in nodes.unsafe:
-        yield Mark(severity="serious", text=unsafe_text(name))
+        yield Mark(severity="serious", text=f"{'; '.join([host.sentence, *map(str, host.changes)])}.")
+    for line in nodes.unsafe_lines:
+        yield Mark(severity="serious", text=line)
 
 
 def _changes(report: TrendsReport) -> Section:
@@ -170,53 +106,48 @@ def _changes(report: TrendsReport) -> Section:
         title="What changed",
         level="answer",
         marks=tuple(
-            Mark(severity="serious" if one.newest.is_worse else "note", text=f"{one.label}: {newest_text(one)}")
-            for one in report.series
-            if one.newest is not None
+            Mark(severity="serious" if series.newest.is_worse else "note", text=f"{series.label}: {series.odd_nights}")
+            for series in report.series
+            if series.newest is not None
         ),
-        words=(finding(report),),
-        cards=tuple(_card(series, change) for series, change in report.changes[:MAX_CARDS]),
+        words=(report.finding,),
+        cards=tuple(_card(row) for row in report.changes[:MAX_CARDS]),
         # Cards say all of a few changes.
         sheets=(dataclasses.replace(changes_sheet(report), is_folded=len(report.changes) <= MAX_CARDS),),
-        brief=(finding(report),),
+        brief=(report.finding,),
     )
 
 
-def _card(series: Trend, change: Change) -> Card:
-    kind = kind_text(change)
-    when = since_text(change) if change.shape == "drift" else f"on {day(change.time)}"
-    details = (commits_text(change), *differences_text(change), acknowledged_text(series, change))
+def _card(row: ChangeOfSeries) -> Card:
+    series, change = row
     return Card(
-        title=f"{kind[:1].upper()}{kind[1:]} {when}",
+        title=f"{change.words.capitalize()} {change.when}",
         link=f"series-{series.id}",
         big=percent_change(change.ratio.value),
-        small=(
-            f"{series.title.lower()}, {change_text(change.ratio)}",
-            change_basis(change),
-            evidence_text(change.evidence),
-        ),
+        small=(f"{series.subject}, {change_cell(change.ratio)}", change.basis, evidence_text(change.evidence)),
         words=(
             f"{series.label}: {level_text(change.before)} before, {level_text(change.after)} since; changed "
-            f"{between_text(change)}.",
-            *(f"{line}." for line in details if line),
+            f"{change.between}.",
+            *(f"{line}." for line in series.details(change)),
         ),
         is_bad=change in series.open_regressions,
     )
 
 
 def _all_series(report: TrendsReport) -> Section:
-    count = sum(len(one.nights) >= MIN_DRAWN for one in report.series)
+    count = sum(len(series.nights) >= MIN_DRAWN for series in report.series)
     drawn = (
         f"Drawn are {MAX_CHARTED} of {count} series, those with the newest changes first; --where and --metric "
         "choose others."
     )
-    changed = sum(bool(one.changes) for one in report.series)
-    unchanged = [one for one in report.by_newest_change if not one.changes]
-    more = [f"... and {len(unchanged) - MAX_LINES} more series"] if len(unchanged) > MAX_LINES else []
-    lines = (
-        f"- {short_verdict(one)}, level {level_text(one.levels[-1].value)}: {one.label}"
-        for one in unchanged[:MAX_LINES]
-    )
+    changed = sum(bool(series.changes) for series in report.series)
+    unchanged = [series for series in report.by_newest_change if not series.changes]
+    lines = [
+        f"- {series.short_verdict}, level {level_text(series.level.value)}: {series.label}"
+        for series in unchanged[:MAX_LINES]
+    ]
+    if len(unchanged) > MAX_LINES:
+        lines.append(f"... and {len(unchanged) - MAX_LINES} more series")
     return Section(
         id="series",
         title="All series",
@@ -224,33 +155,44 @@ def _all_series(report: TrendsReport) -> Section:
         words=() if report.series else ("None.",),
         sheets=(series_sheet(report), nights_sheet(report.series, is_for_people=False)),
         notes=(drawn,) if count > MAX_CHARTED else (),
-        brief=(*lines, *more),
+        brief=tuple(lines),
     )
 
 
 def _series(series: Trend, *, is_drawn: bool) -> Section:
-    lines = tuple(line for change in reversed(series.changes) for line in change_lines(series, change))
+    lines = [line for change in reversed(series.changes) for line in _lines(ChangeOfSeries(series, change))]
+    notes = [
+        f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval of each "
+        "level over nights (order statistics)."
+    ]
+    if is_drawn and len(series.nights) > MAX_NIGHTS:
+        notes.append(f"Drawn are the fastest and slowest of every few nights, about {MAX_NIGHTS}; the CSV holds each.")
     return Section(
         id=f"series-{series.id}",
         title=f"{series.label} (system {clean(series.system)})",
         level="answer" if series.changes else "evidence",
-        headline=short_verdict(series),
-        words=(series.verdict, newest_text(series)),
+        headline=series.short_verdict,
+        words=(series.verdict, series.odd_nights),
         charts=(lambda: [series_chart(series)]) if is_drawn else no_charts,
         charts_per_row=1,
-        notes=(
-            f"{series.caption}. {runs_text(series.num_runs)}, {nights_text(len(series.nights))}. Bands: interval "
-            "of each level over nights (order statistics).",
-            *(
-                (f"Drawn are the fastest and slowest of every few nights, about {MAX_NIGHTS}; the CSV holds each.",)
-                if is_drawn and len(series.nights) > MAX_NIGHTS
-                else ()
-            ),
-        ),
+        notes=tuple(notes),
         # Series without a change are lines of `_all_series`.
         brief=(series.verdict, *lines) if lines else (),
         in_contents=is_drawn,
     )
+
+
+def _lines(row: ChangeOfSeries) -> Iterator[str]:
+    """A change for the terminal: the finding, then what differs, marked as items."""
+    series, change = row
+    mark = "!" if change.kind == "regression" else "+"
+    levels = f"{level_text(change.before)} to {level_text(change.after)}"
+    yield (
+        f"{mark} {day(change.time)} {change.words}: {change_cell(change.ratio)}, {levels}; {change.basis}; "
+        f"{evidence_text(change.evidence)}"
+    )
+    for line in (change.between, *series.details(change)):
+        yield f"- {line}"
 
 
 def _damaged(runs: Sequence[str]) -> tuple[Section, ...]:

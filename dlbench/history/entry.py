@@ -18,12 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dlbench.errors import UserError, nearest
+from dlbench.report.table import column
 
 PLAIN = (
     *("run_id", "folder", "state", "created", "finished", "series", "repeat", "side", "variant", "group", "label"),
     *("system", "workload", "preset", "engine", "ranks", "nodes", "slurm_job_id", "commit"),
 )
 
+# What runs of one job mostly share, besides their environment and hosts: of many entries it is read once.
+_OF_JOB = ("label", "nodes", "preset", "ranks", "side", "slurm_job_id", "state", "system", "tags", "variant", "why")
 _EXAMPLES = {"tag": "commit", "environment": "host"}
 
 
@@ -85,6 +88,14 @@ class HostEntry:
     later_at_least: float | None = None  # The same, as far as it is certain for all that the clocks may be off.
 
 
+def _host_names(hosts: Iterable[HostEntry]) -> str:
+    return " ".join(host.host for host in hosts)
+
+
+def _sorted_json(tags: Mapping[str, str]) -> str:
+    return json.dumps(dict(tags), sort_keys=True)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HistoryEntry:
     """One run."""
@@ -109,45 +120,47 @@ class HistoryEntry:
     nodes: int = 0
     slurm_job_id: str = ""  # Empty where it was no Slurm job.
     commit: str = ""  # Tag `commit` of the plan; else the commit of dlbench's own checkout; empty: neither is known.
-    tags: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict, metadata=column(value=_sorted_json))
     environment: Mapping[str, str] = field(default_factory=dict)
     """What rank 0 recorded, and what was asked of the system (`system.modules`, ...), where it shapes speed."""
     figures: Mapping[str, float] = field(default_factory=dict)
     """By name of `dlbench.analysis.metrics.METRICS`; empty for runs without figures."""
-    hosts: tuple[HostEntry, ...] = ()  # By name.
+    hosts: tuple[HostEntry, ...] = field(default=(), metadata=column(value=_host_names))  # By name.
     content_digest: str
     """SHA-256 over names and contents of the files that figures are made of (plan, record, step files, samples); see
-    `dlbench.history.files.content_digest`."""
+    `dlbench.history.run_files.content_digest`."""
 
     @property
     def key(self) -> tuple[str, int, int]:
         """Runs with equal keys are repeats or history of one point."""
         return self.group, self.ranks, self.nodes
 
+    def figure(self, metric: str) -> float | None:
+        """Returns the figure of a metric; None where the run has none."""
+        return self.figures.get(metric)
+
     def to_dict(self) -> dict[str, Any]:
         """The entry as JSON holds it."""
         content = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         return content | {"hosts": [dataclasses.asdict(host) for host in self.hosts]}
 
+    def to_text(self) -> str:
+        """Returns the entry as a line: JSON of what other runs of its job share, then of its own, with tabs between."""
+        content = self.to_dict()
+        shared = [content.pop("environment"), content.pop("hosts"), {name: content.pop(name) for name in _OF_JOB}]
+        return "\t".join(json.dumps(part, sort_keys=True, allow_nan=False) for part in [*shared, content])
+
     @classmethod
-    def from_json(cls, text: str) -> HistoryEntry:
-        """The entry of which `to_dict` is the JSON, keys sorted. Raises `ValueError`, `KeyError`, `TypeError`: none."""
-        # What many runs have in common is read once. Quotes in texts are escaped, values of an environment are texts,
-        # and figures are numbers: no mark stands anywhere before its place.
-        head, _, rest = text.partition('"environment": {')
-        environment, _, rest = rest.partition('}, "figures": {')
-        figures, _, rest = rest.partition('"hosts": [')
-        hosts, _, rest = rest.partition('], "label": ')
-        label, _, rest = rest.partition(', "repeat": ')
-        repeat, _, side = rest.partition(', "side": ')
-        own = json.loads(f'{head}"figures": {{{figures}"repeat": {repeat}}}')
+    def from_text(cls, text: str) -> HistoryEntry:
+        """Returns the entry of a `to_text`. Raises `ValueError`, `KeyError`, `TypeError`: it is none."""
+        environment, hosts, of_job, own = text.split("\t")
         made = object.__new__(cls)
         # What is frozen sets its fields one by one otherwise, which takes as long as reading their JSON. First single
         # ones: a whole dictionary put into an empty one brings its own table of keys, three times as large.
         fields = vars(made)
         fields["environment"], fields["hosts"] = _environment(environment), _hosts(hosts)
-        fields.update(_common(f'{{"label": {label}, "side": {side}'))
-        fields.update(own)
+        fields.update(_of_job(of_job))
+        fields.update(json.loads(own))
         if fields.keys() != _FIELDS:
             raise TypeError(f"no entry: {sorted(fields.keys() ^ _FIELDS)}")
         return made
@@ -155,21 +168,21 @@ class HistoryEntry:
 
 @functools.lru_cache(maxsize=64)
 def _environment(text: str) -> dict[str, str]:
-    """An environment without its braces, which the other runs of its job have, too.
+    """An environment, which the other runs of its job have, too.
 
     Of a hundred thousand runs nearly all texts of their environments are equal: a gigabyte if each were kept.
     """
-    return {sys.intern(name): sys.intern(value) for name, value in json.loads(f"{{{text}}}").items()}
+    return {sys.intern(name): sys.intern(value) for name, value in json.loads(text).items()}
 
 
 @functools.lru_cache(maxsize=64)
 def _hosts(text: str) -> tuple[HostEntry, ...]:
-    """Hosts without their brackets; those without ratios other runs have, too."""
-    return tuple(HostEntry(**host) for host in json.loads(f"[{text}]"))
+    """Hosts; those without ratios other runs have, too."""
+    return tuple(HostEntry(**host) for host in json.loads(text))
 
 
 @functools.lru_cache(maxsize=64)
-def _common(text: str) -> dict[str, Any]:
+def _of_job(text: str) -> dict[str, Any]:
     """Fields that the other runs of its job have, too."""
     return dict(json.loads(text))
 

@@ -12,23 +12,24 @@ from typing import Literal
 
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.files import NotAFolderError, StillRunningError, content_digest, copy_run, files_of
-from dlbench.history.store import BATCH, History
+from dlbench.history.history import BATCH, History
+from dlbench.history.run_files import StillRunningError, content_digest, copy_run, files_of
+from dlbench.history.store import NotAFolderError
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
-from dlbench.records.scan import COMM_FORMAT, EARLIER, plan_format, text_in
+from dlbench.records.scan import COMM_FORMAT, EARLIER, text_in
 
-Verdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
+ImportVerdict = Literal["imported", "already there", "skipped", "refused", "damaged"]
 
 COPIES_AT_ONCE = 8  # Copying waits for the disk, or for a server, most of the time.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class ImportOutcome:
     """What became of one run."""
 
     name: str  # Its folder, or its place in an archive.
-    verdict: Verdict
+    verdict: ImportVerdict
     why: str = ""
 
 
@@ -41,8 +42,20 @@ class Candidate:
     staged: bool = False  # Whether its folder was made for this and may be moved instead of copied.
     digest: str = ""  # What its content digest should be; empty where nobody has said.
 
+    def outcome(self, verdict: ImportVerdict, why: str = "") -> ImportOutcome:
+        """Says what became of it."""
+        return ImportOutcome(name=self.name, verdict=verdict, why=why)
 
-def import_runs(history: History, candidates: Iterable[Candidate | Outcome], room: Path) -> Iterator[Outcome]:
+    def damaged(self, why: str) -> ImportOutcome:
+        """Says that it is damaged, or that an earlier dlbench made it."""
+        # Where an archive was unpacked is nobody's business.
+        reason = why.replace(str(self.folder.path), self.name) if self.staged else why
+        return self.outcome("refused" if why.endswith(EARLIER) else "damaged", reason)
+
+
+def import_runs(
+    history: History, candidates: Iterable[Candidate | ImportOutcome], room: Path
+) -> Iterator[ImportOutcome]:
     """Brings runs in, and says of each what became of it; outcomes among the candidates are passed on.
 
     What is unpacked of archives lies in `room` (of `Store.room`), too.
@@ -53,7 +66,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
     number = 0
     while batch := list(islice(waiting, BATCH)):
         number += 1
-        yield from (one for one in batch if isinstance(one, Outcome))
+        yield from (one for one in batch if isinstance(one, ImportOutcome))
         chosen = [one for one in batch if isinstance(one, Candidate)]
         yield from _bring(history, chosen, room / f"batch-{number}")
         # What was unpacked and did not come in need not lie there until the end.
@@ -61,7 +74,7 @@ def import_runs(history: History, candidates: Iterable[Candidate | Outcome], roo
             history.store.delete_staged(left)
 
 
-def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
+def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
     fresh: dict[str, Candidate] = {}
     later: list[Candidate] = []
     for candidate in batch:
@@ -69,15 +82,11 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
         try:
             files_of(candidate.folder.path)
         except IncompleteDataError as error:
-            yield _damaged(candidate, str(error))
+            yield candidate.damaged(str(error))
             continue
         run_id = text_in(candidate.folder.plan, "run_id")
-        if plan_format(candidate.folder) == COMM_FORMAT:
-            yield Outcome(
-                name=candidate.name,
-                verdict="skipped",
-                why="a run of the collective benchmark; a history keeps runs of training",
-            )
+        if text_in(candidate.folder.plan, "format") == COMM_FORMAT:
+            yield candidate.outcome("skipped", "a run of the collective benchmark; a history keeps runs of training")
         elif run_id and (history.find(run_id) is not None or run_id in fresh):
             later.append(candidate)
         else:
@@ -89,7 +98,7 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
         yield _compare(history, candidate, text_in(candidate.folder.plan, "run_id"))
 
 
-def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[Outcome]:
+def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
     made = history.maker.make([candidate.folder for candidate in batch]) if batch else []
     chosen: list[tuple[Candidate, HistoryEntry, Path]] = []
     for candidate, entry in zip(batch, made, strict=True):
@@ -101,7 +110,7 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
             chosen.append((candidate, entry, staged))
     with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
         objections = list(pool.map(_stage, chosen))
-    outcomes: list[Outcome] = []
+    outcomes: list[ImportOutcome] = []
     placed: list[HistoryEntry] = []
     problem: RunError | None = None
     try:
@@ -113,11 +122,11 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
             try:
                 is_new = history.store.place(staged, folder)
             except NotAFolderError as error:
-                outcomes.append(Outcome(name=candidate.name, verdict="damaged", why=str(error)))
+                outcomes.append(candidate.outcome("damaged", str(error)))
                 continue
             if is_new:
                 placed.append(dataclasses.replace(entry, folder=folder))
-                outcomes.append(Outcome(name=candidate.name, verdict="imported"))
+                outcomes.append(candidate.outcome("imported"))
             else:
                 # Another process has brought a run of that name since the history was opened.
                 history.refresh([folder])
@@ -133,55 +142,43 @@ def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> It
         raise problem
 
 
-def _objection(candidate: Candidate, entry: HistoryEntry) -> Outcome | None:
+def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | None:
     if entry.state == "damaged":
-        return _damaged(candidate, entry.why)
+        return candidate.damaged(entry.why)
     if entry.state == "incomplete":
-        return Outcome(
-            name=candidate.name, verdict="skipped", why=f"killed or still running, it has no record: {entry.why}"
-        )
+        return candidate.outcome("skipped", f"killed or still running, it has no record: {entry.why}")
     if candidate.digest and candidate.digest != entry.content_digest:
-        return Outcome(name=candidate.name, verdict="damaged", why="its content is not what the archive's list says")
+        return candidate.outcome("damaged", "its content is not what the archive's list says")
     return None
 
 
-def _damaged(candidate: Candidate, why: str) -> Outcome:
-    # Where an archive was unpacked is nobody's business.
-    reason = why.replace(str(candidate.folder.path), candidate.name) if candidate.staged else why
-    return Outcome(name=candidate.name, verdict="refused" if why.endswith(EARLIER) else "damaged", why=reason)
-
-
-def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> Outcome | None:
+def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
     """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
     if damaged := damaged_traces(candidate.folder.path, entry.run_id, whole=True):
-        return _damaged(candidate, damaged[0])
+        return candidate.damaged(damaged[0])
     if candidate.staged:
         return None
     try:
         copy_run(candidate.folder.path, target)
         is_same = content_digest(RunFolder(target)) == entry.content_digest
     except StillRunningError as error:
-        return Outcome(name=candidate.name, verdict="skipped", why=str(error))
+        return candidate.outcome("skipped", str(error))
     except IncompleteDataError as error:
-        return _damaged(candidate, str(error))
-    why = "it changed while it was read: the run has not ended"
-    return None if is_same else Outcome(name=candidate.name, verdict="skipped", why=why)
+        return candidate.damaged(str(error))
+    return None if is_same else candidate.outcome("skipped", "it changed while it was read: the run has not ended")
 
 
-def _compare(history: History, candidate: Candidate, run_id: str) -> Outcome:
+def _compare(history: History, candidate: Candidate, run_id: str) -> ImportOutcome:
     known = history.find(run_id)
     if known is None:
-        return Outcome(name=candidate.name, verdict="skipped", why="a run of that name has gone in this moment")
+        return candidate.outcome("skipped", "a run of that name has gone in this moment")
     try:
         is_same = content_digest(candidate.folder) == known.content_digest
     except IncompleteDataError as error:
-        return _damaged(candidate, str(error))
+        return candidate.damaged(str(error))
     if is_same:
-        return Outcome(name=candidate.name, verdict="already there")
+        return candidate.outcome("already there")
     objection = _objection(candidate, history.maker.make([candidate.folder])[0])
-    return objection or Outcome(
-        name=candidate.name,
-        verdict="refused",
-        why=f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten",
-    )
+    why = f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten"
+    return objection or candidate.outcome("refused", why)

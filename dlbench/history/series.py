@@ -1,119 +1,198 @@
-"""A history of runs as series over nights, with what changed where the level changed.
-
-A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
-`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of a
-session (`dlbench.analysis.sessions`) are one night, whose value is their median: the run is what is measured, the night
-is the step in time.
-"""
+"""A series of a history: its nights, its levels, its changes, and the words on each."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import re
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
-from dlbench.analysis.metrics import METRICS, Metric
-from dlbench.analysis.sessions import circumstances, sessions_of
-from dlbench.history.change_points import (
-    MIN_EFFECT,
-    MIN_NIGHTS,
-    ChangePoint,
-    Newest,
-    Segment,
-    Shape,
-    change_points_together,
-    newest,
-    segments,
+from dlbench.history.acknowledgements import Acknowledgement
+from dlbench.history.change_points import MIN_EFFECT, MIN_NIGHTS, Newest, Shape
+from dlbench.history.words import (
+    amount_text,
+    change_cell,
+    day,
+    evidence_text,
+    hosts_text,
+    level_text,
+    names_text,
+    nights_text,
+    percent_change,
+    some_of,
 )
-from dlbench.history.entry import HistoryEntry
-from dlbench.history.store import Acknowledgement
-from dlbench.report.wording import clean, place_text
+from dlbench.report.table import column, unit_cell
+from dlbench.report.wording import basis_text, clean, place_text
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdict_words import TREND
 
-UTC_FORMAT = "%Y-%m-%dT%H:%M:%SZ"  # Of all times that leave this module.
-_PLAIN = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", re.ASCII)  # What has that form.
-MAX_APART = 2  # Settings of the system by which series of equal labels differ; more are no name.
-NOT_SET = "not set"  # Value of a key that a run does not have.
+MAX_COMMITS = 3  # Commits of one side of a change that are named.
+MAX_COMMIT_LENGTH = 60
+MAX_HOSTS = 6  # Hosts of one side of a change that are named.
 
-# They name every night anew, and stand for themselves.
-_NAMED_APART = {"commit", "dlbench.commit", "tag.commit", "tag.dlbench.commit"}
+ChangeWord = Literal["regression", "improvement"]
 
-MAX_VALUES = 4  # Values of a key that are named on one side of a change; the newest of more.
-MAX_VALUE_LENGTH = 200
+NOT_ASKED = "a slow change has no date, so commits and environment are not set against it"
+NO_DIFFERENCE = "no recorded key of the environment differs between all runs before and all runs after"
+
+_KINDS = {"step": "{}", "drift": "slow {}", "step or drift": "{}, at once or slowly"}  # By shape.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Night:
     """The runs of one session at one point."""
 
-    time: str  # When the last of them finished, UTC, ISO 8601.
-    series: str
+    time: str = field(metadata=column("Night"))  # When the last of them finished, UTC, ISO 8601.
+    series: str = field(metadata=column())
     value: float  # Median over the runs, in the metric's unit.
     values: tuple[float, ...]
     run_ids: tuple[str, ...]
-    commits: tuple[str, ...]  # Distinct, in order of the runs; empty where none is known.
-    hosts: tuple[str, ...]
-    level: int  # Which of the series' levels it belongs to, from 0.
+    commits: tuple[str, ...] = field(metadata=column("Commit", value=" ".join, text=names_text))
+    """Distinct, in order of the runs; empty where none is known."""
+    hosts: tuple[str, ...] = field(metadata=column("Hosts", value=" ".join, text=hosts_text))
+    level: int  # Number of the series' level that it belongs to, from 0.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class LevelStretch:
     """A stretch of nights without a change."""
 
-    first: str  # End of its first night, UTC.
-    last: str
+    first: str = field(metadata=column("From", text=day))  # End of its first night, UTC.
+    last: str = field(metadata=column("To", text=day))
     num_nights: int
-    value: Estimate  # Median over nights; `n` counts nights. Of a drift that at its last night.
-    at_first: float  # The same at its first night: `value.value` where it does not drift.
+    value: Estimate = field(metadata=column("Level now", "level", text=unit_cell))
+    """Median over nights; `n` counts nights. Of a drift the level at its last night."""
+    at_first: float  # The level at its first night: `value.value` where it does not drift.
 
     @property
     def is_drift(self) -> bool:
         """Whether it changes from night to night."""
         return self.at_first != self.value.value
 
+    @property
+    def basis(self) -> str:
+        """Says what the interval is, and over how many nights."""
+        return basis_text(self.value, "night")
+
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class DifferingKey:
     """A key with other values in all runs after a change than in any run before it."""
 
     key: str  # Of the environment, or `tag.NAME`.
     before: str  # Values in order of time, the newest ones where there are many; `not set` where a run has none.
     after: str
 
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.after}"
+
+
+def _listed(differences: Sequence[DifferingKey]) -> str:
+    return " | ".join(map(str, differences))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A change point, and what else changed there. Not one of these is thereby shown to be the cause."""
 
-    kind: Literal["regression", "improvement"]
-    shape: Shape
+    kind: ChangeWord = field(metadata=column())
+    shape: Shape = field(metadata=column())
     """At once, over many nights, or either: the nights do not show which. A drift has no date, so nothing is named with
     it."""
-    time: str  # End of the first night after, UTC; the likeliest. Of a drift that of its first night.
-    last_before: str  # End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night.
-    first_after: str  # End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night.
-    before: Estimate  # Median over nights before; of a drift the level at its first night.
-    after: Estimate
-    ratio: Estimate
-    evidence: float  # Bayes factor of a change against none (1), divided by what all trends followed together cost.
-    acknowledged: Acknowledgement | None
+    time: str = field(metadata=column("First night after", text=day))
+    """End of the first night after, UTC; the likeliest. Of a drift that of its first night."""
+    last_before: str = field(metadata=column())
+    """End of the last night that lies before it (with 95 %), UTC. Of a drift that of its first night."""
+    first_after: str = field(metadata=column())
+    """End of the first night that lies after it (with 95 %), UTC. Of a drift that of its last night."""
+    before: Estimate = field(metadata=column("From", text=unit_cell))
+    """Median over nights before; of a drift the level at its first night."""
+    after: Estimate = field(metadata=column("To", text=unit_cell))
+    ratio: Estimate = field(metadata=column("Ratio", text=change_cell))
+    evidence: float = field(metadata=column("Evidence", text=evidence_text))
+    """Bayes factor of a change against none (1), divided by what all trends followed together cost."""
+    acknowledged: Acknowledgement | None = field(metadata=column(value=attrgetter("reason")))
     """Who said that it is known, when, and why; None where nobody did, or where it has gone on since."""
-    commits_before: tuple[str, ...]  # Of the night `last_before`; empty where none is known.
-    commits_after: tuple[str, ...]
+    commits_before: tuple[str, ...] = field(metadata=column(value=" ".join))
+    """Of the night `last_before`; empty where none is known."""
+    commits_after: tuple[str, ...] = field(metadata=column(value=" ".join))
     runs_before: tuple[str, ...]
     runs_after: tuple[str, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[DifferingKey, ...] = field(metadata=column(value=_listed))
     """Between all runs of the levels before and after, without the nights of which it is not certain on which side they
     lie; keys that are new nearly every night are left out."""
-    new_hosts: tuple[str, ...]  # Used after the change and never on the level before it.
-    gone_hosts: tuple[str, ...]  # Used on the level before the change and never after it.
+    new_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
+    """Hosts used after the change and never on the level before it."""
+    gone_hosts: tuple[str, ...] = field(metadata=column(value=" ".join))
+    """Hosts used on the level before the change and never after it."""
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether it came over many nights, so that it has no date."""
+        return self.shape == "drift"
+
+    @property
+    def words(self) -> str:
+        """Says ``regression``, ``slow regression`` (a drift), ``regression, at once or slowly``."""
+        return _KINDS[self.shape].format(self.kind)
+
+    @property
+    def since(self) -> str:
+        """Says ``since 2026-03-04``, or ``from 2026-03-04 to 2026-06-02`` of a drift."""
+        if self.is_drift:
+            return f"from {day(self.last_before)} to {day(self.first_after)}"
+        return f"since {day(self.time)}"
+
+    @property
+    def when(self) -> str:
+        """Says ``on 2026-03-04``, or of a drift as `since`."""
+        return self.since if self.is_drift else f"on {day(self.time)}"
+
+    @property
+    def between(self) -> str:
+        """Says between which nights it lies, or over which a drift went."""
+        if self.is_drift:
+            return f"slowly, over the nights of {day(self.last_before)} to {day(self.first_after)}"
+        return f"between the nights of {day(self.last_before)} and {day(self.first_after)}"
+
+    @property
+    def days(self) -> str:
+        """Says the same two days, for a table."""
+        return f"{day(self.last_before)}, {day(self.first_after)}"
+
+    @property
+    def basis(self) -> str:
+        """Says how many nights stand behind it, and what its intervals are."""
+        if self.is_drift:
+            return f"{nights_text(self.ratio.n)} of the drift, slope by Theil and Sen"
+        return f"{basis_text(self.before, 'night')} before, {nights_text(self.after.n)} after"
+
+    @property
+    def commits(self) -> str:
+        """Says ``commit 1a2b3c -> 4d5e6f``, or that none is known; empty for a drift, which has no commits."""
+        if self.is_drift:
+            return ""
+        if not self.commits_before and not self.commits_after:
+            return "commit not known"
+        before, after = _commits(self.commits_before), _commits(self.commits_after)
+        if set(self.commits_before) == set(self.commits_after):
+            return f"commit {before} on both sides"
+        return f"commit {before} -> {after}"
+
+    @property
+    def environment(self) -> tuple[str, ...]:
+        """Everything else that differs, a line each; one line where nothing does, or why it is not asked."""
+        if self.is_drift:
+            return (NOT_ASKED,)
+        lines = [str(difference) for difference in self.differences]
+        if self.new_hosts:
+            lines.append(f"hosts used only since: {some_of(self.new_hosts, MAX_HOSTS)}")
+        if self.gone_hosts:
+            lines.append(f"hosts used only before: {some_of(self.gone_hosts, MAX_HOSTS)}")
+        return tuple(lines) or (
+            "no recorded key of the environment differs between all runs before and all runs after",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,31 +207,34 @@ class Trend:
     """One metric of one point over time."""
 
     id: str
-    label: str  # Configuration, ranks and metric in words.
-    group: str
+    label: str = field(metadata=column())  # Configuration, ranks and metric in words.
+    group: str = field(metadata=column())
     configuration: str
-    system: str
-    workload: str
-    preset: str
-    engine: str
-    ranks: int
-    nodes: int
-    metric: str
+    system: str = field(metadata=column())
+    workload: str = field(metadata=column())
+    preset: str = field(metadata=column())
+    engine: str = field(metadata=column())
+    ranks: int = field(metadata=column())
+    nodes: int = field(metadata=column())
+    metric: str = field(metadata=column())
     title: str
-    unit: str
+    unit: str = field(metadata=column())
     higher_is_worse: bool
     caption: str
-    verdict: str = ""  # One sentence; whoever reports the series fills it in.
-    num_runs: int
+    verdict: str = field(init=False, metadata=column())  # The finding in one sentence.
+    num_runs: int = field(metadata=column("Runs"))
     is_long_enough: bool  # Whether there are enough nights for a change point.
-    nights: tuple[Night, ...]
-    levels: tuple[Level, ...]  # Between changes; one where there are none.
+    nights: tuple[Night, ...] = field(metadata=column("Nights", "num_nights", value=len))
+    levels: tuple[LevelStretch, ...]  # Between changes; one where there are none.
     changes: tuple[Change, ...]
     newest: NewestNights | None  # None where the newest night is an ordinary one, or too few nights say what that is.
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "verdict", self._verdict())
+
     @property
     def standing(self) -> Literal["too few nights", "worse", "odd", "as usual"]:
-        """What a rating and a gate go by: `worse` where a level became worse and nobody acknowledged that.
+        """Says how it stands for a rating and a gate: `worse` where a level became worse and nobody acknowledged that.
 
         An odd newest night is no level yet, whatever its value.
         """
@@ -166,246 +248,83 @@ class Trend:
     def open_regressions(self) -> tuple[Change, ...]:
         """Regressions that nobody acknowledged and that hold: the level now is worse than the one before them."""
         worse = math.log1p(MIN_EFFECT) * (1 if self.higher_is_worse else -1)
-        now = self.levels[-1].value.value
+        now = self.level.value.value
         return tuple(
             change
             for change in self.changes
-            if change.kind == "regression"
+            if change.kind == TREND["worse"].word
             and change.acknowledged is None
             and math.log(now / change.before.value) / worse >= 1
         )
 
+    @property
+    def level(self) -> LevelStretch:
+        """The level now."""
+        return self.levels[-1]
 
-def dated(entries: Iterable[HistoryEntry]) -> list[HistoryEntry]:
-    """Valid runs, oldest first, each once, `finished` in one form (UTC, seconds, Z) so that texts sort as times do.
+    @property
+    def point(self) -> str:
+        """Configuration and place in words, without the metric."""
+        return f"{self.configuration}; {place_text(self.ranks, self.nodes)}"
 
-    Runs whose end cannot be read as a time are left out: they have no place in a history.
-    """
-    known: dict[str, HistoryEntry] = {}
-    for entry in entries:
-        moment = moment_of(entry.finished) if entry.state == "valid" else None
-        if moment is not None:
-            is_plain = _PLAIN.fullmatch(entry.finished) is not None
-            known[entry.run_id] = entry if is_plain else dataclasses.replace(entry, finished=utc_text(moment))
-    return sorted(known.values(), key=attrgetter("finished", "run_id"))
+    @property
+    def subject(self) -> str:
+        """The metric's title within a sentence."""
+        return self.title.lower()
 
+    @property
+    def odd_nights(self) -> str:
+        """Says what the newest nights show, and how long to wait; empty where the newest night is an ordinary one."""
+        newest = self.newest
+        if newest is None:
+            return ""
+        nights = "The newest night lies" if newest.num_beyond == 1 else f"The newest {newest.num_beyond} nights lie"
+        usual = f"{amount_text(newest.low, self.unit)} to {amount_text(newest.high, self.unit)}"
+        word = "worse" if newest.is_worse else "better"
+        return (
+            f"{nights} beyond the usual range ({self.subject} {percent_change(newest.ratio)}, {word}; usual: {usual}). "
+            f"That is not yet a change point: wait for {newest.wait_for} or more such nights."
+        )
 
-def damaged_runs(entries: Iterable[HistoryEntry]) -> tuple[str, ...]:
-    """Runs that cannot be read, each with the reason."""
-    return tuple(f"{entry.run_id}: {entry.why}" for entry in entries if entry.state == "damaged")
+    @property
+    def short_verdict(self) -> str:
+        """The finding in a few words."""
+        count = nights_text(len(self.nights))
+        if not self.changes:
+            return f"{TREND['equal'].word} in {count}" if self.is_long_enough else count
+        last = self.changes[-1]
+        known = ", acknowledged" if last.acknowledged else ""
+        return f"{last.words} {last.when}, {percent_change(last.ratio.value)}{known}"
 
+    def _verdict(self) -> str:
+        count, level = nights_text(len(self.nights)), level_text(self.level.value)
+        if not self.is_long_enough:
+            return f"{count}, level {level}; a change point needs {MIN_NIGHTS} nights."
+        if not self.changes:
+            return f"No change in {count}; level {level}."
+        last = self.changes[-1]
+        more = f" ({len(self.changes)} changes in all)" if len(self.changes) > 1 else ""
+        now = "at its end" if last.is_drift else "since then"
+        known = " Acknowledged." if last.acknowledged else ""
+        return (
+            f"{last.words.capitalize()} {last.when}: {self.subject} {change_cell(last.ratio)}{more}; {now} "
+            f"{level_text(last.after)} over {nights_text(last.after.n)}.{known}"
+        )
 
-def utc_text(moment: datetime) -> str:
-    """``2026-03-04T02:06:00Z``."""
-    return moment.astimezone(UTC).strftime(UTC_FORMAT)
+    def acknowledgement(self, change: Change) -> str:
+        """Says who knows of a change, and why; else how to say so; empty where a change needs nobody's word."""
+        if change.acknowledged is not None:
+            word = change.acknowledged
+            return f"acknowledged by {clean(word.by)} on {day(word.written)}: {clean(word.reason)}"
+        if change not in self.open_regressions:
+            return ""
+        return f"to acknowledge: dlbench history acknowledge {self.id} {day(change.time)} --reason TEXT"
 
-
-def moment_of(text: str) -> datetime | None:
-    """A time with its zone, UTC where none is said; None where it is none."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    # Nothing was measured outside these years, and both ends of the calendar leave it on the way to UTC.
-    if not 1970 < found.year < 9000:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def trends(
-    entries: Iterable[HistoryEntry], metrics: Sequence[Metric] = METRICS, acknowledged: Sequence[Acknowledgement] = ()
-) -> list[Trend]:
-    """Every metric of every point that any run has a figure of, by label, rank count, node count and metric.
-
-    Runs without figures are passed over, a run that is there twice counts once, `acknowledged` changes may be of any
-    series; trends of too few nights for a change point are among them.
-    """
-    points: dict[tuple[str, int, int], list[HistoryEntry]] = {}
-    for entry in dated(entries):
-        if entry.group:
-            points.setdefault(entry.key, []).append(entry)
-    ordered = sorted(points.values(), key=lambda runs: (min(one.label for one in runs), runs[0].key))
-    courses: list[_Course] = []
-    for runs in ordered:
-        nights = by_night(runs)
-        for metric in metrics:
-            # A figure of zero (an energy that no counter saw) has no ratio to others.
-            counted = [[run for run in night if run.figures.get(metric.name, 0.0) > 0] for night in nights]
-            if known := [night for night in counted if night]:
-                values = [statistics.median(run.figures[metric.name] for run in one) for one in known]
-                courses.append((metric, known, values))
-    changes = change_points_together([values for _, _, values in courses])
-    followed = sum(len(values) >= MIN_NIGHTS for _, _, values in courses)
-    return _told_apart(
-        [_trend(one, found, followed, acknowledged) for one, found in zip(courses, changes, strict=True)], points
-    )
-
-
-def _told_apart(found: list[Trend], points: Mapping[tuple[str, int, int], Sequence[HistoryEntry]]) -> list[Trend]:
-    """Behind equal labels of one system stands what was asked of the system otherwise; else the configuration's id."""
-    counts = Counter((one.label, one.system) for one in found)
-    made = []
-    for one in found:
-        if counts[one.label, one.system] > 1:
-            twins = [other for other in found if (other.label, other.system) == (one.label, one.system)]
-            newest_of = [points[other.group, other.ranks, other.nodes][-1].environment for other in twins]
-            asked = [{key: run[key] for key in run if key.startswith("system.")} for run in newest_of]
-            own = asked[twins.index(one)]
-            differing = [f"{key}={own[key]}" for key in own if any(other.get(key) != own[key] for other in asked)]
-            is_enough = asked.count(own) == 1 and 0 < len(differing) <= MAX_APART
-            apart = ", ".join(differing) if is_enough else f"configuration {one.group}"
-            one = dataclasses.replace(one, label=f"{one.label}, {apart}", configuration=f"{one.configuration}, {apart}")
-        made.append(one)
-    return made
+    def details(self, change: Change) -> tuple[str, ...]:
+        """Lists what differs at a change, and who knows of it, a line each."""
+        lines = (change.commits, *change.environment, self.acknowledgement(change))
+        return tuple(filter(None, lines))
 
 
-def by_night(runs: Iterable[HistoryEntry]) -> list[list[HistoryEntry]]:
-    """Returns the runs of each session; nights in order of their last run. `runs` are as `dated` gives them."""
-    ordered = list(runs)
-    sessions = sessions_of(
-        {run.run_id: circumstances(run.finished, run.slurm_job_id, run.environment) for run in ordered}
-    )
-    nights: dict[str, list[HistoryEntry]] = {}
-    for run in ordered:
-        nights.setdefault(sessions[run.run_id], []).append(run)
-    return sorted(nights.values(), key=lambda night: (night[-1].finished, night[-1].run_id))
-
-
-_Course = tuple[Metric, Sequence[Sequence[HistoryEntry]], Sequence[float]]
-"""One metric of one point: nights with the figure, and the value of each."""
-
-
-def _trend(
-    course: _Course, found: Sequence[ChangePoint], followed: int, acknowledged: Sequence[Acknowledgement]
-) -> Trend:
-    metric, known, values = course
-    pieces = segments(values, found)
-    beyond = newest(values, pieces[-1], histories=max(1, followed)) if len(values) >= MIN_NIGHTS else None
-    made = [
-        _night(known[place], metric, values[place], number)
-        for number, piece in enumerate(pieces)
-        for place in range(piece.start, piece.end)
-    ]
-    newest_run = known[-1][-1]
-    group, ranks, nodes = newest_run.key
-    own = [one for one in acknowledged if one.series == (group, ranks, nodes, metric.name)]
-    place = place_text(ranks, nodes)
-    return Trend(
-        id=f"{group}-{ranks}-{nodes}-{metric.name}",
-        label=f"{newest_run.label}; {place}; {metric.title.lower()}",
-        group=group,
-        configuration=newest_run.label,
-        system=newest_run.system,
-        workload=newest_run.workload,
-        preset=newest_run.preset,
-        engine=newest_run.engine,
-        ranks=ranks,
-        nodes=nodes,
-        metric=metric.name,
-        title=metric.title,
-        unit=metric.unit,
-        higher_is_worse=metric.higher_is_worse,
-        caption=f"{newest_run.label}; {place}, system {newest_run.system}; {metric.about}; a night is the median of "
-        "its runs, a level the median of its nights",
-        num_runs=sum(map(len, known)),
-        is_long_enough=len(made) >= MIN_NIGHTS,
-        nights=tuple(made),
-        levels=tuple(_level(piece, made, metric) for piece in pieces),
-        changes=tuple(_change(point, metric, made, known, own) for point in found),
-        newest=NewestNights(**vars(beyond), is_worse=(beyond.ratio > 1) == metric.higher_is_worse)
-        if beyond is not None and beyond.num_beyond
-        else None,
-    )
-
-
-def _night(runs: Sequence[HistoryEntry], metric: Metric, value: float, level: int) -> Night:
-    return Night(
-        time=runs[-1].finished,
-        series=runs[0].series,
-        value=value,
-        values=tuple(run.figures[metric.name] for run in runs),
-        run_ids=tuple(run.run_id for run in runs),
-        commits=tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
-        hosts=tuple(sorted({host.host for run in runs for host in run.hosts})),
-        level=level,
-    )
-
-
-def _level(piece: Segment, nights: Sequence[Night], metric: Metric) -> Level:
-    return Level(
-        first=nights[piece.start].time,
-        last=nights[piece.end - 1].time,
-        num_nights=piece.end - piece.start,
-        value=piece.level.in_unit(metric.unit),
-        at_first=piece.level.value * math.exp(piece.rise * (piece.start - piece.end + 1)),
-    )
-
-
-def _change(
-    point: ChangePoint,
-    metric: Metric,
-    nights: Sequence[Night],
-    runs: Sequence[Sequence[HistoryEntry]],
-    acknowledged: Sequence[Acknowledgement],
-) -> Change:
-    is_dated = point.shape != "drift"
-    before = runs[point.before.start : point.earliest] if is_dated else ()
-    after = runs[point.latest : point.after.end] if is_dated else ()
-    used_before, used_after = (
-        {host.host for night in side for run in night for host in run.hosts} for side in (before, after)
-    )
-    last_before, first_after = nights[point.earliest - 1], nights[point.latest]
-    kind: Literal["regression", "improvement"] = (
-        "regression" if (point.ratio.value > 1) == metric.higher_is_worse else "improvement"
-    )
-    time, level = nights[point.index].time, point.after.level.value
-
-    def covers(one: Acknowledgement) -> bool:
-        """Whether it is of the same days, and the level after the change is still the acknowledged one."""
-        worse = math.log(level / one.level) * (1 if metric.higher_is_worse else -1)
-        return one.time <= first_after.time and time <= one.through and worse < math.log1p(MIN_EFFECT)
-
-    return Change(
-        kind=kind,
-        shape=point.shape,
-        time=time,
-        last_before=last_before.time,
-        first_after=first_after.time,
-        before=point.before.level.in_unit(metric.unit),
-        after=point.after.level.in_unit(metric.unit),
-        ratio=point.ratio,
-        evidence=point.evidence,
-        acknowledged=next(filter(covers, acknowledged), None),
-        commits_before=last_before.commits if is_dated else (),
-        commits_after=first_after.commits if is_dated else (),
-        runs_before=last_before.run_ids,
-        runs_after=first_after.run_ids,
-        differences=tuple(_differences(before, after)) if is_dated else (),
-        new_hosts=tuple(sorted(used_after - used_before)),
-        gone_hosts=tuple(sorted(used_before - used_after)),
-    )
-
-
-def _differences(
-    before: Sequence[Sequence[HistoryEntry]], after: Sequence[Sequence[HistoryEntry]]
-) -> Iterable[Difference]:
-    facts = [
-        [
-            {**run.environment, **{f"tag.{name}": value for name, value in run.tags.items()}}
-            for night in side
-            for run in night
-        ]
-        for side in (before, after)
-    ]
-    keys = {key for side in facts for one in side for key in one} - _NAMED_APART
-    for key in sorted(keys):
-        # dict: distinct values in order of time.
-        seen = [tuple(dict.fromkeys(one.get(key, NOT_SET) for one in side)) for side in facts]
-        is_steady = all(2 * len(values) <= len(nights) for values, nights in zip(seen, (before, after), strict=True))
-        if is_steady and not set(seen[0]) & set(seen[1]):
-            yield Difference(key=key, before=_listed(seen[0]), after=_listed(seen[1]))
-
-
-def _listed(values: Sequence[str]) -> str:
-    more = f" and {len(values) - MAX_VALUES} before" if len(values) > MAX_VALUES else ""
-    return ", ".join(clean(value, MAX_VALUE_LENGTH) for value in values[-MAX_VALUES:]) + more
+def _commits(names: Sequence[str]) -> str:
+    return some_of([clean(name, MAX_COMMIT_LENGTH) for name in names], MAX_COMMITS) or "not known"

@@ -1,41 +1,47 @@
 """Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
 The figures of a run and their limits are those of `dlbench.analysis.slow_nodes` and
-`dlbench.analysis.late_hosts`, so are the threshold,
-the test and the verdicts, over all hosts together. The unit is the night: all runs of one session
-(`dlbench.analysis.sessions`); of a night counts the median of its runs. Whether a host is slow now is
-decided by its nights since its last change point, none older than `RECENT_DAYS`.
+`dlbench.analysis.late_hosts`, so are the threshold, the test and the verdicts, over all hosts together. The unit is the
+night: all runs of one session (`dlbench.analysis.sessions`); of a night counts the median of its runs. Whether a host
+is slow now is decided by its nights since its last change point, none older than `RECENT_DAYS`.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 
-from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, Verdict, mean_ratio, verdicts_of
+from dlbench.analysis.slow_nodes import ACCUSED, SAFE_HOST, TO_EXCLUDE, HostSessions, HostWord, mean_ratio, verdicts_of
 from dlbench.history.change_points import change_points_together
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.series import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
+from dlbench.history.trends import UTC_FORMAT, by_night, damaged_runs, dated, utc_text
+from dlbench.history.words import change_cell, day, day_if_any, evidence_text, ratio_cell
+from dlbench.report.table import column, unit_cell
+from dlbench.report.wording import basis_text, clean, slow_link_text
+from dlbench.specs.hostlist import compressed
 from dlbench.stats.estimates import Estimate, mean_estimate
 
 RECENT_DAYS = 92  # Runs that ended longer before the newest run of the history say nothing of now.
 
-Now = Verdict | Literal["not used lately"]
+HOST_LENGTH = 253  # Characters of a name that DNS takes.
+
+Now = HostWord | Literal["not used lately"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostMonth:
     """One host in one calendar month (UTC)."""
 
-    month: str
-    ratio: Estimate  # Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights.
-    later: Estimate | None
+    month: str = field(metadata=column())
+    ratio: Estimate = field(metadata=column())
+    """Own work of its slowest rank over that of the other hosts' slowest (1); mean over nights."""
+    later: Estimate | None = field(metadata=column())
     """By how much later than the other hosts' its exchanges end, as a share of the step; mean over nights. None where
     the clocks do not say."""
-    verdict: Verdict
+    verdict: HostWord = field(metadata=column())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,20 +52,46 @@ class HostChange:
     ratio: Estimate
     evidence: float
 
+    def __str__(self) -> str:
+        return f"changed on {day(self.time)} by {change_cell(self.ratio)}, {evidence_text(self.evidence)}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostCourse:
     """One host over all runs that it shared with other hosts."""
 
-    host: str
-    verdict: Now
-    current: Estimate | None  # As in `HostMonth`, over the nights that say how it is now; None where not used lately.
-    later: Estimate | None
-    since: str  # End of the first of the nights that `current` is made of, UTC; empty without one.
-    num_nights: int
+    host: str = field(metadata=column("Host", is_brief=True, limit=HOST_LENGTH))
+    verdict: Now = field(metadata=column("Now", "now", is_brief=True))
+    current: Estimate | None = field(metadata=column("Ratio", text=ratio_cell, is_brief=True))
+    """As in `HostMonth`, over the nights that say how it is now; None where it was not used lately."""
+    later: Estimate | None = field(metadata=column("Leaves later", "current_later", text=unit_cell))
+    since: str = field(metadata=column("Since", text=day_if_any, is_brief=True))
+    """End of the first of the nights that `current` is made of, UTC; empty without one."""
+    num_nights: int = field(metadata=column("Nights", "", is_brief=True))
     num_runs: int
     months: tuple[HostMonth, ...]  # Oldest first; months without runs are left out.
     changes: tuple[HostChange, ...]
+
+    @property
+    def basis(self) -> str | None:
+        """Says what the interval of `current` is; None without one."""
+        return None if self.current is None else basis_text(self.current, "night")
+
+    @property
+    def sentence(self) -> str:
+        """Says what the host is accused of, and since when."""
+        reasons = []
+        if self.current is not None and self.verdict in ("slow", "slow and slow link"):
+            more = (self.current.value - 1) * 100
+            evidence = f"{ratio_cell(self.current)}, {self.basis}"
+            reasons.append(f"{more:.1f} % more own work than the other hosts of its runs ({evidence})")
+        if self.later is not None and self.verdict in ("slow link", "slow and slow link"):
+            reasons.append(f"slow link or NIC: {slow_link_text(self.later)}")
+        return f"{clean(self.host, HOST_LENGTH)}: {' and '.join(reasons)} since {day(self.since)}"
+
+    def ratio_of(self, month: str) -> Estimate | None:
+        """Returns its ratio in a month; None where it had no run."""
+        return next((one.ratio for one in self.months if one.month == month), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +113,16 @@ class SlowMonths:
     def slow(self) -> tuple[HostCourse, ...]:
         """Hosts that are slow now, or at a slow link."""
         return tuple(host for host in self.hosts if host.verdict in ACCUSED)
+
+    @property
+    def exclude_option(self) -> str:
+        """Slurm's option that keeps jobs off the nodes that are slow now; empty if none is."""
+        return f"--exclude={compressed(self.exclude)}" if self.exclude else ""
+
+    @property
+    def unsafe_lines(self) -> tuple[str, ...]:
+        """Says why slow hosts are not among those to exclude, a line each."""
+        return tuple(f"{host}: slow, but its name cannot stand in an option of Slurm" for host in self.unsafe)
 
 
 @dataclass(frozen=True)
@@ -176,7 +218,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, Verdict]) -> HostMonth:
+def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, HostWord]) -> HostMonth:
     own = [night for night in nights if night.end.startswith(month)]
     ratio = _ratio(own)
     assert ratio is not None
@@ -192,7 +234,7 @@ def _later(nights: Sequence[_Night]) -> Estimate | None:
     return mean_estimate(known, "fraction") if known else None
 
 
-def _verdicts(nights: Mapping[str, Sequence[_Night]]) -> dict[str, Verdict]:
+def _verdicts(nights: Mapping[str, Sequence[_Night]]) -> dict[str, HostWord]:
     """Returns the verdicts of `dlbench.analysis.slow_nodes`, whose sessions are nights, on hosts that have any."""
     return verdicts_of(
         {

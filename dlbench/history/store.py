@@ -1,257 +1,215 @@
-"""The history of runs over months: immutable run folders are the truth, an index over them is a cache.
+"""The folders of a history: where a run's lies, how it gets there whole, how what was left behind is swept away.
 
-Entries are made by analysis, of which this room knows nothing: who opens a history brings the maker along. Opening it
-compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
-missed something, because its writer was killed or another wrote at the same time, is right again after the next
-opening. It may be deleted at any time, and is made anew where it is damaged.
+    STORE/history.json               says that this is a history
+    STORE/runs/<yyyy-mm>/<run id>/   the runs, by the month in which they were planned; never changed afterwards
+    STORE/partial/<who>/             what is being copied in; <who> is a process and a random word
+    STORE/acknowledged/<name>.json   changes of level that are known, see `dlbench.history.acknowledgements`
+    STORE/index.jsonl                a cache, see `dlbench.history.index`
 
-Changes of level that somebody knows of: who said so, when, and why; a file each in the history, next to its runs.
+A run's folder appears in `runs` by one rename from `partial`, after all its bytes are synced, so that it is there whole
+or not at all, whoever is killed when. The rename refuses a folder that is there already, so that of several processes
+that bring the same run one wins.
 
-An acknowledged change is no longer a reason to fail a gate or to call a level worse. It is one again when the level
-gets worse still; a further change is another one, with a later date.
+Several people may write a store. So nothing in it is reached through a link: neither `runs`, nor a month, nor `partial`
+may be one, and whatever is renamed or deleted is named from descriptors of the folders that it lies in.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import gc
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
-
-from dlbench.errors import IncompleteDataError, RunError, UserError
-from dlbench.history.entry import HistoryEntry, matches
-from dlbench.history.files import INDEX, Store
-from dlbench.opening import folder_below, open_file
-from dlbench.records.files import sync_folder, write_atomic, write_json
+from dlbench.errors import RunError, UserError, refused
+from dlbench.opening import delete_below, folder_below, kind_of
+from dlbench.records.files import Named, sync_folder, write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import load_file
-from dlbench.specs.base import Count, Name, Positive, Spec
+from dlbench.specs.base import Spec
 
-FOLDER = "acknowledged"
-MAX_REASON = 500
+MARKER = "history.json"
+INDEX = "index.jsonl"
+DAY_S = 86_400.0
 
-
-class Acknowledgement(Spec):
-    """One file of `acknowledged`: a change of level that somebody knows of."""
-
-    format: Literal["dlbench.acknowledgement"] = Field("dlbench.acknowledgement", description="What this file is.")
-    version: Literal[1] = Field(1, description="Version of the format.")
-    group: Name = Field(description="Configuration, as runs of the history have it.")
-    ranks: Count = Field(description="Ranks of the series.")
-    nodes: Count = Field(description="Nodes of the series.")
-    metric: Name = Field(description="Metric of the series.")
-    time: str = Field(max_length=40, description="First night after the change, or of the drift; UTC, ISO 8601.")
-    through: str = Field(max_length=40, description="First night that lay after it for certain, or last of the drift.")
-    level: Positive = Field(description="The level after the change, in the metric's unit.")
-    ratio: Positive = Field(description="Level after over level before (1).")
-    reason: str = Field(min_length=1, max_length=MAX_REASON, description="Why it is no reason to act.")
-    by: str = Field(max_length=200, description="Who acknowledged it.")
-    written: str = Field(max_length=40, description="When; UTC, ISO 8601.")
-
-    @property
-    def series(self) -> tuple[str, int, int, str]:
-        """Configuration, ranks, nodes, metric."""
-        return self.group, self.ranks, self.nodes, self.metric
+_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+# As `dlbench.specs.base.RunName`.
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+# As `Store.room` makes them: nothing of any other name is swept away.
+_ROOM_NAME = re.compile(r"\d+\.[0-9a-f]{8}")
 
 
-def read_acknowledged(store: Store) -> list[Acknowledgement]:
-    """All of a history, the newest first."""
-    try:
-        with folder_below(store.path, FOLDER) as folder, os.scandir(folder) as entries:
-            kinds = {one.name: one.is_file(follow_symlinks=False) for one in entries if one.name.endswith(".json")}
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise RunError(f"{store.path / FOLDER}: cannot be read: {error.strerror or error}") from None
-    found = []
-    for name, is_plain in kinds.items():
-        path = store.path / FOLDER / name
-        if not is_plain:
-            raise IncompleteDataError(f"{path}: is no plain file; take it away")
-        one = load_file(path, Acknowledgement)
-        if one is not None:
-            found.append(one)
-    return sorted(found, key=lambda one: (one.written, one.through), reverse=True)
+class HistoryMark(Spec):
+    """`history.json`: says that a folder is a history."""
+
+    format: Literal["dlbench.history"] = "dlbench.history"
+    version: Literal[1] = 1
 
 
-def acknowledge(store: Store, made: Acknowledgement) -> None:
-    """Writes it into the history. Raises `UserError`: the store cannot be written."""
-    stamp = "".join(letter for letter in made.written if letter.isalnum())
-    series = f"{made.group}-{made.ranks}-{made.nodes}-{made.metric}"
-    path = store.path / FOLDER / f"{series}.{made.time[:10]}.{stamp}.json"
-    try:
-        with folder_below(store.path, FOLDER, create=True):
-            write_json(path, made.model_dump(mode="json"))
-        sync_folder(path.parent)
-    except OSError as error:
-        why = "is a link or no folder" if error.errno in (errno.ENOTDIR, errno.ELOOP) else error.strerror or error
-        raise UserError(f"{path.parent}: cannot be written: {why}") from None
+@dataclass(frozen=True)
+class Store:
+    """The folders of a history."""
 
+    path: Path
 
-INDEX_VERSION = 3  # Of the file's form; what entries mean depends on the version that their maker gives.
-SPARE_LINES = 64  # Lines of runs that are gone, or were read anew, that an index may hold beyond as many as its runs.
+    runs = Named("runs")  # Months, and in them runs.
+    partial = Named("partial")  # Runs that are being copied in.
 
-Row = tuple[int, HistoryEntry]  # Time of the folder's last change (nanoseconds), and the entry.
-
-
-class Index:
-    """The file: a line that says which version made it, then a line for each run, of which a folder's last counts.
-
-    A line is the time of the last change of the run's folder, a blank, and the entry in JSON.
-    """
-
-    def __init__(self, path: Path, version: str) -> None:
-        self.path = path
-        self._head = f"{json.dumps({'format': 'dlbench.history-index', 'version': f'{INDEX_VERSION}: {version}'})}\n"
-        self._is_whole = False
-        """Whether lines may be appended; else the file is missing, damaged, or of another version."""
-
-    def read(self) -> tuple[dict[str, Row], str]:
-        """Returns the rows that can be read, by folder, and what is wrong with the file, empty if nothing."""
+    @classmethod
+    def at(cls, path: Path, *, create: bool = False) -> Store:
+        """The history in a folder; `create` makes one if the folder is empty or not there."""
+        mark = path / MARKER
+        if is_there(mark):
+            load_file(mark, HistoryMark)
+            return cls(path)
+        if not create:
+            raise UserError(f"{path}: is no history of runs; `dlbench history import RUNS --store {path}` makes one")
         try:
-            # No link leads out of a store.
-            with open_file(self.path, follow=False) as file:
-                head, *lines, end = file.read().decode().split("\n")
-        except FileNotFoundError:
-            return {}, ""
+            path.mkdir(parents=True, exist_ok=True)
+            # Another process may be making the same one right now.
+            others = {name.name for name in path.iterdir() if not name.name.startswith(".")}
+            if others - {MARKER, "runs", "partial", "acknowledged", INDEX}:
+                raise UserError(f"{path}: holds other files and is no history of runs; choose an empty folder")
+            for folder in (path / "runs", path / "partial"):
+                folder.mkdir(exist_ok=True)
+            write_json(mark, HistoryMark().model_dump(mode="json"))
+            sync_folder(path)
         except OSError as error:
-            return {}, error.strerror or str(error)
-        except ValueError:
-            return {}, "is no index"
-        if f"{head}\n" != self._head:
-            return {}, "was made by another version of dlbench, or is no index"
-        rows: dict[str, Row] = {}
-        is_damaged = end != ""
-        for line in lines:
-            changed_ns, _, entry = line.partition(" ")
-            try:
-                made = HistoryEntry.from_json(entry)
-                rows[made.folder] = (int(changed_ns), made)
-            except (ValueError, KeyError, TypeError):
-                is_damaged = True
-        self._is_whole = not is_damaged and len(lines) <= 2 * len(rows) + SPARE_LINES
-        return rows, "is damaged" if is_damaged else ""
+            raise refused(error, f"{path}: cannot be made: {error.strerror or error}", UserError) from None
+        return cls(path)
 
-    def write(self, new: Mapping[str, Row], every: Mapping[str, Row]) -> None:
-        """Appends rows, or writes the file with all of them where it is not whole. Raises `OSError`: it cannot be."""
-        if self._is_whole:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(_lines(new))
-        else:
-            write_atomic(self.path, self._head.encode() + _lines(every), follow=False)
-            self._is_whole = True
+    def listing(self, pass_over: Callable[[str], None] = lambda folder: None) -> dict[str, int]:
+        """Folders of runs, relative to the store, with the time of their last change (nanoseconds).
 
-
-def _lines(rows: Mapping[str, Row]) -> bytes:
-    lines = []
-    for changed_ns, entry in rows.values():
-        lines.append(f"{changed_ns} {json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False)}\n")
-    return "".join(lines).encode()
-
-
-BATCH = 64  # Runs that are read at once, and written in one transaction.
-
-
-@dataclass(frozen=True, kw_only=True)
-class EntryMaker:
-    """Makes entries of run folders."""
-
-    make: Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
-    """An entry for each folder, in order; damaged runs get one that says so."""
-    version: str  # Changes whenever entries would come out differently; an index of another version is made anew.
-
-
-Notify = Callable[[str], None]
-
-
-class History:
-    """An open history."""
-
-    def __init__(self, path: Path, maker: EntryMaker, *, create: bool = False, notify: Notify = lambda line: None):
-        """Opens the history in a folder and brings its index up to date; `create` makes one where there is none.
-
-        `notify` gets a line for what happened to the index.
+        `pass_over` gets folders with names that no run, and no month, has; hidden ones are none.
         """
-        self.store = Store.at(path, create=create)
-        self.maker = maker
-        self._notify = notify
-        self._index = Index(path / INDEX, maker.version)
-        self._is_writable = True
-        self._rows: dict[str, Row] = {}
-        self._by_id: dict[str, str] = {}
-        self._catch_up()
+        found: dict[str, int] = {}
 
-    def entries(self, where: Mapping[str, str] | None = None) -> list[HistoryEntry]:
-        """The runs that match (see `dlbench.history.entry`), by the time they finished, then by name."""
-        wanted, chosen = where or {}, []
-        for folder, (_, entry) in self._rows.items():
-            first = self._by_id[entry.run_id]
-            if first != folder:
-                # A run that lies in two folders, because someone put it there, counts once.
-                why = f"{folder}: holds run {entry.run_id} once more, like {first}; a copy is no repeat and is left out"
-                entry = dataclasses.replace(entry, state="damaged", why=why, figures={}, hosts=())
-            if matches(entry, wanted):
-                chosen.append(entry)
-        return sorted(chosen, key=attrgetter("finished", "run_id"))
+        def folders(path: Path, prefix: str) -> Iterator[os.DirEntry[str]]:
+            for entry in sorted(os.scandir(path), key=lambda one: one.name):
+                if not entry.is_dir(follow_symlinks=False) or entry.name.startswith("."):
+                    continue
+                if _RUN_NAME.fullmatch(entry.name):
+                    yield entry
+                else:
+                    pass_over(f"{prefix}/{entry.name}")
 
-    def find(self, run_id: str) -> HistoryEntry | None:
-        """The run of that name."""
-        folder = self._by_id.get(run_id)
-        return None if folder is None else self._rows[folder][1]
-
-    def run_folder(self, entry: HistoryEntry) -> Path:
-        """Where a run lies."""
-        return self.store.path / entry.folder
-
-    def refresh(self, folders: Sequence[str]) -> None:
-        """Makes the entries of folders of the store, and takes them into the index."""
-        for start in range(0, len(folders), BATCH):
-            names = folders[start : start + BATCH]
-            made = self.maker.make([RunFolder(self.store.path / name) for name in names])
-            self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, made, strict=True))
-
-    def remember(self, entries: Iterable[HistoryEntry]) -> None:
-        """Takes entries of folders that lie in the store into the index."""
-        rows: dict[str, Row] = {}
-        for entry in entries:
-            # Else another process has taken it away in this moment.
-            with suppress(FileNotFoundError, NotADirectoryError):
-                rows[entry.folder] = ((self.store.path / entry.folder).stat().st_mtime_ns, entry)
-        self._rows |= rows
-        for folder, (_, entry) in rows.items():
-            self._by_id.setdefault(entry.run_id, folder)
-        if not self._is_writable or not rows:
-            return
+        if self.runs.is_symlink():
+            raise RunError(f"{self.runs}: is a link, not a folder of this history; take it away")
         try:
-            self._index.write(rows, self._rows)
-        except (OSError, RunError) as error:
-            self._is_writable = False
-            why = error.strerror if isinstance(error, OSError) else error
-            self._notify(f"{self._index.path}: {why}; entries are kept in memory, for this command alone")
+            for month in folders(self.runs, "runs"):
+                for entry in folders(Path(month.path), f"runs/{month.name}"):
+                    found[f"runs/{month.name}/{entry.name}"] = entry.stat(follow_symlinks=False).st_mtime_ns
+        except FileNotFoundError:
+            # Taken away by another process in this moment.
+            return found if self.runs.is_dir() else {}
+        except OSError as error:
+            raise RunError(f"{self.runs}: cannot be read: {error.strerror or error}") from None
+        return found
 
-    def _catch_up(self) -> None:
-        # Entries stay, in no cycles: collecting meanwhile takes a sixth of a page.
-        is_collecting = gc.isenabled()
-        gc.disable()
+    def folders(self, pass_over: Callable[[str], None] = lambda folder: None) -> list[RunFolder]:
+        """Returns the folders of its runs; `pass_over` as of `listing`."""
+        return [RunFolder(self.path / folder) for folder in self.listing(pass_over)]
+
+    def place_of(self, run_id: str, created: str) -> str:
+        """Where a run's folder belongs, relative to the store."""
+        month = created[:7]
+        return f"runs/{month if _MONTH.fullmatch(month) else 'undated'}/{run_id}"
+
+    def place(self, staged: Path, folder: str) -> bool:
+        """Puts a whole folder from `partial` where it belongs; False if another is there already.
+
+        `sync` makes it survive a loss of power.
+
+        Raises `NotAFolderError`: a file, a link or a pipe stands where its month should be. `RunError`: the file system
+        refuses.
+        """
+        target = self.path / folder
         try:
-            rows, problem = self._index.read()
+            parents = staged.relative_to(self.path).parts[:-1], Path(folder).parts[:-1]
+            with (
+                folder_below(self.path, *parents[0]) as source,
+                folder_below(self.path, *parents[1], create=True) as month,
+            ):
+                os.rename(staged.name, target.name, src_dir_fd=source, dst_dir_fd=month)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            for parent in [self.path / one for one in reversed(Path(folder).parents) if one.name]:
+                if what := _instead_of_folder(parent):
+                    raise NotAFolderError(f"{parent}: is {what}, not a folder of this history; take it away") from None
+            raise RunError(f"{target}: cannot be changed: {error.strerror or error}") from None
+        return True
+
+    def delete_staged(self, staged: Path) -> None:
+        """Deletes a folder that lies in `partial`; what cannot go stays."""
+        delete_below(self.path, *staged.relative_to(self.path).parts)
+
+    def sync(self, folders: Iterable[str]) -> None:
+        """Makes the names of these folders survive a loss of power. Raises `RunError`: the file system refuses."""
+        try:
+            for parent in {(self.path / folder).parent for folder in folders} | {self.runs}:
+                sync_folder(parent)
+        except OSError as error:
+            raise refused(error, f"{self.runs}: cannot be written: {error.strerror or error}") from None
+
+    @contextmanager
+    def room(self) -> Iterator[Path]:
+        """A folder of this process in `partial`, gone afterwards; what was left there a day ago is swept away first."""
+        name = f"{os.getpid()}.{secrets.token_hex(4)}"
+        try:
+            with folder_below(self.path, self.partial.name, create=True) as partial:
+                _sweep(partial)
+                os.mkdir(name, dir_fd=partial)
+        except OSError as error:
+            what = _instead_of_folder(self.partial)
+            why = f"cannot be written: {error.strerror or error}"
+            if what:
+                why = f"is {what}, not a folder of this history; take it away"
+            raise UserError(f"{self.partial}: {why}") from None
+        try:
+            yield self.partial / name
         finally:
-            if is_collecting:
-                gc.enable()
-        if problem:
-            self._notify(f"{self._index.path}: {problem}; the index is made anew")
-        listing = self.store.listing(lambda folder: self._notify(f"{folder!a}: a name that no run has; passed over"))
-        self._rows = {folder: row for folder, row in rows.items() if listing.get(folder) == row[0]}
-        for folder, (_, entry) in sorted(self._rows.items()):
-            self._by_id.setdefault(entry.run_id, folder)
-        self.refresh([folder for folder in listing if folder not in self._rows])
+            delete_below(self.path, self.partial.name, name)
+
+
+class NotAFolderError(RunError):
+    """Something else stands where a folder of the history should be."""
+
+
+def _instead_of_folder(path: Path) -> str:
+    """What stands at a path where a folder should be; empty if it is one, or nothing is there."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return ""
+    return "" if stat.S_ISDIR(mode) else kind_of(mode)
+
+
+def _sweep(partial: int) -> None:
+    """Deletes rooms in which nothing has changed for a day: their process has ended."""
+    with os.scandir(partial) as entries:
+        rooms = [entry for entry in entries if _ROOM_NAME.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)]
+    for entry in rooms:
+        with suppress(OSError):
+            if time.time() - entry.stat(follow_symlinks=False).st_mtime > DAY_S:
+                shutil.rmtree(entry.name, ignore_errors=True, dir_fd=partial)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file or folder of that name. Raises `UserError`: that cannot be known without permission."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    return True

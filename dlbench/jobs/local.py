@@ -31,7 +31,7 @@ from dlbench.machine.host_memory import MemoryKills
 from dlbench.machine.mpi import refusal_of
 from dlbench.records.files import write_atomic
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import killed_by_signal
+from dlbench.records.job_log import killed_by_signal
 from dlbench.records.status import Failure, RankStatus, first_cause, room_for_failure, write_failure
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.launch import LauncherName

@@ -29,7 +29,7 @@ from dlbench import process_tree
 from dlbench.errors import EnvironmentLacksError
 from dlbench.final_status import wall_time
 from dlbench.jobs.scripts import launch
-from dlbench.records.job import LABEL
+from dlbench.records.job_log import LABEL
 from dlbench.records.status import PEER_MARK, PROGRESS_MARK
 from dlbench.units import utc_text
 
@@ -40,7 +40,7 @@ _MAX_WORDS = 300  # Characters of the last words that are said.
 _OWN_WORDS = "dlbench: error: "
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$")
 _LAUNCHER_WORDS = re.compile(r"(?:srun|slurmstepd|mpirun|prterun|orted): (?:error|fatal|Error)?.*")
-# Up to the line of dashes: what mpirun saw of a signal is read by itself (`dlbench.records.job`).
+# Up to the line of dashes: what mpirun saw of a signal is read by itself (`dlbench.records.job_log`).
 _NOTICED = re.compile(r"(?:mpirun|prterun)\s+noticed\b.*(?:\n(?!---).*)*")
 
 _WARNING = re.compile(r"^\S+:\d+: \w*Warning: |\bwarn(?:ing)?:|^(?:\[rank\d+\]:)?\[W\d", re.IGNORECASE)

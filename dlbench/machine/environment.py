@@ -91,7 +91,7 @@ def _facts(
     # What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers).
     container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
     yield "container", lambda: container
-    yield "package", lambda: {f"package.{name}": version for name, version in _versions(PACKAGES)}
+    yield "package", lambda: {f"package.{name}": package_version(name) for name in PACKAGES}
     allowed = {
         k: v
         for k, v in sorted(variables.items())
@@ -138,12 +138,12 @@ def _line(path: str, pattern: str) -> str:
     return match[1].strip() if match else ""
 
 
-def _versions(names: Iterable[str]) -> Iterable[tuple[str, str]]:
-    for name in names:
-        try:
-            yield name, importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+def package_version(package: str) -> str:
+    """Returns the installed version of a package; empty where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def _list_digest(folders: str) -> str:

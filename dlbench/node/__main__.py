@@ -10,7 +10,9 @@ import os
 import sys
 import time
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 STARTED = time.monotonic()
 if __name__ == "__main__":
@@ -23,7 +25,7 @@ from dlbench.node.cores import CoreBinding, bind, by_physical_core  # noqa: E402
 from dlbench.node.failures import RankFailure, failure_of  # noqa: E402
 from dlbench.node.rank_checks import require_machine, require_version  # noqa: E402
 from dlbench.node.ranks import RankPlace, detect  # noqa: E402
-from dlbench.node.training.progress import Progress  # noqa: E402
+from dlbench.node.training.progress import ProgressReporter, Watchdog  # noqa: E402
 from dlbench.node.watching.agent import SamplerProcess, order_for  # noqa: E402
 from dlbench.opening import read_json, why_unreadable  # noqa: E402
 from dlbench.records.files import write_json  # noqa: E402
@@ -33,6 +35,13 @@ from dlbench.records.status import PEER_MARK  # noqa: E402
 from dlbench.specs.comm import CommPlan  # noqa: E402
 from dlbench.specs.plan import RunPlan  # noqa: E402
 from dlbench.units import utc_now  # noqa: E402
+
+if TYPE_CHECKING:
+    import torch
+
+    from dlbench.node.nccl_log import NcclLog
+    from dlbench.records.comm import CommRecord
+    from dlbench.records.record import Record
 
 
 def load_plan(path: Path) -> RunPlan | CommPlan:
@@ -54,7 +63,7 @@ def main(arguments: list[str]) -> int:
         print("usage: python -m dlbench.node runs/<id>/plan.json", file=sys.stderr)
         return int(ExitCode.USAGE)
     path = Path(arguments[0]).absolute()
-    progress: Progress | None = None
+    progress: ProgressReporter | None = None
     plan: RunPlan | CommPlan | None = None
     sampler: SamplerProcess | None = None
     place: RankPlace | None = None
@@ -68,7 +77,7 @@ def main(arguments: list[str]) -> int:
             sampler = SamplerProcess(order_for(plan, folder, place, by_physical_core(os.sched_getaffinity(0))))
             sampler.start()
         binding = bind(plan, place)
-        progress = Progress(plan, folder, place)
+        progress = ProgressReporter(plan, folder, place)
         progress.enter("starting")
         require_machine(plan, place)
         if isinstance(plan, RunPlan):
@@ -97,7 +106,7 @@ def main(arguments: list[str]) -> int:
     return int(code)
 
 
-def _fail(progress: Progress | None, failure: RankFailure) -> None:
+def _fail(progress: ProgressReporter | None, failure: RankFailure) -> None:
     print(f"dlbench: error: {failure.reason}", file=sys.stderr, flush=True)
     if failure.kind == "peer":
         print(PEER_MARK, file=sys.stderr, flush=True)
@@ -113,62 +122,70 @@ def _train(
     folder: RunFolder,
     place: RankPlace,
     binding: CoreBinding,
-    progress: Progress,
+    progress: ProgressReporter,
     sampler: SamplerProcess | None,
 ) -> ExitCode:
-    from dlbench.node.devices import NcclLog, device_for, rank_gpu
+    from dlbench.node.devices import device_for, rank_gpu
     from dlbench.node.sync.build_engine import build_engine
     from dlbench.node.training.context import RankContext
     from dlbench.node.training.instruments import RankWatch
     from dlbench.node.training.pauses import StoppedEarlyError
-    from dlbench.node.training.progress import Watchdog
-    from dlbench.node.training.run import train
+    from dlbench.node.training.run import Rank
 
     device = device_for(plan, place)
     engine = build_engine(plan, folder, place, device, rank_gpu(device, binding.gpu))
     _collect_garbage()
-    nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
-    watchdog = Watchdog(
-        plan.measure.stall_timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
-    )
-    watchdog.start()
-    context = RankContext(
-        plan=plan,
-        folder=folder,
-        place=place,
-        binding=binding,
-        engine=engine,
-        device=device,
-        watch=RankWatch(plan, folder, place, sampler, started=STARTED),
-        status=progress,
-        watchdog=watchdog,
-        started=STARTED,
-        nccl=nccl,
-    )
-    early: StoppedEarlyError | None = None
-    try:
-        engine.start()
-        context.started_utc = utc_now()  # finding the other ranks is no part of the run
-        record = train(context)
-    except StoppedEarlyError as stopped:
-        record, early = None, stopped
-    except BaseException:
-        if nccl is not None:
-            nccl.close(failed=True)
-        raise
-    finally:
-        context.watch.close()
-        if nccl is not None:
-            nccl.close()
+    with ExitStack() as closing:
+        context = RankContext(
+            plan=plan,
+            folder=folder,
+            place=place,
+            binding=binding,
+            engine=engine,
+            device=device,
+            watch=RankWatch(plan, folder, place, sampler, started=STARTED),
+            status=progress,
+            nccl=_nccl_log(device, place, closing),
+            watchdog=_watchdog(plan.measure.stall_timeout_s, progress),
+            started=STARTED,
+        )
+        closing.callback(context.watch.close)
+        record = early = None
+        try:
+            engine.start()
+            context.started_utc = utc_now()  # finding the other ranks is no part of the run
+            record = Rank(context).train()
+        except StoppedEarlyError as stopped:
+            early = stopped
     progress.enter("finishing")
     if early is not None and place.rank == 0:
         write_interrupted(folder, early.step, early.checkpoint)
     engine.barrier()
     engine.stop()
-    watchdog.stop()
-    if early is not None:
-        return ExitCode.REQUEUE
+    context.watchdog.stop()
+    return ExitCode.REQUEUE if early is not None else _verdict(record)
+
+
+def _verdict(record: Record | CommRecord | None) -> ExitCode:
     return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
+
+
+def _watchdog(timeout_s: float, progress: ProgressReporter) -> Watchdog:
+    """Returns a watchdog that has begun, which reports a stalled rank."""
+    watchdog = Watchdog(timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"))
+    watchdog.start()
+    return watchdog
+
+
+def _nccl_log(device: torch.device, place: RankPlace, closing: ExitStack) -> NcclLog | None:
+    """Returns the log of NCCL, which `closing` deletes and of a failed rank prints; None where NCCL has no part."""
+    if device.type != "cuda" or place.size == 1:
+        return None
+    from dlbench.node.nccl_log import NcclLog
+
+    log = NcclLog()
+    closing.push(lambda kind, _error, _trace: log.close(failed=kind is not None))
+    return log
 
 
 def _collect_garbage() -> None:
@@ -179,37 +196,34 @@ def _collect_garbage() -> None:
 
 
 def _exchange(
-    plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: Progress
+    plan: CommPlan, folder: RunFolder, place: RankPlace, binding: CoreBinding, progress: ProgressReporter
 ) -> ExitCode:
     from dlbench.node.comm.run import measure
-    from dlbench.node.devices import NcclLog, device_for
-    from dlbench.node.training.progress import Watchdog
+    from dlbench.node.devices import device_for
 
     _collect_garbage()
     device = device_for(plan, place)
-    nccl = NcclLog() if device.type == "cuda" and place.size > 1 else None
+    with ExitStack() as closing:
+        nccl = _nccl_log(device, place, closing)
+        watchdog = _watchdog(plan.stall_timeout_s, progress)
 
-    def give_up(reason: str) -> None:
-        progress.fail(reason, int(ExitCode.TIMEOUT), "stalled")
+        def on_point(number: int, of: int, text: str) -> None:
+            watchdog.beat(f"the start of point {number} ({text})")
+            progress.on_point(number, of, text)
 
-    watchdog = Watchdog(plan.stall_timeout_s, give_up)
-    watchdog.start()
-
-    def on_point(number: int, of: int, text: str) -> None:
-        watchdog.beat(f"the start of point {number} ({text})")
-        progress.on_point(number, of, text)
-
-    about = plan, folder, place, binding, device
-    try:
-        record = measure(*about, on_point=on_point, beat=watchdog.beat, started=STARTED, on_stuck=give_up, nccl=nccl)
-    finally:
-        if nccl is not None:
-            nccl.close(failed=sys.exc_info()[0] is not None)
+        record = measure(
+            *(plan, folder, place, binding, device),
+            on_point=on_point,
+            beat=watchdog.beat,
+            started=STARTED,
+            on_stuck=watchdog.give_up,
+            nccl=nccl,
+        )
     progress.enter("finishing")
     if record is not None:
         write_json(folder.comm, record.model_dump(mode="json"))
     watchdog.stop()
-    return ExitCode.OK if record is None or record.state == "valid" else ExitCode.RUN_FAILED
+    return _verdict(record)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def measure(plan: RunPlan) -> MemoryProfile:
     from dlbench.node.devices import device_for
     from dlbench.node.models.build import build_model, loss_for
     from dlbench.node.out_of_core.device_memory import keep_freed
-    from dlbench.node.training.activations import workbench
+    from dlbench.node.out_of_core.planning import alone
+    from dlbench.node.training.activations import trial_passes, workbench
     from dlbench.node.training.precision import Precision
 
     workload = plan.workload
@@ -65,9 +66,9 @@ def measure(plan: RunPlan) -> MemoryProfile:
         keep_freed()  # as training does
     torch.manual_seed(workload.train.seed)
     model = build_model(workload.model).to(device)
-    loss = loss_for(workload.model, label_smoothing=workload.train.label_smoothing)
     precision = Precision(workload.train, device)
-    bench = workbench(plan, place, model, device, precision, loss, beat=lambda _what: None)
+    loss = loss_for(workload.model, workload.train.label_smoothing)
+    bench = workbench(plan, place, device, trial_passes(plan, model, device, precision, loss), alone)
     _, chain, rates, warnings = bench.measure()
     threads = f"{binding.threads} thread{'s' * (binding.threads > 1)}"
     return MemoryProfile(

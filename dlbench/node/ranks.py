@@ -10,6 +10,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.specs.launch import LauncherName
@@ -28,6 +29,14 @@ _VARIABLES: dict[LauncherName, tuple[tuple[str, str, str], ...]] = {
 }
 
 
+class Replica(NamedTuple):
+    """The copy of the network that a rank trains a part of, among all copies of the run."""
+
+    number: int  # From 0.
+    replicas: int  # Copies in the run.
+    ranks: range  # Neighbouring ranks that share it, and read the same samples.
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
     """One rank's place in the run."""
@@ -41,6 +50,12 @@ class RankPlace:
     host: str
     token: str  # The same for all ranks of one start of the run, different for the next start.
     switch: str = ""  # The switches above its node from the root, as Slurm gives them; empty where it gives none.
+
+    def replica(self, ranks_each: int) -> Replica:
+        """Returns the replica that this rank is part of, where `ranks_each` neighbouring ranks share one."""
+        number = self.rank // ranks_each
+        ranks = range(number * ranks_each, (number + 1) * ranks_each)
+        return Replica(number=number, replicas=self.size // ranks_each, ranks=ranks)
 
 
 def switch_of(variables: Mapping[str, str]) -> str:

@@ -19,18 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from dlbench.perfetto.rows import (
-    COMPUTE_THREAD,
-    EXCHANGE_THREAD,
-    SampleRows,
-    SpanRows,
-    StepRows,
-    Times,
-    Values,
-    clean,
-    thread_id,
-    thread_name,
-)
+from dlbench.lazy import Times
+from dlbench.perfetto.rows import SampledRows, StepRows, Values, clean
+from dlbench.perfetto.spans import COMPUTE_THREAD, EXCHANGE_THREAD, SpanRows, thread_id, thread_name
 from dlbench.records.rows.spans import LANES
 from dlbench.records.rows.steps import LAUNCHED, PHASES
 from dlbench.records.throttle_reasons import clock_reason_names
@@ -41,6 +32,56 @@ LATE = "waited_for_launches_us_at_most"
 PHASE_NAMES = tuple("exchange after backward" if phase == "exchange" else phase for phase in PHASES)
 """What the phases of a step are called in a trace."""
 _PARTED = ("input", "h2d", "forward", "backward")
+
+_LARGEST_MASK = float(1 << 53)
+
+_WORDS = {  # What people call a field, without the device before it.
+    "power_w": "power",
+    "sm_clock_hz": "SM clock",
+    "sm_clock_max_hz": "highest SM clock",
+    "memory_clock_hz": "memory clock",
+    "utilization": "utilisation",
+    "memory_utilization": "memory utilisation",
+    "memory_used_bytes": "memory used",
+    "sm_active": "SMs active",
+    "sm_occupancy": "SM occupancy",
+    "tensor_active": "tensor cores active",
+    "dram_active": "memory bandwidth used",
+    "pcie_received_mean_bytes_per_s": "PCIe received, mean",
+    "pcie_sent_mean_bytes_per_s": "PCIe sent, mean",
+    "nvlink_received_bytes_per_s": "NVLink received",
+    "nvlink_sent_bytes_per_s": "NVLink sent",
+    "temperature_c": "temperature",
+    "pcie_received_bytes_per_s": "PCIe received",
+    "pcie_sent_bytes_per_s": "PCIe sent",
+    "cpu.frequency_hz": "CPU clock",
+    "cpu.throttled_s": "CPU time withheld",
+    "load_1min": "load",
+    "page_cache_bytes": "page cache",
+    "cgroup.memory_bytes": "cgroup memory",
+}
+
+# The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
+_UNITS: tuple[tuple[str, str, float, bool], ...] = (
+    ("load_1min", "average (1 min)", 1.0, False),
+    ("received_bytes", "MB/s", 1e-6, True),
+    ("sent_bytes", "MB/s", 1e-6, True),
+    ("read_bytes", "MB/s", 1e-6, True),
+    ("written_bytes", "MB/s", 1e-6, True),
+    ("throttled_s", "%", 100.0, True),
+    ("_bytes_per_s", "MB/s", 1e-6, False),
+    ("_bytes", "GB", 1e-9, False),
+    ("_hz", "MHz", 1e-6, False),
+    ("_w", "W", 1.0, False),
+    ("_c", "°C", 1.0, False),
+    ("utilization", "%", 100.0, False),
+    ("busy", "%", 100.0, False),
+    ("_active", "%", 100.0, False),
+    ("_occupancy", "%", 100.0, False),
+)
+
+_CORE = re.compile(r"host\.cpu\.\d+\.busy")
+REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
 
 
 def quoted(text: str) -> str:
@@ -198,57 +239,6 @@ def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
     return f'{{"ph":"i","s":"t","pid":{pid},"tid":{tid},"ts":0,"name":{quoted(name)},"args":{dumped(args)}}},\n'
 
 
-_LARGEST_MASK = float(1 << 53)
-
-_WORDS = {  # What people call a field, without the device before it.
-    "power_w": "power",
-    "sm_clock_hz": "SM clock",
-    "sm_clock_max_hz": "highest SM clock",
-    "memory_clock_hz": "memory clock",
-    "utilization": "utilisation",
-    "memory_utilization": "memory utilisation",
-    "memory_used_bytes": "memory used",
-    "sm_active": "SMs active",
-    "sm_occupancy": "SM occupancy",
-    "tensor_active": "tensor cores active",
-    "dram_active": "memory bandwidth used",
-    "pcie_received_mean_bytes_per_s": "PCIe received, mean",
-    "pcie_sent_mean_bytes_per_s": "PCIe sent, mean",
-    "nvlink_received_bytes_per_s": "NVLink received",
-    "nvlink_sent_bytes_per_s": "NVLink sent",
-    "temperature_c": "temperature",
-    "pcie_received_bytes_per_s": "PCIe received",
-    "pcie_sent_bytes_per_s": "PCIe sent",
-    "cpu.frequency_hz": "CPU clock",
-    "cpu.throttled_s": "CPU time withheld",
-    "load_1min": "load",
-    "page_cache_bytes": "page cache",
-    "cgroup.memory_bytes": "cgroup memory",
-}
-
-# The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
-_UNITS: tuple[tuple[str, str, float, bool], ...] = (
-    ("load_1min", "average (1 min)", 1.0, False),
-    ("received_bytes", "MB/s", 1e-6, True),
-    ("sent_bytes", "MB/s", 1e-6, True),
-    ("read_bytes", "MB/s", 1e-6, True),
-    ("written_bytes", "MB/s", 1e-6, True),
-    ("throttled_s", "%", 100.0, True),
-    ("_bytes_per_s", "MB/s", 1e-6, False),
-    ("_bytes", "GB", 1e-9, False),
-    ("_hz", "MHz", 1e-6, False),
-    ("_w", "W", 1.0, False),
-    ("_c", "°C", 1.0, False),
-    ("utilization", "%", 100.0, False),
-    ("busy", "%", 100.0, False),
-    ("_active", "%", 100.0, False),
-    ("_occupancy", "%", 100.0, False),
-)
-
-_CORE = re.compile(r"host\.cpu\.\d+\.busy")
-REASONS = re.compile(r"gpu\.(\d{1,4})\.clock_reasons")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Counter:
     """How some fields are shown."""
@@ -293,7 +283,7 @@ class CounterSeries:
         self.counter = counter
         self._last: tuple[int, float] | None = None
 
-    def points(self, rows: SampleRows) -> tuple[Times, Values]:
+    def points(self, rows: SampledRows) -> tuple[Times, Values]:
         """Times and values of the events, in order; a rate stands at the beginning of its interval."""
         columns = np.stack([rows.values[name] for name in self.counter.columns])
         known = np.isfinite(columns)
@@ -323,7 +313,7 @@ class HeldClock:
     _seen: int = -1
     _samples: int = 0
 
-    def intervals(self, rows: SampleRows) -> Iterator[tuple[int, int, int, int]]:
+    def intervals(self, rows: SampledRows) -> Iterator[tuple[int, int, int, int]]:
         """Beginning, end (nanoseconds on the axis), mask and number of samples of what has ended."""
         for time, value in zip(rows.time.tolist(), rows.values[self.column].tolist(), strict=True):
             if not 0 <= value < _LARGEST_MASK:  # NaN too: not read

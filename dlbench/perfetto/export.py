@@ -24,10 +24,11 @@ from dlbench.perfetto.events import (
     span_events,
     thread_events,
 )
-from dlbench.perfetto.rows import COMPUTE_THREAD, Notes, SpanSource, sample_rows, step_rows, thread_id
+from dlbench.perfetto.rows import Notes, sample_rows, step_rows
 from dlbench.perfetto.run import TraceRun
+from dlbench.perfetto.spans import COMPUTE_THREAD, span_rows, thread_id
 from dlbench.records.files import large_result
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 
 # Measured on generated runs: higher levels take longer than making the text and save little.
 _LEVEL = 2
@@ -45,7 +46,7 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
 def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: IO[bytes]) -> None:
     sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
     sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    for rank in run.selection.ranks:
+    for rank in run.ranks:
         _write_rank(run, rank, sink, notes)
     for node in run.nodes:
         _write_node(run, node, sink, notes)
@@ -69,18 +70,18 @@ def node_pid(run: TraceRun, node: int) -> int:
 def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
     pid, clock = rank + 1, run.clock_of(rank)
     sink.write(process_events(pid, f"rank {rank} on {clock.host}{clock.unknown}", pid))
-    source = SpanSource(run.folder.spans(rank), run.run_id, clock, notes) if run.has_spans_of(rank, notes) else None
+    has_spans = run.has_spans_of(rank, notes)
     threads: set[int] = set()
     events = StepEvents(pid, run.parts)
     for rows in notes.guarded(step_rows(run.folder.steps(rank), run.run_id, notes)):
-        chosen = rows.aligned(clock).chosen(run.selection.steps)
+        chosen = rows.aligned(clock).chosen(run.steps)
         if len(chosen.steps):
             text, count = events.text(chosen)
             sink.write(text)
             notes.num_events += count
             threads.add(thread_id(COMPUTE_THREAD))
-    for spans in source.batches() if source is not None else ():
-        kept = spans.shown(run.selection.steps, run.window)
+    for spans in notes.guarded(span_rows(run.folder.spans(rank), run.run_id, clock, notes)) if has_spans else ():
+        kept = spans.shown(run.steps, run.window)
         for text, count, tid in span_events(pid, spans, kept):
             sink.write(text)
             notes.num_events += count
@@ -127,4 +128,4 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
 
 
 def _columns(run: TraceRun, node: int) -> Iterator[str]:
-    yield from SampleReader(path=run.folder.samples(node), run_id=run.run_id).columns
+    yield from SamplesReader(path=run.folder.samples(node), run_id=run.run_id).columns

@@ -10,28 +10,22 @@ from typing import Any
 
 import dlbench
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.perfetto.rows import LARGEST_NS, Axis, NodeClock, Notes, make_axis, step_rows
+from dlbench.perfetto.clocks import LARGEST_NS, NodeClock, TimeAxis, make_axis
+from dlbench.perfetto.rows import Notes, step_rows
 from dlbench.records.folder import RunFolder
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import file_of
 from dlbench.records.rows.spans import SpanReader
 from dlbench.records.scan import Run
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What was asked for."""
-
-    ranks: tuple[int, ...]  # In order, each once.
-    steps: tuple[int, int] | None = None  # First and last step; None: all.
-
-
-def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...]:
-    """Ranks from a text such as `0,1,8-15`; all of them without a text."""
+def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
+    """Ranks from a text such as `0,1,8-15`, in order, each once; None without one."""
     if text is None:
-        return tuple(range(num_ranks))
+        return None
     chosen: set[int] = set()
     for part in text.split(","):
         first, last = _range("--ranks", text, part)
@@ -58,16 +52,14 @@ def _range(option: str, text: str, part: str) -> tuple[int, int]:
     return first, last
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TraceRun:
     """What reading the files of a run takes."""
 
     folder: RunFolder
     run_id: str
-    selection: Selection
+    ranks: tuple[int, ...]  # Those that were asked for, in order, each once.
+    steps: tuple[int, int] | None  # First and last step that were asked for; None: all.
     node_of: tuple[int, ...]  # Node of each rank.
     clocks: tuple[NodeClock, ...]  # By node.
     window: tuple[int, int] | None  # First and last nanosecond of the chosen steps; None where all are shown.
@@ -82,7 +74,7 @@ class TraceRun:
     @property
     def nodes(self) -> tuple[int, ...]:
         """Nodes of the chosen ranks."""
-        return tuple(sorted({self.node_of[rank] for rank in self.selection.ranks}))
+        return tuple(sorted({self.node_of[rank] for rank in self.ranks}))
 
     def clock_of(self, rank: int) -> NodeClock:
         return self.clocks[self.node_of[rank]]
@@ -102,8 +94,10 @@ class TraceRun:
         return path.exists()
 
 
-def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceRun, dict[str, Any]]:
-    """Looks once over the run's files; what is damaged goes to the notes.
+def read_trace_run(
+    run: Run, notes: Notes, ranks: tuple[int, ...] | None = None, steps: tuple[int, int] | None = None
+) -> tuple[TraceRun, dict[str, Any]]:
+    """Looks once over the run's files; what is damaged goes to the notes. `ranks`, `steps`: those that are shown.
 
     Also returns what a trace says of itself (without what is met later).
     """
@@ -126,18 +120,20 @@ def read_trace_run(run: Run, selection: Selection, notes: Notes) -> tuple[TraceR
         axis = make_axis(lines, hosts, earliest)
     except IncompleteDataError as error:
         raise IncompleteDataError(f"{run.folder.path}: {error}") from None
+    chosen = tuple(range(layout.ranks)) if ranks is None else ranks
     made = TraceRun(
         folder=run.folder,
         run_id=run.plan.run_id,
-        selection=selection,
+        ranks=chosen,
+        steps=steps,
         node_of=node_of,
         clocks=axis.clocks,
-        window=_window(run, selection, node_of, axis.clocks),
+        window=_window(run, chosen, steps, node_of, axis.clocks),
         parts=run.plan.workload.train.gradient_accumulation,
         has_spans=run.plan.watch is not None and run.plan.watch.is_on,
         sampled_nodes=sampled,
     )
-    return made, _facts(run, selection, axis)
+    return made, _facts(run, made, axis)
 
 
 def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int]:
@@ -174,7 +170,7 @@ def _span_beginnings(run: Run, rank: int) -> Iterator[int]:
 
 
 def _first_sample(run: Run, node: int) -> Iterator[int]:
-    for rows in SampleReader(path=run.folder.samples(node), run_id=run.plan.run_id).blocks():
+    for rows in SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id).blocks():
         good = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)
         if good.any():
             yield int(rows["time_ns"][good].min())
@@ -182,14 +178,17 @@ def _first_sample(run: Run, node: int) -> Iterator[int]:
 
 
 def _window(
-    run: Run, selection: Selection, node_of: tuple[int, ...], clocks: tuple[NodeClock, ...]
+    run: Run,
+    ranks: tuple[int, ...],
+    steps: tuple[int, int] | None,
+    node_of: tuple[int, ...],
+    clocks: tuple[NodeClock, ...],
 ) -> tuple[int, int] | None:
     """First and last nanosecond of the chosen ranks' chosen steps; None for all. Raises UserError: there are none."""
-    steps = selection.steps
     if steps is None:
         return None
     begins, ends, last = [], [], -1
-    for rank in selection.ranks:
+    for rank in ranks:
         # Damage is noted when the rank is shown.
         for rows in Notes().guarded(step_rows(run.folder.steps(rank), run.plan.run_id, Notes())):
             last = max(last, int(rows.steps.max()))
@@ -205,7 +204,7 @@ def _window(
     return min(begins), max(ends)
 
 
-def _facts(run: Run, selection: Selection, axis: Axis) -> dict[str, Any]:
+def _facts(run: Run, shown: TraceRun, axis: TimeAxis) -> dict[str, Any]:
     plan, record = run.plan, run.record
     watch = None if record is None else record.watch
     wall = None
@@ -221,8 +220,8 @@ def _facts(run: Run, selection: Selection, axis: Axis) -> dict[str, Any]:
         "plan_made_by": plan.dlbench_version,
         "ranks": plan.layout.ranks,
         "nodes": plan.layout.nodes,
-        "shown_ranks": _ranges(selection.ranks),
-        "shown_steps": "all" if selection.steps is None else f"{selection.steps[0]}-{selection.steps[1]}",
+        "shown_ranks": _ranges(shown.ranks),
+        "shown_steps": "all" if shown.steps is None else f"{shown.steps[0]}-{shown.steps[1]}",
         "zero_wall_clock": wall,
         "zero_monotonic_ns": axis.zero_ns,
         "step_clock": None if record is None else record.clock,

@@ -24,7 +24,7 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import (
     Layout,
     Schedule,
-    Step,
+    ScheduleStep,
     Transfer,
     all_to_all_block,
     invalid,
@@ -103,7 +103,7 @@ def schedule(
         sends, receives = source == rank, target == rank
         arriving = (source[receives], into[receives], count[receives], added[receives] > 0)
         found.append(
-            Step(
+            ScheduleStep(
                 sends=tuple(map(Transfer, target[sends].tolist(), first[sends].tolist(), count[sends].tolist())),
                 receives=tuple(map(Transfer, *(one.tolist() for one in arriving))),
                 from_input=pattern.into is not None,
@@ -168,8 +168,13 @@ def patterns(
     problem = invalid(collective, algorithm, p, group_size=g, shards=shards)
     if problem:
         raise UserError(problem)
-    if p == 1:
-        return iter(())
+    return iter(()) if p == 1 else _patterns(collective, algorithm, layout, elements, shards or p, chunks, lumped)
+
+
+def _patterns(
+    collective: Collective, algorithm: str, layout: Layout, elements: int, servers: int, chunks: int, lumped: bool
+) -> Iterator[Pattern]:
+    p, g = layout.ranks, layout.group_size
     n, ranks = elements, np.arange(p)[None]
     groups = ranks.reshape(-1, g) if p % g == 0 else ranks
 
@@ -185,7 +190,7 @@ def patterns(
         "allreduce recursive-halving-doubling": lambda: _folded(p, n, _halving_doubling),
         "allreduce shifted-halving-doubling": lambda: _folded(p, n, _shifted),
         "allreduce direct": lambda: _there_and_back(_to_servers(layout, n, p, lumped)),
-        "allreduce parameter-server": lambda: _there_and_back(_to_servers(layout, n, shards or p, lumped)),
+        "allreduce parameter-server": lambda: _there_and_back(_to_servers(layout, n, servers, lumped)),
         "allreduce hierarchical": lambda: _hierarchical(groups, n, chunks, lumped),
         # To the first rank of each group, ring of these, from it in the group (Jia et al. 2018).
         "allreduce leader": lambda: _chained(

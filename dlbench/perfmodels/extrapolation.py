@@ -32,7 +32,7 @@ from dlbench.lazy import Array, np
 from dlbench.perfmodels.schedules import power_below
 from dlbench.specs.comm import NetworkModel
 from dlbench.stats.multiplicity import student_quantile
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 PRIOR_SCALE = 0.03
 """Error per square root of a doubling before any was seen; `make bench AREA=truth.projection` says what it covers."""

@@ -54,6 +54,11 @@ MOST_NEAR = 6  # Sizes around the best octave at which a break is tried, about.
 POINTS_OF_A_PIECE = 4  # Points that must have messages of a piece.
 SMALLEST_MEAN_ERROR = 1e-4  # Mean relative errors below this count as this large: exact data need no cost more.
 DIGITS = 6  # Significant digits of a drawn cost: far below its scatter.
+ROUNDS = 60
+PATIENCE = 6  # Rounds without a better fit after which the rounds end.
+# Alpha and beta of each level from which fitting starts; the best end counts, the last where leaf switches differ.
+_FAST, _SLOW, _SLOWER = (1e-5, 1e-10), (1e-4, 1e-8), (1e-3, 1e-6)
+_STARTS = ((_FAST, _FAST, _FAST), (_FAST, _SLOW, _SLOW), (_FAST, _SLOW, _SLOWER))
 
 
 def fit_network(
@@ -471,13 +476,6 @@ class LoadTable:
         if gamma:
             rows[:, -1] = self.reduced
         return rows
-
-
-ROUNDS = 60
-PATIENCE = 6  # Rounds without a better fit after which the rounds end.
-# Alpha and beta of each level from which fitting starts; the best end counts, the last where leaf switches differ.
-_FAST, _SLOW, _SLOWER = (1e-5, 1e-10), (1e-4, 1e-8), (1e-3, 1e-6)
-_STARTS = ((_FAST, _FAST, _FAST), (_FAST, _SLOW, _SLOW), (_FAST, _SLOW, _SLOWER))
 
 
 @dataclass(frozen=True)

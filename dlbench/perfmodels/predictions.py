@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from dlbench.perfmodels.patterns import Load
 
 
+STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
+"""What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
+and halving and doubling, both with a hierarchy on top."""
+_WHERE: dict[LevelName, str] = {
+    "inside": "inside a group",
+    "across": "across groups",
+    "beyond": "between leaf switches",
+}
+
+
 def bus_factor(collective: Collective, ranks: int) -> float:
     """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
     rank's whole buffer: for all-gather the output, for reduce-scatter the input.
@@ -75,13 +85,6 @@ class Features:
 @lru_cache(maxsize=4)
 def _costs_drawn(draws: tuple[tuple[float, ...], ...]) -> npt.NDArray[np.float64]:
     return np.array(draws)
-
-
-_WHERE: dict[LevelName, str] = {
-    "inside": "inside a group",
-    "across": "across groups",
-    "beyond": "between leaf switches",
-}
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
@@ -151,8 +154,3 @@ def features(
 
 def _piece(level: Level, num_bytes: float) -> int:
     return level.pieces.index(level.piece(num_bytes))
-
-
-STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
-and halving and doubling, both with a hierarchy on top."""

@@ -16,7 +16,8 @@ Buffers:
 - all-gather: `block(elements, ranks, rank)` in; afterwards the whole vector.
 - all-to-all: an input and an output of `elements` elements each. The piece from rank i to rank j lies as
   `all_to_all_block` says: block j of the input and block i of the output where the ranks divide the elements. Sends
-  read the input (`Step.from_input`), what arrives is put into the output; the executor copies a rank's piece to itself.
+  read the input (`ScheduleStep.from_input`), what arrives is put into the output; the executor copies a rank's piece to
+  itself.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduleStep:
     """What one rank does at a time."""
 
     sends: tuple[Transfer, ...] = ()
@@ -51,7 +52,7 @@ class Step:
     from_input: bool = False  # Whether sends read the untouched input instead of the working buffer (all-to-all).
 
 
-Schedule = tuple[Step, ...]
+Schedule = tuple[ScheduleStep, ...]
 
 
 def block(elements: int, parts: int, index: int) -> tuple[int, int]:

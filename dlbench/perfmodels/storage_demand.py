@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
+_DLIO = "DLIO benchmark, configs/workload"
+"""github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -16,18 +20,13 @@ class Demand:
 
     accelerator: str
     samples_per_s: float
-    sample_bytes: float | None  # Stored bytes of a sample of the published data set; None where there is none.
+    sample_bytes: float | None = None  # Stored bytes of a sample of the published data set; None where there is none.
     source: str  # Where the figures are from, in words.
 
     @property
     def bytes_per_s(self) -> float | None:
         """With samples of the published size."""
         return None if self.sample_bytes is None else self.samples_per_s * self.sample_bytes
-
-
-_STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
-_DLIO = "DLIO benchmark, configs/workload"
-"""github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
 
 
 def _published(
@@ -55,12 +54,3 @@ PUBLISHED: dict[str, tuple[Demand, ...]] = {
     "bert": (_published("V100", sample_bytes=2_500, batch=48, step_s=0.968, file="bert_v100.yaml", of=_DLIO),),
 }
 """By model family, the fastest first."""
-
-
-def measured(samples_per_s: float, name: str, source: str) -> Demand:
-    """What an accelerator takes by a measurement, or by what somebody asks for. Raises `ValueError`: the rate is not
-    above zero.
-    """
-    if not samples_per_s > 0:
-        raise ValueError(f"a rate must be above zero, got {samples_per_s}")
-    return Demand(accelerator=name, samples_per_s=samples_per_s, sample_bytes=None, source=source)

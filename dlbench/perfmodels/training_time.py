@@ -28,7 +28,7 @@ Status = Literal["fits", "impossible", "unexplained"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class TimeVerdict:
     """What a stated time is worth besides a throughput and an amount of training."""
 
     status: Status
@@ -47,33 +47,16 @@ class Verdict:
         return None if self.group is None else self.expected_s / self.group
 
 
-def training_samples(samples_per_epoch: int, epochs: float) -> float:
-    """Samples of a training over all ranks. Raises `ValueError`: a number is not positive or not finite."""
-    return positive("samples_per_epoch", samples_per_epoch) * positive("epochs", epochs)
-
-
-def total_throughput(per_rank: float, ranks: int, efficiency: float = 1.0) -> float:
-    """Samples per second of `ranks` ranks by that of one rank at the same batch and the weak-scaling efficiency."""
-    return positive("per_rank", per_rank) * positive("ranks", ranks) * positive("efficiency", efficiency)
-
-
-def time_to_train(samples: float, throughput: float) -> float:
-    """Seconds of training steps for `samples` samples at `throughput` samples per second, both over all ranks."""
-    return positive("samples", samples) / positive("throughput", throughput)
-
-
 def consistency(
     throughput: float, samples: float, epochs: float, seconds: float, tolerance: float = TOLERANCE
-) -> Verdict:
-    """Whether a throughput, an amount of training and a time can all be true.
+) -> TimeVerdict:
+    """Returns whether a throughput, an amount of training and a time, all above zero, can be true together.
 
     `throughput`: samples per second, all ranks together. `seconds`: the stated time to train. `tolerance`: share by
     which the two times may differ; 0.05 for figures of two digits.
     """
-    if not 0 <= tolerance < 1:
-        raise ValueError(f"tolerance {tolerance} is not in [0, 1)")
-    expected = time_to_train(positive("samples", samples) * positive("epochs", epochs), throughput)
-    factor = expected / positive("seconds", seconds)
+    expected = samples * epochs / throughput
+    factor = expected / seconds
     status: Status = "fits"
     if factor > 1 + tolerance:
         status = "impossible"
@@ -81,7 +64,7 @@ def consistency(
         status = "unexplained"
     near = [size for size in GROUP_SIZES if abs(math.log(factor / size)) <= math.log1p(HINT_TOLERANCE)]
     group = min(near, key=lambda size: abs(math.log(factor / size)), default=None)
-    return Verdict(
+    return TimeVerdict(
         status=status,
         expected_s=expected,
         stated_s=seconds,
@@ -92,7 +75,7 @@ def consistency(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainingLength:
     """How much a full training is, by the plan."""
 
     epochs: float | None  # None where the plan counts steps or samples.
@@ -101,7 +84,7 @@ class Recipe:
     is_limit: bool  # Whether it is the most that would be trained, and not the length of the recipe.
 
 
-def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
+def recipe_of(plan: RunPlan, epoch_samples: int | None) -> TrainingLength | None:
     """The length of a full training: the schedule's, else the limit of the quality; None if neither is known.
 
     Both are those in force at the plan's global batch.
@@ -113,18 +96,11 @@ def recipe_of(plan: RunPlan, epoch_samples: int | None) -> Recipe | None:
         epochs, key, limit = schedule.total_epochs, "train.schedule.total_epochs", False
     elif schedule.total_steps is not None:
         samples = float(schedule.total_steps * plan.global_batch)
-        return Recipe(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
+        return TrainingLength(epochs=None, samples=samples, key="train.schedule.total_steps", is_limit=False)
     elif quality is not None and quality.max_epochs is not None and epoch_samples:
         epochs, key, limit = quality.max_epochs, "quality.max_epochs", True
     elif quality is not None and quality.max_samples is not None:
-        return Recipe(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
+        return TrainingLength(epochs=None, samples=float(quality.max_samples), key="quality.max_samples", is_limit=True)
     else:
         return None
-    return Recipe(epochs=epochs, samples=training_samples(epoch_samples, epochs), key=key, is_limit=limit)
-
-
-def positive(name: str, value: float) -> float:
-    """The value. Raises `ValueError`: it is not positive or not finite; names it."""
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name} {value} is not a positive, finite number")
-    return value
+    return TrainingLength(epochs=epochs, samples=epoch_samples * epochs, key=key, is_limit=limit)

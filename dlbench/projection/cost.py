@@ -19,13 +19,13 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import figure_text, ranks_text, sentence, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 UNSURE = 0.01  # Share of the draws that may save no hour where an hour less has a price.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class TrainingCost:
     """A training at one projected rank count; medians, and the middle 80 % of the draws."""
 
     ranks: int = field(metadata=column("Ranks"))
@@ -40,9 +40,11 @@ class Cost:
     """Node-hours more than in the row before, over hours less; None: the first row, or no hour is surely saved."""
 
 
-def costs(given: Ingredients, targets: Sequence[Target], price: float | None, currency: str) -> tuple[Cost, ...]:
+def costs(
+    given: Ingredients, targets: Sequence[Target], price: float | None, currency: str
+) -> tuple[TrainingCost, ...]:
     """Of each target whose batch is known, by ranks. `price`: of a node-hour in `currency`."""
-    found: list[Cost] = []
+    found: list[TrainingCost] = []
     before: tuple[Array, Array] | None = None
     quality = given.quality if given.quality is not None and why_no_epochs(given.quality) is None else None
     for one in sorted(targets, key=lambda target: target.ranks):
@@ -62,7 +64,7 @@ def costs(given: Ingredients, targets: Sequence[Target], price: float | None, cu
         before = hours, held
         watts = given.node_watts
         found.append(
-            Cost(
+            TrainingCost(
                 ranks=one.ranks,
                 nodes=one.nodes,
                 global_batch=batch,
@@ -100,7 +102,7 @@ def cost_section(
         )
     if given.node_watts is not None:
         notes.append("Energy: mean power of a node at the largest measured point; idle power is not told apart.")
-    columns = drop_empty_columns(columns_of(Cost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
+    columns = drop_empty_columns(columns_of(TrainingCost, titles={"price": f"Price, {currency}".rstrip(", ")}), rows)
     sheet = Sheet(name="cost", title="Cost", columns=columns, rows=rows)
     if any(row.marginal is None for row in rows[1:]):
         notes.append("Where an hour less has no price it is not sure that the row saves any.")

@@ -23,10 +23,10 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.exchange import (
     FASTEST,
     Cycle,
+    ExchangeMethod,
     Messages,
     NoModelError,
     Price,
-    Way,
     messages_of,
     price_of,
     priced_as,
@@ -37,7 +37,7 @@ from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
@@ -58,7 +58,7 @@ class Costs:
 
     ingredients: Ingredients
     network: NetworkModel
-    ran: Way
+    ran: ExchangeMethod
     orders: tuple[Order, ...]  # Orders of nodes below leaf switches, equally likely.
     algorithms: tuple[str, ...]  # That may stand for the exchange of the runs.
     placed: npt.NDArray[np.int64]  # Which of the orders, by draw.
@@ -160,12 +160,12 @@ class Costs:
         """Returns a price by draw of the network's costs; by the fitted costs where there are none."""
         return price[1:] if self.network.draws else price
 
-    def names(self, way: Way | None) -> tuple[str, ...]:
+    def names(self, way: ExchangeMethod | None) -> tuple[str, ...]:
         """What stands for a way of exchanging."""
         own = priced_as(way or self.ran)
         return self.algorithms if way is None or way.exchange == self.ran.exchange else (own,)
 
-    def _layout(self, ranks: int, way: Way | None, order: Order) -> Layout:
+    def _layout(self, ranks: int, way: ExchangeMethod | None, order: Order) -> Layout:
         way, full, leaf = way or self.ran, self.ingredients.per_node, self.ingredients.nodes_per_leaf
         group = way.group_size if way.exchange in GROUPED else full
         if full % group:
@@ -177,7 +177,7 @@ class Costs:
         node = min(ranks, full)
         return Layout(ranks=ranks, group_size=min(ranks, group), leaf_size=leaf_size, node_size=node, leaves=leaves)
 
-    def _prices(self, ranks: int, way: Way | None) -> list[Price]:
+    def _prices(self, ranks: int, way: ExchangeMethod | None) -> list[Price]:
         """Of each order of nodes, each algorithm in turn; orders that are one layout share them."""
         prices: list[Price] = []
         made: dict[Layout, list[Price]] = {}
@@ -195,7 +195,9 @@ class Costs:
         chance = float(np.mean(is_in_order[self.placed]))
         return HARDLY < chance < 1 - HARDLY
 
-    def messages(self, ranks: int, way: Way | None, computing: Mapping[str, Array], scale: float) -> Messages:
+    def messages(
+        self, ranks: int, way: ExchangeMethod | None, computing: Mapping[str, Array], scale: float
+    ) -> Messages:
         """The messages of a step: those of the runs, or what the engine fuses at that many ranks. `scale`: of costs."""
         found, result = self.ingredients, self.ingredients.exchange
         assert result is not None
@@ -214,7 +216,7 @@ class Costs:
             result, fusion, lambda size: float(price(size)[0]) * scale, ranks, backward_s=backward, cycle=cycle
         )
 
-    def drawn(self, ranks: int, way: Way | None, messages: Messages) -> list[Array]:
+    def drawn(self, ranks: int, way: ExchangeMethod | None, messages: Messages) -> list[Array]:
         """Seconds of each message by draw, as the network has them."""
         prices, names, draws = self._prices(ranks, way), self.names(way), len(self.chosen)
         algorithm = self.chosen

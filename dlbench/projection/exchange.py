@@ -46,7 +46,7 @@ class NoModelError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class ExchangeMethod:
     """How gradients go."""
 
     exchange: str
@@ -59,9 +59,9 @@ class Way:
     """Of messages as they ran, by bytes of fp32 gradients; others are cut as this dlbench does it."""
 
 
-def way_of(result: ExchangeResult, engine: str) -> Way:
+def way_of(result: ExchangeResult, engine: str) -> ExchangeMethod:
     """How gradients went in a run."""
-    return Way(
+    return ExchangeMethod(
         exchange=result.exchange,
         fusion=None,
         wire=result.wire,
@@ -88,7 +88,7 @@ class Messages:
     backward_s: float  # That backward pass, seconds.
 
 
-def priced_as(way: Way) -> str:
+def priced_as(way: ExchangeMethod) -> str:
     """The algorithm that stands for an exchange. Raises `NoModelError`: none does, or the format has no model."""
     algorithm = ALGORITHM.get(way.exchange)
     if algorithm is None or not (way.wire in WIRE_BYTES or (way.wire == "topk" and way.topk_density)):
@@ -96,7 +96,9 @@ def priced_as(way: Way) -> str:
     return algorithm
 
 
-def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str, num_bytes: float) -> Features:
+def taken_apart(
+    network: NetworkModel, layout: Layout, way: ExchangeMethod, algorithm: str, num_bytes: float
+) -> Features:
     """A message of that many bytes of fp32 gradients, taken apart into costs of the network. Raises `NoModelError`: a
     level was never measured, or there is no such algorithm for the layout.
     """
@@ -120,7 +122,7 @@ def taken_apart(network: NetworkModel, layout: Layout, way: Way, algorithm: str,
         raise NoModelError(str(error)) from None
 
 
-def price_of(network: NetworkModel, layout: Layout, way: Way, algorithm: str) -> Price:
+def price_of(network: NetworkModel, layout: Layout, way: ExchangeMethod, algorithm: str) -> Price:
     """Of messages by one algorithm. The price raises `NoModelError`, as `taken_apart`."""
 
     @functools.cache

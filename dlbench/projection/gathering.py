@@ -24,15 +24,17 @@ from dlbench.projection.ingredients import (
     QualityFigures,
     QualityRun,
     RunFigures,
-    Supply,
+    StorageSupply,
 )
 from dlbench.projection.nodes import scatter_of
+from dlbench.records.exchange import ExchangeResult
 from dlbench.records.registry import data_title, goal
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean, place_text
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.out_of_core import MemorySpec
+from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import AUTO, SyncSpec
 from dlbench.specs.training import TrainSpec
 
@@ -74,14 +76,6 @@ def gathered(
         notes.append(f"Leaf switches of more than {anchor.nodes} nodes were not recorded.")
     if exchange is not None and exchange.chunks_are_guessed:
         notes.append("Chunks of hierarchical messages were not recorded, and are priced as this dlbench cuts them.")
-    fusion: dict[str, float | None] = {}
-    if plan.engine.name == "horovod":
-        tuned = None if exchange is None else exchange.autotune
-        fused = plan.engine.kind.fusion if plan.sync.library_fusion == AUTO else plan.sync.library_fusion
-        threshold = (tuned and tuned.fusion_threshold_bytes) or fused.bytes or 0
-        cycle_ms = None if tuned is None else tuned.cycle_time_ms
-        cycle_ms = plan.engine.horovod.cycle_time_ms if cycle_ms is None else cycle_ms
-        fusion = {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
     leaf, workload = plan.system.network, plan.workload
     return Ingredients(
         title=f"{clean(workload.title)}, {workload.preset} preset, {plan.engine_title}, {plan.system.name}",
@@ -99,7 +93,7 @@ def gathered(
         training=averaged_id(without_strategy(group.sample)),
         average_every=plan.sync.average_every,
         data=clean(data_title(group.sample)),
-        **fusion,
+        **_fusion(plan, exchange),
         nodes_per_leaf=None if leaf is None else leaf.nodes_per_leaf,
         leaf_taper=None if leaf is None else leaf.leaf_taper,
         nodes=_scatter(runs) if is_whole and anchor.ranks > 1 else None,
@@ -109,6 +103,19 @@ def gathered(
         node_watts=_watts(runs, anchor.nodes) if is_whole else None,
         notes=tuple(notes),
     )
+
+
+def _fusion(plan: RunPlan, exchange: ExchangeResult | None) -> dict[str, float]:
+    """Returns how Horovod fused gradients, as fields of `Ingredients`; none of another engine."""
+    if plan.engine.name != "horovod":
+        return {}
+    tuned = None if exchange is None else exchange.autotune
+    fused = plan.engine.kind.fusion if plan.sync.library_fusion == AUTO else plan.sync.library_fusion
+    threshold = (tuned and tuned.fusion_threshold_bytes) or fused.bytes or 0
+    cycle_ms = plan.engine.horovod.cycle_time_ms
+    if tuned is not None and tuned.cycle_time_ms is not None:
+        cycle_ms = tuned.cycle_time_ms
+    return {"fusion_threshold_bytes": int(threshold), "cycle_s": cycle_ms / 1e3}
 
 
 def with_network(ingredients: Ingredients, network: NetworkModel | None) -> Ingredients:
@@ -244,7 +251,7 @@ def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
     return scatter_of(found)
 
 
-def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
+def _supply(points: Sequence[Point], table: RunTable) -> StorageSupply | None:
     """What storage gave to runs that read files; None where none did."""
     seen: list[tuple[float, float, float, Point]] = []  # Rate, demand, stored bytes of a sample.
     for point in points:
@@ -265,7 +272,7 @@ def _supply(points: Sequence[Point], table: RunTable) -> Supply | None:
     record = table.runs[points[-1].run_ids[0]].record
     rate, _, size, best = max(seen, key=lambda one: one[0])
     most, demand, *_ = max(seen, key=lambda one: one[1])
-    return Supply(
+    return StorageSupply(
         sample_bytes=size,
         bytes_per_s=rate,
         nodes=best.nodes,

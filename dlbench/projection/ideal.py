@@ -15,7 +15,7 @@ from dlbench.perfmodels.schedules import Layout
 from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
 from dlbench.projection.strategies.section import section
-from dlbench.projection.strategies.table import Case, Row, best
+from dlbench.projection.strategies.table import StrategyCase, StrategyRow, best
 from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.wording import percent, ranks_text
 from dlbench.specs.system import SystemSpec
@@ -24,7 +24,7 @@ from dlbench.specs.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class IdealReport(BaseReport):
-    """`dlbench project --from-spec`: nothing in it was measured."""
+    """`dlbench project spec`: nothing in it was measured."""
 
     format: str = "dlbench.ideal-projection"
     title: str = "Ideal, by data sheet: nothing was measured"
@@ -34,7 +34,7 @@ class IdealReport(BaseReport):
     system: str
     sources: tuple[str, ...]  # Of the links and the device, as the system's file names them.
     global_batch: dict[int, int]  # Samples of a step, by ranks.
-    rows: tuple[Row, ...]
+    rows: tuple[StrategyRow, ...]
 
 
 def ideal_rows(
@@ -45,14 +45,14 @@ def ideal_rows(
     batch: int,
     strategies: Sequence[str],
     memory_limit: int | None = None,
-) -> tuple[Row, ...]:
+) -> tuple[StrategyRow, ...]:
     """Rows of the table of strategies by data sheet. `batch`: samples of a step of all ranks."""
     layers, train = workload.model.layer_table(workload.data), workload.train
     if not layers:
-        raise UserError(f"--from-spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
+        raise UserError(f"project spec: layers of {workload.name} are not known (layer_table, docs/architecture.md)")
     per_rank, slots = max(1, batch // layout.ranks), train.optimizer.slots
     times = ideal_times(layers, system, train.precision, batch=per_rank, optimizer_slots=slots)
-    case = Case(
+    case = StrategyCase(
         layers=layers,
         times=times,
         network=network_of(system),
@@ -78,7 +78,7 @@ def by_data_sheet(
     `is_strong`: whether the global batch is that of the smallest count.
     """
     per_node = system.node.default_ranks
-    rows: list[Row] = []
+    rows: list[StrategyRow] = []
     words: list[str] = []
     batches = {count: workload.train.batch_per_rank * (min(ranks) if is_strong else count) for count in sorted(ranks)}
     for count, batch in batches.items():
@@ -106,25 +106,28 @@ def by_data_sheet(
         global_batch=batches,
         rows=tuple(rows),
     )
-    is_told = any(not row.refused and row.fits is not False for row in rows)
-    document = report.document(
+    title = f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}."
+    return _document(report, title, words), any(not row.refused and row.fits is not False for row in rows)
+
+
+def _document(report: IdealReport, title: str, words: Sequence[str]) -> Document:
+    return report.document(
         Section(
             id="ideal",
             title="Ideal throughput",
             level="answer",
-            about=(f"{workload.title}, {workload.preset} preset, {workload.train.precision}, on {system.title}.",),
+            about=(title,),
             words=tuple(words),
             brief=tuple(words),
             notes=(
                 "Operations at the peak or bytes at the memory's rate, links at their stated rate, all-reduce as "
                 "the fastest of ring, hierarchical and double binary tree. For figures with a band measure a few "
-                "ranks: dlbench project RUNS --to RANKS.",
+                "ranks: dlbench project runs RUNS --to RANKS.",
                 *report.sources,
             ),
         ),
         section(report.rows, ("Every figure is ideal, by data sheet.",)),
         notices=("Modelled by data sheet, not measured.",),
         file_prefix="ideal-",
-        command="dlbench project --from-spec",
+        command="dlbench project spec WORKLOAD",
     )
-    return document, is_told

@@ -137,7 +137,7 @@ class SlowHosts(Spec):
         return self
 
 
-class Supply(Spec):
+class StorageSupply(Spec):
     """What storage was seen to deliver."""
 
     sample_bytes: Positive | None = Field(None, description="Stored bytes of a sample; null: no files are read.")
@@ -220,7 +220,7 @@ class Ingredients(Spec):
     )
     nodes: NodeScatter | None = Field(None, description="How unequal nodes are; null: not known.")
     slow_hosts: SlowHosts | None = Field(None, description="Slow hosts of its history; null: no history was read.")
-    supply: Supply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
+    supply: StorageSupply | None = Field(None, description="What storage delivers; null: synthetic data or not known.")
     batches: tuple[BatchFigures, ...] = Field((), description="Own work at every batch measured, ascending.")
     quality: QualityFigures | None = Field(None, description="How much training a target takes; null: not known.")
     node_watts: Positive | None = Field(

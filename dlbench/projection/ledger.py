@@ -39,6 +39,8 @@ from dlbench.stats.estimates import Estimate
 FOLDER = ".projections"  # Scans of runs pass over hidden folders.
 _NAME = re.compile(r"\d{8}T\d{6}Z-(?P<digest>[0-9a-f]{12})\.json")
 _UTC = "%Y-%m-%dT%H:%M:%SZ"  # As plans say when they were made, so that texts compare as times do.
+_FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
+LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model is off there, instead of the prior.
 
 Quantiles = Annotated[tuple[Positive, ...], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
 
@@ -71,7 +73,7 @@ class RecordedProjection(Spec):
     targets: tuple[RecordedTarget, ...] = Field(description="What was projected.")
     strategies: tuple[dict[str, Any], ...] = Field((), description="Of files of earlier versions; not read.")
     refused: tuple[str, ...] = Field((), description="What was not, and why.")
-    ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `--from` takes it.")
+    ingredients: dict[str, Any] = Field(description="`dlbench.ingredients`, as `dlbench project ingredients` takes it.")
 
 
 def record(runs: Path, ingredients: Ingredients, projection: Projection, now: datetime) -> Path:
@@ -125,17 +127,12 @@ def _put(root: Path, stamp: str, content: bytes) -> Path:
     return path
 
 
-class Ledger(NamedTuple):
-    """All projections that were recorded in some folders."""
-
-    kept: tuple[RecordedProjection, ...]  # By time; one that lies in two folders counts once.
-    problems: tuple[str, ...]  # Files that do not count, one line each.
-
-
-def read_ledger(*roots: Path) -> Ledger:
-    """The projections recorded in folders of runs."""
-    kept, problems = _read(roots)
-    return Ledger(tuple(one for _, (one, _) in sorted(kept.items())), problems)
+def read_ledger(*roots: Path) -> tuple[tuple[RecordedProjection, ...], tuple[str, ...]]:
+    """Returns the projections recorded in folders of runs, by time, and a line for each file that does not count. A
+    projection that lies in two folders counts once.
+    """
+    found, problems = _read(roots)
+    return tuple(projection for _, (projection, _) in sorted(found.items())), problems
 
 
 def bring(source: Path, target: Path) -> tuple[int, tuple[str, ...]]:
@@ -179,7 +176,7 @@ def _read_one(path: Path) -> tuple[RecordedProjection, bytes]:
     return RecordedProjection.model_validate(parse_json(content.decode("utf-8"))), content
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run as the ledger looks for it."""
 
     configuration: str
@@ -189,10 +186,10 @@ class Measured(NamedTuple):
     step_s: float  # Its mean step.
 
 
-def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Measured]:
+def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[MeasuredRun]:
     """The runs of a comparable group. `created`: when each was planned, by run id; others are left out."""
     return [
-        Measured(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
+        MeasuredRun(ingredients.configuration, point.ranks, point.nodes, created[run.run_id], run.step_s)
         for point in ingredients.points
         for run in point.runs
         if run.run_id in created
@@ -200,7 +197,7 @@ def measured_in(ingredients: Ingredients, created: Mapping[str, str]) -> list[Me
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class LedgerRow:
     """A projected target that was measured afterwards."""
 
     created: str = field(metadata=column("Recorded"))
@@ -232,10 +229,7 @@ class Score:
     interval_score: float = field(metadata=column("Interval score", unit="fraction"))
 
 
-_FAR = {1: "up to one doubling", 2: "two doublings", 3: "three doublings or more"}
-
-
-def score(rows: Sequence[Row]) -> tuple[Score, ...]:
+def score(rows: Sequence[LedgerRow]) -> tuple[Score, ...]:
     """In all, then by doublings, rounded; none for no rows."""
     parts = {"in all": rows}
     parts |= {_FAR[far]: [row for row in rows if min(3, max(1, round(row.doublings))) == far] for far in _FAR}
@@ -253,12 +247,12 @@ def score(rows: Sequence[Row]) -> tuple[Score, ...]:
     )
 
 
-def against(kept: Iterable[RecordedProjection], measured: Sequence[Measured]) -> tuple[Row, ...]:
+def against(kept: Iterable[RecordedProjection], measured: Sequence[MeasuredRun]) -> tuple[LedgerRow, ...]:
     """Every recorded target that was measured afterwards, by time of its record.
 
     Projections of changed settings (`--set`, `--system`) are of no configuration that runs have, so they have no row.
     """
-    found: dict[tuple[str, int, int, int], list[Row]] = {}
+    found: dict[tuple[str, int, int, int], list[LedgerRow]] = {}
     for one in kept:
         for target in one.targets if one.configuration and not one.changes else ():
             steps = [
@@ -274,12 +268,12 @@ def against(kept: Iterable[RecordedProjection], measured: Sequence[Measured]) ->
     return tuple(sorted(rows, key=lambda row: (row.created, row.ranks)))
 
 
-def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]) -> Row:
+def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]) -> LedgerRow:
     measured = statistics.geometric_mean(steps)
     least, _, low, _, median, _, high, _, most = target.step_s
     # Gneiting and Raftery, JASA 102(477), 2007, equation 43, with alpha = 0.2.
     missed = (high - low) + 2 / 0.2 * (max(0.0, low - measured) + max(0.0, measured - high))
-    return Row(
+    return LedgerRow(
         **one.model_dump(include={"created", "title", "system", "anchor_ranks"}),
         **target.model_dump(include={"ranks", "nodes", "doublings"}),
         projected=Estimate(median, low, high, 1, "fit", "s", level=0.8),
@@ -293,10 +287,7 @@ def _row(one: RecordedProjection, target: RecordedTarget, steps: Sequence[float]
     )
 
 
-LEAST_ROWS = 10  # Of a system, from which on its ledger says how far the model is off there, instead of the prior.
-
-
-def misses_of(rows: Sequence[Row], system: str) -> tuple[Miss, ...]:
+def misses_of(rows: Sequence[LedgerRow], system: str) -> tuple[Miss, ...]:
     """What the ledger says of the error of the model of the step on a system; nothing while its rows are few."""
     own = [row for row in rows if row.system == system and row.by == "model"]
     if len(own) < LEAST_ROWS:
@@ -304,7 +295,7 @@ def misses_of(rows: Sequence[Row], system: str) -> tuple[Miss, ...]:
     return tuple(Miss(error=math.log(row.measured_s / row.projected.value), doublings=row.doublings) for row in own)
 
 
-def line(rows: Sequence[Row]) -> str:
+def line(rows: Sequence[LedgerRow]) -> str:
     """The ledger in a sentence; empty for no rows."""
     if not rows:
         return ""

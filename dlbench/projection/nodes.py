@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dlbench.lazy import Array, np
 from dlbench.projection.ingredients import QUANTILES_OF_MAXIMA, NodeScatter, SlowHosts
 from dlbench.projection.refusals import LEAST_HOSTS
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 SLOW_SHARE = (0.15, 8.0)
 """Beta distribution of the share of slower hosts before any was seen, assumed: half of all sites have next to none, one

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dlbench.lazy import alt
-from dlbench.projection.cost import Cost
+from dlbench.projection.cost import TrainingCost
 from dlbench.projection.ingredients import Ingredients, PointFigures
-from dlbench.projection.ledger import Row, Score, line, score
+from dlbench.projection.ledger import LedgerRow, Score, line, score
 from dlbench.projection.projected import HeldOut, Projection, Refused, Target, counted, figure
-from dlbench.projection.strategies.table import Row as StrategyRow
+from dlbench.projection.strategies.table import StrategyRow
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, Subject, finish, inline
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
 from dlbench.report.charts.style import FORECAST, MEASURED, WIDE
@@ -69,8 +69,8 @@ class ProjectedGroup:
     measured: tuple[MeasuredPoint, ...]
     notes: tuple[str, ...]
     projection: Projection
-    ledger: tuple[Row, ...]  # Of its system.
-    costs: tuple[Cost, ...] = ()  # Of a training at each target.
+    ledger: tuple[LedgerRow, ...]  # Of its system.
+    costs: tuple[TrainingCost, ...] = ()  # Of a training at each target.
     strategies: tuple[StrategyRow, ...] = ()  # Of --strategy.
     more: tuple[Section, ...] = field(default=(), metadata={HIDDEN: False})  # Further subjects, with their tables.
 
@@ -83,7 +83,7 @@ class ProjectionReport(BaseReport):
     title: str = "Projection"
     as_of: str = ""
     groups: tuple[ProjectedGroup, ...]
-    ledger: tuple[Row, ...] = ()  # Every recorded target that was measured since.
+    ledger: tuple[LedgerRow, ...] = ()  # Every recorded target that was measured since.
     damaged: tuple[str, ...] = ()  # Files that do not count, one line each.
 
 
@@ -92,7 +92,7 @@ def projected_group(
     given: Ingredients,
     projection: Projection,
     *,
-    ledger: Sequence[Row] = (),
+    ledger: Sequence[LedgerRow] = (),
     more: Sequence[Section] = (),
 ) -> ProjectedGroup:
     """A projection with what it is made of. `ledger`: rows of every system; those of its own are shown."""
@@ -120,7 +120,7 @@ def projected_group(
         notes=given.notes,
         projection=projection,
         ledger=tuple(row for row in ledger if row.system == given.system),
-        costs=tuple(row for row in rows if isinstance(row, Cost)),
+        costs=tuple(row for row in rows if isinstance(row, TrainingCost)),
         strategies=tuple(row for row in rows if isinstance(row, StrategyRow)),
         more=tuple(more),
     )
@@ -313,7 +313,7 @@ def document_of(report: ProjectionReport) -> Document:
             named_table("refused", "Not projected", columns_of(Refused), ("group",)),
         ),
         file_prefix="project-",
-        command="dlbench project RUNS --to RANKS",
+        command="dlbench project runs RUNS --to RANKS",
         one_group_at_a_time=len(report.groups) > 1,
     )
 
@@ -446,7 +446,9 @@ def _ledger(report: ProjectionReport) -> Iterator[Section]:
         headline=line(report.ledger),
         marks=tuple(remark("serious", text) for text in report.damaged),
         sheets=(
-            Sheet(name="ledger", title="By target", columns=columns_of(Row), rows=report.ledger, in_terminal=is_all),
+            Sheet(
+                name="ledger", title="By target", columns=columns_of(LedgerRow), rows=report.ledger, in_terminal=is_all
+            ),
             Sheet(name="ledger-score", title="In all", columns=columns_of(Score), rows=scores, in_terminal=is_all),
         ),
     )

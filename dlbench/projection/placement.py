@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dlbench.lazy import Array, Times, np
 from dlbench.projection.ingredients import Ingredients
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
 

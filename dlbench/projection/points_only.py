@@ -27,7 +27,7 @@ from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Flag
 from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
 from dlbench.report.wording import percent, ranks_text
-from dlbench.stats.pairing import SEED, resampled
+from dlbench.stats.resampling import SEED, resampled
 
 DRAWS = 1000
 LAWS: Mapping[str, Callable[[float], float]] = {

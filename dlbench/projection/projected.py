@@ -37,6 +37,19 @@ class Band:
         return self.quantiles[place], self.quantiles[-1 - place]
 
 
+@dataclass(frozen=True)
+class Draws:
+    """A figure by draw."""
+
+    name: str
+    unit: str
+    values: Array  # Shape (draws,).
+
+    def estimate(self) -> Estimate:
+        """Returns the median with the ends of the middle 80 % of the draws."""
+        return figure(Band.of(self.values), self.unit)
+
+
 def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
     """The median of a band with the ends of its middle `level` %."""
     low, high = band.middle(level)
@@ -50,7 +63,7 @@ rest)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of a step, seconds."""
 
     name: str  # One of `PARTS`.
@@ -86,7 +99,7 @@ class Target:
     step: Band  # Seconds.
     throughput: Band | None  # Samples per second, all ranks; None: the batch is not known.
     efficiency: Band | None  # Share of the ideal, against the smallest measured point.
-    parts: tuple[Part, ...]  # Empty: points only.
+    parts: tuple[StepPart, ...]  # Empty: points only.
     model_error: Band  # Factor on the step (1) that the model's own error puts there.
     algorithms: tuple[str, ...]  # That may stand for a library's own all-reduce, in words.
     flags: tuple[Flag, ...]

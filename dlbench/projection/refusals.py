@@ -14,7 +14,7 @@ from typing import Literal
 from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Flag, Refused, counted
 from dlbench.report.wording import percent, ranks_text
-from dlbench.stats.pairing import LEAST_RUNS
+from dlbench.stats.resampling import LEAST_RUNS
 
 FARTHEST = 64  # Times the largest measured rank count beyond which nothing is said.
 FAR = 8  # The same from which a figure is flagged.

@@ -1,4 +1,4 @@
-"""Anybody's series as a table (`dlbench project --points FILE`): a row for each run becomes `Ingredients`.
+"""Anybody's series as a table (`dlbench project points FILE`): a row for each run becomes `Ingredients`.
 
 Columns are separated by tabs if the header holds one, else by semicolons, else by commas. Blanks around values, blank
 lines and lines that begin with # do not count.

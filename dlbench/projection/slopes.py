@@ -15,7 +15,7 @@ from dlbench.analysis.causes import CAUSES
 from dlbench.lazy import Array, np, npt
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS
 from dlbench.projection.ingredients import Ingredients
-from dlbench.stats.pairing import SEED
+from dlbench.stats.resampling import SEED
 
 MOST_SLOWED = 0.6
 """Most seconds that the backward pass may take longer for each second of exchange hidden in it; up to it all are as

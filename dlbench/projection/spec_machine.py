@@ -8,8 +8,8 @@ rate of the links that carry them.
 from __future__ import annotations
 
 from dlbench.errors import UserError
+from dlbench.perfmodels.data_sheets import TERA, sheet_of, why_no_peak
 from dlbench.perfmodels.schedules import Layout
-from dlbench.perfmodels.utilisation import TERA, sheet_of, why_no_peak
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, WEIGHT_BYTES, LayerTimes
 from dlbench.specs.base import Precision
@@ -94,8 +94,8 @@ def ideal_times(
         )
     if device is not None and device.memory_gb_per_s is not None:
         rate = device.memory_gb_per_s * _GIGA
-    elif sheet is not None and sheet.memory_tb_per_s is not None:
-        rate = sheet.memory_tb_per_s * TERA
+    elif sheet is not None and sheet.memory_bytes_per_s is not None:
+        rate = sheet.memory_bytes_per_s
     else:
         raise UserError(f"system {system.name}: device.memory_gb_per_s: is missing, and no data sheet on file says it")
     flops = tflops * TERA

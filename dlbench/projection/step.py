@@ -27,22 +27,23 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, model_error
 from dlbench.projection.batch import own_work
 from dlbench.projection.costs import LIBRARY, Costs
-from dlbench.projection.exchange import Messages, NoModelError, Way, bisected, last_end, ready_at
-from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, Supply
+from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, StorageSupply
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
-from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Part, Projection, Refused, Target
+from dlbench.projection.projected import PARTS, Band, Draws, Flag, HeldOut, Projection, Refused, StepPart, Target
 from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
 from dlbench.specs.sync import GROUPED
-from dlbench.stats.pairing import LEAST_RUNS, SEED, stretch
+from dlbench.stats.resampling import LEAST_RUNS, SEED, stretch
 from dlbench.units import format_bytes, format_seconds
 
 _ENDS = (1e-3, 1e3)  # Of a scale of costs that is looked for.
@@ -56,121 +57,146 @@ def project(
     ingredients: Ingredients,
     ranks: Sequence[int],
     *,
-    way: Way | None = None,
+    way: ExchangeMethod | None = None,
     misses: Sequence[Miss] = (),
     there: Ingredients | None = None,
     draws: int = DRAWS,
 ) -> Projection:
-    """What these rank counts would do, or why nothing is said of them; equal ingredients give equal answers.
+    """Returns the projection to these rank counts, or why there is none; equal ingredients give equal answers.
 
     `way`: another way of exchanging gradients than that of the runs. `there`: the same ingredients with the nodes,
     leaves and network of another system (`dlbench.projection.spec_machine.elsewhere`), for targets alone. `misses`: of
     earlier projections of the system, by its ledger.
     """
-    place = there or ingredients
-    model: _Model | Refused | None = None
-    held_out: list[HeldOut] = []
-    seen = list(misses)
-    if not place.is_series and not all(reasons(place, count) for count in ranks):
-        model = _model(ingredients, draws)
-    if isinstance(model, _Model):
-        for one, miss in _held_out(model):
-            held_out.append(one)
-            seen.append(miss)
+    target_system = there or ingredients
+    model: AnchoredModel | Refused | None = None
+    held_out: tuple[HeldOut, ...] = ()
+    prior_points = 0.0 if len(misses) >= LEAST_ROWS else PRIOR_POINTS
+    if not target_system.is_series and not all(reasons(target_system, count) for count in ranks):
+        model = anchored(ingredients, draws)
+    if isinstance(model, AnchoredModel):
+        held_out, missed = _held_out(model)
+        misses = (*misses, *missed)
         if there is not None:
             costs_there = model.costs and model.costs.elsewhere(there)
             model = replace(model, ingredients=there, costs=costs_there, is_home=False)
-    error = model_error(seen, prior_scale=STEP_SCALE, prior_points=0.0 if len(misses) >= LEAST_ROWS else PRIOR_POINTS)
-    changes, of_all = [], []
+    error = model_error(misses, prior_scale=STEP_SCALE, prior_points=prior_points)
+    changes = _changes(ingredients, there, way)
+    targets: list[Target] = []
+    refusals: list[Refused] = []
+    for count in ranks:
+        why = reasons(target_system, count)
+        if isinstance(model, Refused) and not why:
+            why = (model,)
+        if isinstance(model, AnchoredModel) and not why:
+            try:
+                targets.append(model.at(count, error, way))
+                continue
+            except NoModelError as problem:
+                why = (refused("R8", count, what=str(problem)),)
+        by_points = None if changes else _by_points(ingredients, count, why, draws)
+        if by_points is None:
+            refusals += why
+        else:
+            targets.append(by_points)
+    return Projection(
+        digest=ingredients.digest,
+        anchor_ranks=ingredients.anchor.ranks,
+        anchor_nodes=ingredients.anchor.nodes,
+        changes=changes,
+        targets=tuple(targets),
+        # What is refused of all targets is said once.
+        refused=tuple(dict.fromkeys(refusals)),
+        held_out=held_out,
+        flags=() if there is None else (_flag_of_system(ingredients, there),),
+        cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, AnchoredModel) else 1.0,
+    )
+
+
+def _changes(ingredients: Ingredients, there: Ingredients | None, way: ExchangeMethod | None) -> tuple[str, ...]:
+    """Returns what differs from what was measured, in words."""
+    changes = []
     if way is not None:
         groups = f", groups of {way.group_size} ranks" if way.exchange in GROUPED else ""
         density = f", density {way.topk_density:g}" if way.topk_density else ""
         changes.append(f"exchange {way.exchange}{groups}, fusion {way.fusion or 'as it ran'}, wire {way.wire}{density}")
     if there is not None:
         changes.append(f"nodes, leaves and network of {there.system}; computing as measured on {ingredients.system}")
-        costs = there.network
-        by = "no costs" if costs is None else costs.transport
-        if costs is not None and costs.num_points:  # A data sheet has none.
-            by += f" ({costs.num_points} points)"
-        of_all.append(flagged("F8", system=ingredients.system, there=there.system, by=by))
-    targets: list[Target] = []
-    not_told: list[Refused] = []
-    for count in ranks:
-        why = reasons(place, count)
-        if isinstance(model, Refused) and not why:
-            why = (model,)
-        if isinstance(model, _Model) and not why:
-            try:
-                targets.append(model.at(count, error, way))
-                continue
-            except NoModelError as problem:
-                why = (refused("R8", count, what=str(problem)),)
-        points = None if changes else points_only(ingredients, count, draws=draws)
-        if points is None:
-            not_told += why
-        else:
-            cause = "; ".join(one.text for one in why) or "nothing else is known"
-            remedy = "; ".join(one.remedy for one in why) or "Measure larger rank counts"
-            alone = flagged("F7", law=points.law, why=cause, remedy=remedy[:1].upper() + remedy[1:])
-            told = (alone, *points.flags, *flags(ingredients, count, by="points"))
-            targets.append(_target(ingredients, count, points.step_s, points.error, {}, told))
-    return Projection(
-        digest=ingredients.digest,
-        anchor_ranks=ingredients.anchor.ranks,
-        anchor_nodes=ingredients.anchor.nodes,
-        changes=tuple(changes),
-        targets=tuple(targets),
-        # What is refused of all targets is said once.
-        refused=tuple(dict.fromkeys(not_told)),
-        held_out=tuple(held_out),
-        flags=tuple(of_all),
-        cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, _Model) else 1.0,
-    )
+    return tuple(changes)
 
 
-def _held_out(model: _Model) -> list[tuple[HeldOut, Miss]]:
-    """Every point from the third on, projected from those below it: from their runs and nodes, by the same network and
-    the algorithms that all points leave open.
+def _flag_of_system(ingredients: Ingredients, there: Ingredients) -> Flag:
+    costs = there.network
+    by = "no costs" if costs is None else costs.transport
+    if costs is not None and costs.num_points:  # A data sheet has none.
+        by += f" ({costs.num_points} points)"
+    return flagged("F8", system=ingredients.system, there=there.system, by=by)
 
-    What runs, costs and nodes scatter is drawn by itself in every projection, so it counts as scatter of the miss.
-    """
-    ingredients, found = model.ingredients, []
-    names = LIBRARY if model.costs is None else model.costs.algorithms
-    for place in range(2, len(ingredients.points)):
-        point, known = ingredients.points[place], ingredients.points[:place]
-        nodes, supply, batch = ingredients.nodes, ingredients.supply, known[-1].batch_per_rank
-        changed: dict[str, object] = {
-            "points": known,
-            "ranks_per_node": ingredients.per_node,
-            "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: known[-1].nodes]}),
-            # What more nodes showed of storage is not known below; messages and scatter of steps stay the anchor's.
-            "supply": supply if supply is not None and (supply.nodes or math.inf) <= known[-1].nodes else None,
-        }
-        if ingredients.scaling == "strong":
-            changed["batches"] = tuple(one for one in ingredients.batches if batch and one.batch_per_rank >= batch)
-        below = ingredients.model_copy(update=changed)
-        less = None if reasons(below, point.ranks) else _model(below, len(model.rho), names)
-        if not isinstance(less, _Model):
+
+def _by_points(ingredients: Ingredients, ranks: int, why: Sequence[Refused], draws: int) -> Target | None:
+    """Returns what the points alone say of a rank count, of which no model does, and `why`; None: they do not say."""
+    points = points_only(ingredients, ranks, draws=draws)
+    if points is None:
+        return None
+    cause = "; ".join(refusal.text for refusal in why) or "nothing else is known"
+    remedy = "; ".join(refusal.remedy for refusal in why) or "Measure larger rank counts"
+    alone = flagged("F7", law=points.law, why=cause, remedy=remedy[:1].upper() + remedy[1:])
+    target_flags = (alone, *points.flags, *flags(ingredients, ranks, by="points"))
+    return _target(ingredients, ranks, points.step_s, points.error, (), target_flags)
+
+
+def _held_out(model: AnchoredModel) -> tuple[tuple[HeldOut, ...], tuple[Miss, ...]]:
+    """Returns every point from the third on as projected from those below it, and by how much that missed it."""
+    points, misses = [], []
+    for number in range(2, len(model.ingredients.points)):
+        point, below = model.ingredients.points[number], _below(model, number)
+        if below is None:
             continue
         try:
-            told = less.at(point.ranks, model_error((), prior_scale=0.0), None)
+            target = below.at(point.ranks, model_error((), prior_scale=0.0), None)
         except NoModelError:
             continue
         steps = [run.step_s for run in point.runs]
-        one = HeldOut(
+        held_out = HeldOut(
             ranks=point.ranks,
-            anchor_ranks=known[-1].ranks,
-            doublings=told.doublings,
-            projected_s=told.step.median,
+            anchor_ranks=below.ingredients.anchor.ranks,
+            doublings=target.doublings,
+            projected_s=target.step.median,
             measured_s=statistics.fmean(steps),
         )
-        low, high = np.quantile(np.log(told.drawn["step"]), [0.159, 0.841])  # One standard deviation of a normal one.
-        scatter = ((high - low) / 2) ** 2
+        # What runs, costs and nodes scatter is drawn by itself in every projection, so it is scatter of the miss.
+        low, high = np.quantile(np.log(target.drawn["step"]), [0.159, 0.841])  # One standard deviation of a normal one.
+        variance = ((high - low) / 2) ** 2
         if len(steps) > 1:
-            scatter += statistics.variance(steps) / len(steps) / one.measured_s**2
-        error = -math.log1p(one.error)
-        found.append((one, Miss(error=error, doublings=one.doublings, scatter=math.sqrt(scatter))))
-    return found
+            variance += statistics.variance(steps) / len(steps) / held_out.measured_s**2
+        points.append(held_out)
+        error = -math.log1p(held_out.error)
+        misses.append(Miss(error=error, doublings=held_out.doublings, scatter=math.sqrt(variance)))
+    return tuple(points), tuple(misses)
+
+
+def _below(model: AnchoredModel, number: int) -> AnchoredModel | None:
+    """Returns the model by the first `number` points: by their runs and nodes, by the same network and the algorithms
+    that all points leave open; None: there is none.
+    """
+    ingredients = model.ingredients
+    points, nodes, supply = ingredients.points[:number], ingredients.nodes, ingredients.supply
+    batch = points[-1].batch_per_rank
+    changed: dict[str, object] = {
+        "points": points,
+        "ranks_per_node": ingredients.per_node,
+        "nodes": nodes and nodes.model_copy(update={"hosts": nodes.hosts[: points[-1].nodes]}),
+        # What more nodes showed of storage is not known below; messages and scatter of steps stay the anchor's.
+        "supply": supply if supply is not None and (supply.nodes or math.inf) <= points[-1].nodes else None,
+    }
+    if ingredients.scaling == "strong":
+        changed["batches"] = tuple(work for work in ingredients.batches if batch and work.batch_per_rank >= batch)
+    below = ingredients.model_copy(update=changed)
+    if reasons(below, ingredients.points[number].ranks):
+        return None
+    names = LIBRARY if model.costs is None else model.costs.algorithms
+    smaller = anchored(below, len(model.rho), names)
+    return smaller if isinstance(smaller, AnchoredModel) else None
 
 
 def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
@@ -196,12 +222,13 @@ def _run_weights(runs: Sequence[RunFigures], draws: int, seed: int) -> Array:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class AnchoredModel:
     """What all targets share: the draws of the anchor, and what anchors the models there."""
 
     ingredients: Ingredients  # Of the targets' system.
     costs: Costs | None  # Of messages there; None: nothing is exchanged.
-    figures: Mapping[str, Array]  # `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`.
+    figures: Mapping[str, Array]
+    """Seconds of the anchor's step: `input`, `forward`, `backward`, `optimizer`, `host`, `straggler`, `exchange`."""
     late: Array  # Lateness of the slowest of the anchor's own nodes.
     rho: Array
     shown: Array  # X at the anchor, seconds.
@@ -211,78 +238,189 @@ class _Model:
     session: Array  # Factor between the sessions of the anchor and of a target (1).
     is_home: bool = True  # Whether targets are of the system that was measured.
 
-    def at(self, ranks: int, error: ModelError, way: Way | None) -> Target:
-        """Raises `NoModelError`: the exchange has no model."""
-        found, at = self.ingredients, self.figures
-        draws, anchor, nodes = len(self.rho), found.anchor, found.nodes_of(ranks)
-        begun, updating = at["input"] + at["forward"] + at["backward"], at["optimizer"]
-        scale = np.ones(draws)
-        batch, measured = found.batch_at(ranks), anchor.batch_per_rank
-        if found.scaling == "strong" and batch is not None and measured is not None and batch != measured:
-            work, before = (own_work(found.batches, one, draws, (SEED, 14)) for one in (batch, measured))
-            # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
-            scale = np.maximum(0.0, 1 + (begun + updating + at["host"]) / begun * (work / before - 1))
-        computing = {name: at[name] * scale for name in ("input", "forward", "backward")}
-        late = np.zeros(draws)
-        if nodes != anchor.nodes:
-            late = lateness(found.nodes, nodes, draws, slow_hosts=found.slow_hosts) - self.late
-        straggler, shown = np.maximum(0.0, at["straggler"] + begun * scale * late), np.zeros(draws)
-        whole, unknown = float(np.median(at["exchange"])), float(np.median(at["exchange"] - self.shown))
-        if way is not None and unknown > (1 - LEAST_EXPLAINED) * whole:
-            share = percent(1 - unknown / whole, 0)
+    @property
+    def unexplained_s(self) -> float:
+        """Seconds of the anchor's exchange that the network's costs do not give, median."""
+        return float(np.median(self.figures["exchange"] - self.shown))
+
+    @property
+    def anchor_step(self) -> Array:
+        return sum(self.figures.values(), np.zeros(len(self.rho)))
+
+    def at(self, ranks: int, error: ModelError, way: ExchangeMethod | None) -> Target:
+        """Returns the projection to a rank count. Raises `NoModelError`: the exchange has no model."""
+        ingredients = self.ingredients
+        exchange_s = float(np.median(self.figures["exchange"]))
+        if way is not None and self.unexplained_s > (1 - LEAST_EXPLAINED) * exchange_s:
+            share = percent(1 - self.unexplained_s / exchange_s, 0)
             raise NoModelError(f"the network's costs are {share} of the measured exchange, too little for another one")
-        if ranks > 1:
-            if self.costs is None:
-                raise NoModelError("an exchange of which one rank alone says nothing")
-            messages = self.costs.messages(ranks, way, computing, float(np.median(self.rho)))
-            costs = [one * self.rho for one in self.costs.drawn(ranks, way, messages)]
-            alone, hidden = computing["backward"] - self.slowed * self.hidden, self.hidden
-            # While a node is late all messages but the last one hide, and slow the backward pass down.
-            begun_late = computing["input"] + computing["forward"] + alone + self.slowed * sum(costs[:-1])
-            straggler = np.maximum(0.0, at["straggler"] + begun_late * late)
-            for _ in range(_HIDDEN_ROUNDS):
-                computing["backward"] = np.maximum(0.0, alone + self.slowed * hidden)
-                shown = _shown(messages, costs, computing, straggler)
-                hidden = sum(costs) - shown
-        parts = {
-            "compute": computing["forward"] + computing["backward"],
-            "optimizer": updating,
-            "input": computing["input"],
-            "host": np.maximum(0.0, at["host"] + self.host_growth * math.log2(ranks / anchor.ranks)),
-            "straggler": straggler,
-            "exchange": np.maximum(0.0, shown + at["exchange"] - self.shown),
-        }
-        assert tuple(parts) == PARTS
-        told = flags(found, ranks)
-        if found.supply is not None and batch and measured:
-            took = anchor.ranks * measured / sum(at.values(), np.zeros(draws))
-            step = sum(parts.values(), np.zeros(draws))
-            wait, more = _input_wait(found.supply, nodes, anchor.nodes, samples=ranks * batch, step_s=step, proven=took)
-            parts["input"] = parts["input"] + wait
-            told = (*told, *more)
-        step = sum(parts.values(), np.zeros(draws))
+        at = StepAt(model=self, ranks=ranks, way=way)
+        parts = at.parts()
+        step = sum_of(parts)
         # What lies between measured points is known from both sides.
-        doublings = min(abs(math.log2(ranks / point.ranks)) for point in found.points)
-        factor = self.session * error.drawn(doublings, draws, (SEED, 15))
+        doublings = min(abs(math.log2(ranks / point.ranks)) for point in ingredients.points)
+        factor = self.session * error.drawn(doublings, len(self.rho), (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
-        ended = np.maximum(step * factor, parts["compute"] + computing["input"] + updating)
+        ended = np.maximum(step * factor, at.compute().values + at.computing["input"] + at.optimizer().values)
         factor = ended / step
-        point = found.measured_at(ranks) if way is None and self.is_home else None
+        target_flags = (*flags(ingredients, ranks), *at.waiting[1])
+        point = ingredients.measured_at(ranks) if way is None and self.is_home else None
         if point is not None:  # What was measured needs no model.
-            weights = _run_weights(point.runs, draws, point.ranks)
-            ended, factor = weights @ np.array([run.step_s for run in point.runs]), np.ones(draws)
-            account = _account(point.runs, weights)
-            account["compute"] = account["forward"] + account["backward"]
-            whole_step = sum(account[name] for name in PARTS)
-            is_known = all(run.parts for run in point.runs)
-            parts = {name: account[name] * ended / whole_step for name in PARTS} if is_known else {}
+            ended, parts = _measured(point, len(self.rho))
+            factor = np.ones(len(self.rho))
         else:
-            if unknown > SMALL * float(np.median(sum(at.values(), np.zeros(draws)))):
-                told = (*told, flagged("F10", seconds=format_seconds(unknown)))
+            if self.unexplained_s > SMALL * float(np.median(self.anchor_step)):
+                target_flags = (*target_flags, flagged("F10", seconds=format_seconds(self.unexplained_s)))
             if self.costs is not None and self.costs.is_order_open(ranks):
-                told = (*told, flagged("F12"))
+                target_flags = (*target_flags, flagged("F12"))
         names = () if self.costs is None or ranks == 1 else self.costs.names(way)
-        return replace(_target(found, ranks, ended, factor, parts, told), algorithms=names)
+        return replace(_target(ingredients, ranks, ended, factor, parts, target_flags), algorithms=names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAt:
+    """The modelled step at one rank count: its terms, each by draw. What needs the exchange raises `NoModelError`: it
+    has no model.
+    """
+
+    model: AnchoredModel
+    ranks: int
+    way: ExchangeMethod | None  # Another way of exchanging gradients than that of the runs.
+
+    def parts(self) -> tuple[Draws, ...]:
+        """Returns the terms that sum to the step, in the order of `PARTS`."""
+        return self.compute(), self.optimizer(), self.input(), self.host(), self.straggler(), self.exchange()
+
+    def compute(self) -> Draws:
+        """Returns forward and backward pass, the latter slowed down by the exchange that hides in it."""
+        return Draws("compute", "s", self.computing["forward"] + self.overlapped[0])
+
+    def optimizer(self) -> Draws:
+        return Draws("optimizer", "s", self.model.figures["optimizer"])
+
+    def input(self) -> Draws:
+        """Returns input as at the anchor, and the wait for storage."""
+        return Draws("input", "s", self.computing["input"] + self.waiting[0])
+
+    def host(self) -> Draws:
+        """Returns the causes without a model, which grow by their slope over the points."""
+        growth = self.model.host_growth * math.log2(self.ranks / self.model.ingredients.anchor.ranks)
+        return Draws("host", "s", np.maximum(0.0, self.model.figures["host"] + growth))
+
+    def straggler(self) -> Draws:
+        """Returns the wait for the slowest of all nodes. While a node is late all messages but the last one hide, and
+        slow the backward pass down.
+        """
+        computing, at = self.computing, self.model.figures["straggler"]
+        if self.ranks == 1:
+            begun = self.anchor_begun * self.scale
+        else:
+            slowed = self.model.slowed * sum(self.costs[:-1])
+            begun = computing["input"] + computing["forward"] + self.backward_alone + slowed
+        return Draws("straggler", "s", np.maximum(0.0, at + begun * self.late))
+
+    def exchange(self) -> Draws:
+        """Returns what of the exchange shows behind the backward pass, with what costs do not explain at the anchor."""
+        shown = self.overlapped[1] + self.model.figures["exchange"] - self.model.shown
+        return Draws("exchange", "s", np.maximum(0.0, shown))
+
+    @property
+    def anchor_begun(self) -> Array:
+        """A at the anchor, seconds."""
+        at = self.model.figures
+        return at["input"] + at["forward"] + at["backward"]
+
+    @cached_property
+    def scale(self) -> Array:
+        """Computing at the batch of these ranks over that at the anchor's batch (1)."""
+        model, ingredients, draws = self.model, self.model.ingredients, len(self.model.rho)
+        batch, measured = ingredients.batch_at(self.ranks), ingredients.anchor.batch_per_rank
+        if ingredients.scaling != "strong" or batch is None or measured is None or batch == measured:
+            return np.ones(draws)
+        work, before = (own_work(ingredients.batches, size, draws, (SEED, 14)) for size in (batch, measured))
+        # Optimizer and host do not shrink with the batch, so what does shrinks by more than the whole.
+        whole = self.anchor_begun + model.figures["optimizer"] + model.figures["host"]
+        return np.maximum(0.0, 1 + whole / self.anchor_begun * (work / before - 1))
+
+    @cached_property
+    def computing(self) -> dict[str, Array]:
+        """Seconds of input, forward and backward pass with as much hidden exchange as at the anchor."""
+        return {name: self.model.figures[name] * self.scale for name in ("input", "forward", "backward")}
+
+    @cached_property
+    def late(self) -> Array:
+        """Lateness of the slowest node, less that of the anchor's."""
+        ingredients, draws = self.model.ingredients, len(self.model.rho)
+        nodes = ingredients.nodes_of(self.ranks)
+        if nodes == ingredients.anchor.nodes:
+            return np.zeros(draws)
+        return lateness(ingredients.nodes, nodes, draws, slow_hosts=ingredients.slow_hosts) - self.model.late
+
+    @cached_property
+    def messages(self) -> Messages:
+        return self._priced().messages(self.ranks, self.way, self.computing, float(np.median(self.model.rho)))
+
+    @cached_property
+    def costs(self) -> list[Array]:
+        """Seconds of each message."""
+        return [cost * self.model.rho for cost in self._priced().drawn(self.ranks, self.way, self.messages)]
+
+    def _priced(self) -> Costs:
+        if self.model.costs is None:
+            raise NoModelError("an exchange of which one rank alone says nothing")
+        return self.model.costs
+
+    @property
+    def backward_alone(self) -> Array:
+        """Seconds of a backward pass in which no exchange hides."""
+        return self.computing["backward"] - self.model.slowed * self.model.hidden
+
+    @cached_property
+    def overlapped(self) -> tuple[Array, Array]:
+        """Seconds of the backward pass, and of the exchange that shows behind it."""
+        shown, computing = np.zeros(len(self.model.rho)), dict(self.computing)
+        if self.ranks > 1:
+            straggler, hidden = self.straggler().values, self.model.hidden
+            for _ in range(_HIDDEN_ROUNDS):
+                computing["backward"] = np.maximum(0.0, self.backward_alone + self.model.slowed * hidden)
+                shown = _shown(self.messages, self.costs, computing, straggler)
+                hidden = sum(self.costs) - shown
+        return computing["backward"], shown
+
+    @cached_property
+    def waiting(self) -> tuple[Array, tuple[Flag, ...]]:
+        """Seconds of the wait for storage, and what to know of it."""
+        ingredients, draws = self.model.ingredients, len(self.model.rho)
+        anchor, batch = ingredients.anchor, ingredients.batch_at(self.ranks)
+        if ingredients.supply is None or not batch or not anchor.batch_per_rank:
+            return np.zeros(draws), ()
+        fed = Draws("input", "s", self.computing["input"])
+        step = sum_of((self.compute(), self.optimizer(), fed, self.host(), self.straggler(), self.exchange()))
+        return _input_wait(
+            ingredients.supply,
+            ingredients.nodes_of(self.ranks),
+            anchor.nodes,
+            samples=self.ranks * batch,
+            step_s=step,
+            proven=anchor.ranks * anchor.batch_per_rank / self.model.anchor_step,
+        )
+
+
+def sum_of(parts: Sequence[Draws]) -> Array:
+    """Returns the sum of figures of one unit, by draw."""
+    return sum((part.values for part in parts), np.zeros_like(parts[0].values))
+
+
+def _measured(point: PointFigures, draws: int) -> tuple[Array, tuple[Draws, ...]]:
+    """Returns the step of a measured point by draw, and its parts; none where they are not known."""
+    weights = _run_weights(point.runs, draws, point.ranks)
+    step = weights @ np.array([run.step_s for run in point.runs])
+    if not all(run.parts for run in point.runs):
+        return step, ()
+    account = _account(point.runs, weights)
+    account["compute"] = account["forward"] + account["backward"]
+    whole = sum(account[name] for name in PARTS)
+    return step, tuple(Draws(name, "s", account[name] * step / whole) for name in PARTS)
 
 
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
@@ -304,7 +442,7 @@ def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     return figures
 
 
-def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> _Model | Refused:
+def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY) -> AnchoredModel | Refused:
     """The models anchored at the largest measured point; refused where the network's costs cannot be its (R5, R8).
     `names`: algorithms that may stand for a library's own.
     """
@@ -341,7 +479,7 @@ def _model(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRARY)
         return refused("R8", None, what=str(problem))
     late = np.full(draws, lateness(ingredients.nodes, anchor.nodes, draws, is_measured=True).mean())
     slowed, scatter = slowed_by_hidden(ingredients, draws)
-    return _Model(
+    return AnchoredModel(
         ingredients=ingredients,
         costs=costs,
         figures=figures,
@@ -375,7 +513,12 @@ def _calibrated(
 
 
 def _target(
-    ingredients: Ingredients, ranks: int, step: Array, error: Array, parts: Mapping[str, Array], told: tuple[Flag, ...]
+    ingredients: Ingredients,
+    ranks: int,
+    step: Array,
+    error: Array,
+    parts: Sequence[Draws],
+    target_flags: tuple[Flag, ...],
 ) -> Target:
     """Of a step by draw, and what follows from it."""
     base, batch = ingredients.points[0], ingredients.batch_at(ranks)
@@ -400,16 +543,16 @@ def _target(
         throughput=None if batch is None else Band.of(ranks * batch / step),
         # No rank is faster beside others, unless that was measured.
         efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
-        parts=tuple(Part(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
+        parts=tuple(StepPart(name=part.name, seconds=Band.of(part.values)) for part in parts),
         model_error=Band.of(error),
         algorithms=(),
-        flags=told,
-        drawn={"step": step, "error": error, **parts},
+        flags=target_flags,
+        drawn={"step": step, "error": error, **{part.name: part.values for part in parts}},
     )
 
 
 def _input_wait(
-    supply: Supply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
+    supply: StorageSupply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
 ) -> tuple[Array, tuple[Flag, ...]]:
     """What a step is longer because storage does not deliver, seconds by draw, and what to know of it. Only where it
     was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
+from dlbench.lazy import Times, np
 from dlbench.specs.base import Count, CountOrZero, RankNumber, Spec
 
 MAX_DRIFT_PPM = 500  # Difference of the speed of two clocks, millionths: MAXFREQ, RFC 5905, appendix A.1.1.
@@ -70,35 +71,25 @@ class ClockLine(Spec):
                 used.append(point)
         return tuple(used)
 
-    @property
-    def drift(self) -> float | None:
-        """Change of the offset in a unit of time (1), first to last used point; None with fewer than two."""
-        used = self.used_points
-        return _slope(used[0], used[-1]) if len(used) > 1 else None
-
-    @property
-    def bound_ns(self) -> int | None:
-        """Largest of the used points' error bounds; 0 on node 0, None where nothing is known. See `bound_at`."""
-        if self.node_rank == 0:
-            return 0
-        return max((point.bound_ns for point in self.used_points), default=None)
-
-    def offset_at(self, local_ns: int) -> int:
-        """What to add to a local time to have node 0's; 0 where nothing is known."""
+    def offsets_at(self, local_ns: Times) -> Times:
+        """Returns what to add to local times, in an array of any shape, to have node 0's; 0 where nothing is known."""
         used = self.used_points
         if not used:
-            return 0
-        number = sum(point.local_ns <= local_ns for point in used)
-        start = used[max(0, number - 1)]
-        if 0 < number < len(used):
-            slope = _slope(start, used[number])
-        elif len(used) < 2:
-            slope = 0.0
-        else:
-            first, last = used[-2:] if number else used[:2]
-            limit = MAX_DRIFT_PPM / 1_000_000
-            slope = max(-limit, min(limit, _slope(first, last)))
-        return start.offset_ns + round(slope * (local_ns - start.local_ns))
+            return np.zeros_like(local_ns)
+        at = np.array([point.local_ns for point in used], dtype=np.int64)
+        offsets = np.array([point.offset_ns for point in used], dtype=np.int64)
+        limit = MAX_DRIFT_PPM / 1_000_000
+        inside = np.diff(offsets) / np.diff(at)
+        outside = np.clip(inside if len(inside) else [0.0], -limit, limit)
+        slopes = np.concatenate([outside[:1], inside, outside[-1:]])
+        part = np.searchsorted(at, local_ns, side="right")
+        start = np.maximum(part - 1, 0)
+        total: Times = offsets[start] + np.rint(slopes[part] * (local_ns - at[start])).astype(np.int64)
+        return total
+
+    def offset_at(self, local_ns: int) -> int:
+        """Returns what `offsets_at` says of one time."""
+        return int(self.offsets_at(np.array([local_ns], dtype=np.int64))[0])
 
     def bound_at(self, local_ns: int) -> int | None:
         """Largest possible error of `offset_at`, nanoseconds; 0 on node 0, None where nothing is known.
@@ -109,7 +100,7 @@ class ClockLine(Spec):
         """
         used = self.used_points
         if not used:
-            return self.bound_ns
+            return 0 if self.node_rank == 0 else None
         number = sum(point.local_ns <= local_ns for point in used)
         near = used[max(0, number - 1) : number + 1]
         outside = max(used[0].local_ns - local_ns, local_ns - used[-1].local_ns, 0)
@@ -119,7 +110,3 @@ class ClockLine(Spec):
 def _too_close(one: ClockPoint, other: ClockPoint) -> bool:
     """Whether the slope between two points may be wrong by more than a clock drifts."""
     return (one.bound_ns + other.bound_ns) * 1_000_000 > MAX_DRIFT_PPM * (other.local_ns - one.local_ns)
-
-
-def _slope(one: ClockPoint, other: ClockPoint) -> float:
-    return (other.offset_ns - one.offset_ns) / (other.local_ns - one.local_ns)

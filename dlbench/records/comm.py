@@ -11,23 +11,21 @@ from pydantic import Field
 from dlbench.errors import UserError
 from dlbench.records.exchange import NcclTransport
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import RunAccounting, seen_in_log
 from dlbench.records.record import Environment
 from dlbench.records.scan import (
     COMM_FORMAT,
-    Found,
     LaunchedRun,
     Run,
+    RunsBelow,
+    launched,
     load_of_run,
     load_plan,
-    plan_format,
     read_each,
-    read_failure,
     read_given,
     read_run,
     run_folders,
+    text_in,
 )
-from dlbench.records.status import read_statuses
 from dlbench.records.watch import NodeLoad
 from dlbench.specs.base import Count, CountOrZero, Flag, NonNegative, Precision, Ranks, RunName, Spec
 from dlbench.specs.comm import Collective, CommPlan, NetworkModel, RankPair
@@ -146,7 +144,7 @@ class CommRun(LaunchedRun):
         return "; ".join([*named, *more]) or "the record says invalid, and not why"
 
 
-CommScan = Found[CommRun]
+CommScan = RunsBelow[CommRun]
 
 
 def scan_comm(root: Path, *more: Path) -> CommScan:
@@ -154,35 +152,26 @@ def scan_comm(root: Path, *more: Path) -> CommScan:
 
     A folder whose plan cannot be read is a problem here as in `dlbench.records.scan`: it may be of either kind.
     """
-    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) in (COMM_FORMAT, None)), _read)
+    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") in (COMM_FORMAT, ""))
+    return read_each(root, folders, _read)
 
 
 def read_comm_run(path: Path) -> CommRun:
     """One folder of the collective benchmark."""
     folder = RunFolder(path)
-    if plan_format(folder) not in (COMM_FORMAT, None):
+    if text_in(folder.plan, "format") not in (COMM_FORMAT, ""):
         raise UserError(f"{path}: is no run of the collective benchmark: see `dlbench report`")
     return _read(folder)
 
 
 def _read(folder: RunFolder) -> CommRun:
     plan = load_plan(folder, CommPlan)
-    record = load_of_run(folder.comm, CommRecord, plan)
-    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
-    return CommRun(
-        folder=folder,
-        plan=plan,
-        record=record,
-        statuses=statuses,
-        failure=failure,
-        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        accounting=load_of_run(folder.accounting, RunAccounting, plan),
-    )
+    return launched(CommRun, folder, plan, load_of_run(folder.comm, CommRecord, plan))
 
 
 def read_launched(path: Path) -> Run | CommRun:
     """One run's folder, of whichever kind. Raises IncompleteDataError: a file is damaged, or it holds no plan."""
-    return read_comm_run(path) if plan_format(RunFolder(path)) == COMM_FORMAT else read_run(path)
+    return read_comm_run(path) if text_in(RunFolder(path).plan, "format") == COMM_FORMAT else read_run(path)
 
 
 MAX_BYTES = 1 << 24  # Of a file at most: it holds some numbers for each carrier and algorithm.

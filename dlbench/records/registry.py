@@ -5,13 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlbench.records.scan import Run
 from dlbench.specs.sync import AUTO
 
+THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
+
+_THINGS = {
+    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
+    "text": "sequences of text",
+    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class RunProperty:
     """One property of a run; its value is empty where the property is at its default and not worth words."""
 
     name: str
@@ -26,13 +35,6 @@ def data_source(run: Run) -> str:
     if data.is_synthetic:
         return "synthetic" if data.synthetic_on == "host" else "synthetic, on the device"
     return f"real: {data.source}"
-
-
-_THINGS = {
-    **dict.fromkeys(("images", "jpeg-tree"), "JPEGs"),
-    "text": "sequences of text",
-    **dict.fromkeys(("density", "hdf5-density"), "density volumes"),
-}
 
 
 def data_title(run: Run) -> str:
@@ -84,9 +86,6 @@ def data_path(run: Run) -> str:
     shuffle = f"shuffle={data.shuffle}" if data.shuffle != "global" else ""
     cache = f"cache={data.cache}" if data.cache != "any" else ""
     return ", ".join(filter(None, (staging, shuffle, partition, cache)))
-
-
-THROUGHPUT = "throughput"  # Goal of runs that measure a number of steps.
 
 
 def goal(run: Run) -> str:
@@ -189,34 +188,36 @@ def _device(run: Run) -> str:
     return ", ".join(sorted({re.sub(r"^cuda:\d+", "cuda", device) for device in devices}))
 
 
-KEYS: tuple[Key, ...] = (
-    Key(name="workload", title="Workload", value=lambda r: r.plan.workload.name),
-    Key(name="preset", title="Preset", value=lambda r: r.plan.workload.preset),
-    Key(name="engine", title="Engine", value=lambda r: r.plan.engine.name),
-    Key(name="engine_settings", title="Engine settings", value=_engine_settings),
-    Key(name="exchange", title="Gradient exchange", value=_sync),
-    Key(name="precision", title="Precision", value=precision),
-    Key(name="data", title="Data source", value=data_source),
-    Key(name="data_path", title="Staging, shuffling, cache", value=data_path),
-    Key(name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)),
-    Key(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
-    Key(name="activations", title="Activations", value=activations),
-    Key(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
-    Key(name="compile", title="Compiled", value=_compile),
-    Key(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
-    Key(name="memory_format", title="Memory format", value=_memory_format),
-    Key(name="goal", title="Goal", value=goal),
-    Key(name="checkpoints", title="Checkpoints", value=_checkpoints),
-    Key(name="scaling", title="Scaling", value=lambda r: r.plan.series.scaling),
-    Key(name="launcher", title="Launcher", value=lambda r: r.plan.system.launch.launcher),
-    Key(name="system", title="System", value=lambda r: r.plan.system.name),
-    Key(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
-    Key(name="watching", title="Monitoring", value=watching),
-    Key(name="fault", title="Planted fault", value=_fault),
-    Key(name="phases", title="Phase mode", value=lambda r: r.plan.measure.phases),
-    Key(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
-    Key(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
-    Key(name="device", title="Device", value=_device),
+KEYS: tuple[RunProperty, ...] = (
+    RunProperty(name="workload", title="Workload", value=attrgetter("plan.workload.name")),
+    RunProperty(name="preset", title="Preset", value=attrgetter("plan.workload.preset")),
+    RunProperty(name="engine", title="Engine", value=attrgetter("plan.engine.name")),
+    RunProperty(name="engine_settings", title="Engine settings", value=_engine_settings),
+    RunProperty(name="exchange", title="Gradient exchange", value=_sync),
+    RunProperty(name="precision", title="Precision", value=precision),
+    RunProperty(name="data", title="Data source", value=data_source),
+    RunProperty(name="data_path", title="Staging, shuffling, cache", value=data_path),
+    RunProperty(
+        name="batch_per_rank", title="Batch per rank", value=lambda r: str(r.plan.workload.train.batch_per_rank)
+    ),
+    RunProperty(name="gradient_accumulation", title="Gradient accumulation", value=_accumulation),
+    RunProperty(name="activations", title="Activations", value=activations),
+    RunProperty(name="optimizer_state", title="Optimizer state", value=_optimizer_state),
+    RunProperty(name="compile", title="Compiled", value=_compile),
+    RunProperty(name="cuda_graphs", title="CUDA graphs", value=_cuda_graphs),
+    RunProperty(name="memory_format", title="Memory format", value=_memory_format),
+    RunProperty(name="goal", title="Goal", value=goal),
+    RunProperty(name="checkpoints", title="Checkpoints", value=_checkpoints),
+    RunProperty(name="scaling", title="Scaling", value=attrgetter("plan.series.scaling")),
+    RunProperty(name="launcher", title="Launcher", value=attrgetter("plan.system.launch.launcher")),
+    RunProperty(name="system", title="System", value=attrgetter("plan.system.name")),
+    RunProperty(name="cores_per_rank", title="Cores per rank", value=lambda r: str(r.plan.layout.cores_per_rank)),
+    RunProperty(name="watching", title="Monitoring", value=watching),
+    RunProperty(name="fault", title="Planted fault", value=_fault),
+    RunProperty(name="phases", title="Phase mode", value=attrgetter("plan.measure.phases")),
+    RunProperty(name="ranks", title="Ranks", value=lambda r: str(r.plan.layout.ranks), comparable=False),
+    RunProperty(name="nodes", title="Nodes", value=lambda r: str(r.plan.layout.nodes), comparable=False),
+    RunProperty(name="device", title="Device", value=_device),
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
@@ -18,9 +19,10 @@ from pydantic import BaseModel, ValidationError
 
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.opening import parse_json, read_json, read_named, why_unreadable
+from dlbench.records.accounting import RunAccounting
 from dlbench.records.folder import MAX_JSON, RunFolder
 from dlbench.records.interrupted import Interrupted
-from dlbench.records.job import RunAccounting, progress_in_log, seen_in_log
+from dlbench.records.job_log import progress_in_log, seen_in_log
 from dlbench.records.record import RankResult, Record
 from dlbench.records.status import MAX_BYTES, Failure, RankStatus, failure_line, read_statuses
 from dlbench.sharing import WithheldError, may_not_read
@@ -32,6 +34,7 @@ from dlbench.specs.problems import problem_of
 RunState = Literal["valid", "invalid", "failed", "interrupted", "incomplete"]
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+R = TypeVar("R", bound="LaunchedRun")
 
 COMM_FORMAT = str(CommPlan.model_fields["format"].default)
 EARLIER = "made by an earlier dlbench: measure again"
@@ -50,7 +53,7 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     record: Any  # What the runs of a kind record; None without one.
-    statuses: list[RankStatus]  # What ranks last said, by rank; none of training with a record, which says more.
+    statuses: list[RankStatus]  # What ranks last said, by rank; none where there is a record, which says more.
     failure: Failure | None = None  # Why a launcher gave up; None where none did.
     interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
@@ -104,9 +107,6 @@ class LaunchedRun:
         ) + (f"; its log says {self.progress}" if self.progress else "")
 
 
-R = TypeVar("R", bound=LaunchedRun)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run(LaunchedRun):
     """One training run as it lies on disk."""
@@ -140,8 +140,8 @@ class Run(LaunchedRun):
 
 
 @dataclass(kw_only=True)
-class Found(Generic[R]):
-    """Every run of one kind found under one folder."""
+class RunsBelow(Generic[R]):
+    """Every run of one kind below one folder."""
 
     root: Path
     runs: list[R] = field(default_factory=list)
@@ -149,27 +149,36 @@ class Found(Generic[R]):
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
+    def add(self, runs: Iterable[R], more: RunsBelow[R]) -> None:
+        """Adds some runs of another folder, and all that is wrong there; runs stay in the order of their plans."""
+        self.runs.extend(runs)
+        self.runs.sort(key=attrgetter("plan.created", "plan.series.id", "plan.series.position"))
+        self.problems += more.problems
+        self.withheld += more.withheld
 
-Scan = Found[Run]
+
+Scan = RunsBelow[Run]
 
 
 def scan(root: Path, *more: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    return read_each(root, (one for one in run_folders(root, *more) if plan_format(one) != COMM_FORMAT), _read)
+    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") != COMM_FORMAT)
+    return read_each(root, folders, _read)
 
 
-def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> Found[R]:
+def read_each(root: Path, folders: Iterable[RunFolder], read: Callable[[RunFolder], R]) -> RunsBelow[R]:
     """Runs in the order in which they were planned; a line for each that is damaged, and for each that is withheld."""
-    found: Found[Any] = Found(root=root)
+    below: RunsBelow[R] = RunsBelow(root=root)
+    runs: list[R] = []
     for folder in folders:
         try:
-            found.runs.append(read(folder))
+            runs.append(read(folder))
         except WithheldError as error:
-            found.withheld.append(str(error))
-        except IncompleteDataError as error:
-            found.problems.append(str(error))
-    found.runs.sort(key=lambda run: (run.plan.created, run.plan.series.id, run.plan.series.position))
-    return found
+            below.withheld.append(str(error))
+        except (IncompleteDataError, UserError) as error:
+            below.problems.append(str(error))
+    below.add(runs, RunsBelow(root=root))
+    return below
 
 
 def run_folders(*roots: Path) -> list[RunFolder]:
@@ -234,15 +243,6 @@ def _identity(path: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def plan_format(folder: RunFolder) -> str | None:
-    """What a folder's plan says it is; None if there is none that can be read."""
-    try:
-        content = read_json(folder.plan, MAX_JSON)
-    except (OSError, ValueError):
-        return None
-    return str(content.get("format")) if isinstance(content, dict) else None
-
-
 def text_in(path: Path, key: str) -> str:
     """The text under a key of a JSON file; empty where there is none that can be read."""
     try:
@@ -256,7 +256,7 @@ def text_in(path: Path, key: str) -> str:
 def read_run(path: Path) -> Run:
     """One training run's folder."""
     folder = RunFolder(path)
-    if plan_format(folder) == COMM_FORMAT:
+    if text_in(folder.plan, "format") == COMM_FORMAT:
         raise UserError(f"{path}: is a run of the collective benchmark, not of training: see `dlbench comm report`")
     return _read(folder)
 
@@ -272,17 +272,26 @@ def _read(folder: RunFolder) -> Run:
         _share_alike(record.ranks)
         _share_alike([rank.gpu for rank in record.ranks if rank.gpu is not None])
         _share_alike(() if record.watch is None else record.watch.nodes, "sources")
-    statuses, failure = read_statuses(folder, is_over=record is not None), read_failure(folder)
-    return Run(
+    return launched(Run, folder, plan, record)
+
+
+def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) -> R:
+    """Returns a run of a kind with what its ranks, its launcher, its job's log and Slurm say of it."""
+    statuses = read_statuses(folder, is_over=record is not None)
+    failure = load_file(folder.failure, Failure, MAX_BYTES)
+    accounting = load_of_run(folder.accounting, RunAccounting, plan)
+    if record is not None:
+        return kind(folder=folder, plan=plan, record=record, statuses=[], failure=failure, accounting=accounting)
+    return kind(
         folder=folder,
         plan=plan,
-        record=record,
-        statuses=statuses if record is None else [],
+        record=None,
+        statuses=statuses,
         failure=failure,
-        interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES) if record is None else None,
-        seen=seen_in_log(folder, statuses) if record is None and failure is None else None,
-        progress=progress_in_log(folder, plan.run_id) if record is None else "",
-        accounting=load_of_run(folder.accounting, RunAccounting, plan),
+        interrupted=load_file(folder.interrupted, Interrupted, MAX_BYTES),
+        seen=None if failure is not None else seen_in_log(folder, statuses),
+        progress=progress_in_log(folder, plan.run_id),
+        accounting=accounting,
     )
 
 
@@ -312,11 +321,6 @@ def load_plan(folder: RunFolder, model: type[ModelT]) -> ModelT:
     if plan is None:
         raise IncompleteDataError(f"{folder.path}: no plan.json; not a run, or copied in part")
     return plan
-
-
-def read_failure(folder: RunFolder) -> Failure | None:
-    """Why a launcher gave the run up; None where none did. Raises IncompleteDataError: the file is damaged."""
-    return load_file(folder.failure, Failure, MAX_BYTES)
 
 
 def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReason:
@@ -18,8 +20,6 @@ class ClockReason:
     is_throttling: bool  # Slower because of power, heat or a fault; the others are a choice, or idleness.
     about: str  # What holds the clock, in a few words.
 
-
-IDLE_BIT = 0x1  # Nothing runs: such a sample says nothing of the clock under load.
 
 CLOCK_REASONS = (  # All bits that NVML documents, lowest first.
     ClockReason(bit=IDLE_BIT, name="gpu_idle", is_throttling=False, about="nothing runs"),

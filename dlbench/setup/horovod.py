@@ -39,6 +39,7 @@ from typing import Any
 from dlbench.cache import cache_folder
 from dlbench.errors import EnvironmentLacksError, RunError, UserError
 from dlbench.machine.cuda_parts import Nvcc, find_cuda_parts
+from dlbench.setup.probes import ask
 from dlbench.units import format_seconds
 
 VERSION = "0.28.1"
@@ -169,13 +170,9 @@ def toolchain() -> dict[str, str | None]:
     The parts for CUDA are None where torch is built for CPUs, and where one of them is missing; ``cuda_lacks`` then
     says what, and the build is one for CPUs.
     """
-    # In a process of its own: the import is slow.
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _ASK_TORCH], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
+    torch = ask(_ASK_TORCH)
+    if isinstance(torch, str):
         raise EnvironmentLacksError("horovod: torch is not installed in this environment; pip install 'dlbench[node]'")
-    torch: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     facts: dict[str, str | None] = {"torch": torch["torch"], "cuda": torch["cuda"]}
     facts["python"] = ".".join(map(str, sys.version_info[:2]))
     facts["compiler"] = _first_line(os.environ.get("CXX", "g++"), "--version") or None

@@ -5,7 +5,6 @@ Heavy libraries are asked in processes of their own, so that a broken one cannot
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dlbench.machine.cuda_parts import compiler_lacks, find_cuda_parts
-from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem
+from dlbench.machine.environment import HOST_NAME_REMEDY, host_name_problem, package_version
 from dlbench.machine.gpus import AMD_LOST, HIDES, LOST, hidden_gpus, is_given_gpu, nvml_remedy, unusable
 from dlbench.machine.mpi import REMEDY, foreign_owner
 from dlbench.units import format_bytes, utf8_text
@@ -42,7 +41,7 @@ print(json.dumps({"version": horovod.__version__, "gloo": hvd.gloo_built(), "mpi
 
 
 @dataclass(frozen=True)
-class ProbeFinding:
+class Probe:
     """The answer of one probe."""
 
     name: str
@@ -56,11 +55,11 @@ class ProbeFinding:
         return {name: getattr(self, name) for name in ("name", "state", "detail", "needed_for", "remedy")}
 
 
-def examine() -> list[ProbeFinding]:
+def examine() -> list[Probe]:
     """All probes, in the order in which a person sets a machine up."""
     fast = _packages("Fast gunzip", ("isal",), "compressed TFRecord files at full speed", "data")
     return [
-        ProbeFinding("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
+        Probe("Python", "ok", f"{sys.version.split()[0]} in {sys.prefix}"),
         _cores(),
         _host_name(),
         *_torch(),
@@ -118,14 +117,7 @@ def _command(*words: str) -> str | None:
     return (done.stdout + done.stderr).strip() or "no words" if done.returncode == 0 else None
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _cores() -> ProbeFinding:
+def _cores() -> Probe:
     allowed, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     limit = None
     with suppress(OSError, ValueError):
@@ -135,22 +127,20 @@ def _cores() -> ProbeFinding:
     detail = f"{allowed} of {present} usable" + (f", cgroup limit {limit:g}" if limit is not None else "")
     if limit is not None and limit < allowed:
         remedy = "raise the container's CPU limit, or pin with taskset: throttled cores make step times jump"
-        return ProbeFinding("Cores", "problem", detail, remedy)
-    return ProbeFinding("Cores", "ok", detail)
+        return Probe("Cores", "problem", detail, remedy)
+    return Probe("Cores", "ok", detail)
 
 
-def _host_name() -> ProbeFinding:
+def _host_name() -> Probe:
     problem = host_name_problem()
     if problem:
-        return ProbeFinding("Host name", "problem", f"{problem}; Horovod over Gloo ends by SIGSEGV", HOST_NAME_REMEDY)
-    return ProbeFinding("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
+        return Probe("Host name", "problem", f"{problem}; Horovod over Gloo ends by SIGSEGV", HOST_NAME_REMEDY)
+    return Probe("Host name", "ok", f"{utf8_text(socket.gethostname())} resolves")
 
 
-def _torch() -> Iterable[ProbeFinding]:
-    if _version("torch") is None:
-        yield ProbeFinding(
-            "PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)"
-        )
+def _torch() -> Iterable[Probe]:
+    if not package_version("torch"):
+        yield Probe("PyTorch", "absent", "not installed", "pip install 'dlbench[node]'", "training (compute nodes)")
         return
     answer = ask(
         "import json, torch; print(json.dumps({'version': torch.__version__, 'cuda': torch.version.cuda,"
@@ -158,43 +148,41 @@ def _torch() -> Iterable[ProbeFinding]:
         " 'nccl': torch.distributed.is_nccl_available()}))"
     )
     if isinstance(answer, str):
-        yield ProbeFinding("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
+        yield Probe("PyTorch", "problem", f"does not import: {answer}", "reinstall torch in this environment")
         return
     built = f"CUDA {answer['cuda']}" if answer["cuda"] else f"ROCm {answer['hip']}" if answer.get("hip") else ""
     cuda = f"{built}, {answer['gpus']} GPUs" if built else "CPU build"
     nccl = "with NCCL" if answer["nccl"] else "without NCCL"
     detail = f"{answer['version']}, {cuda}, {nccl}"
     if answer["gpus"] or not is_given_gpu():
-        yield ProbeFinding("PyTorch", "ok", detail)
+        yield Probe("PyTorch", "ok", detail)
     else:
         lost = AMD_LOST if answer.get("hip") else LOST
         reason, remedy = unusable(answer["version"], answer["cuda"], answer.get("hip")) or (detail, lost)
-        yield ProbeFinding(
-            "PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}"
-        )
+        yield Probe("PyTorch", "problem", f"cannot use the GPU of this machine: {reason}", f"{remedy}, or {HIDES}")
     if hidden := hidden_gpus():
-        yield ProbeFinding("GPUs", "absent", *hidden, "training on GPUs")
+        yield Probe("GPUs", "absent", *hidden, "training on GPUs")
 
 
-def _compiler() -> ProbeFinding:
+def _compiler() -> Probe:
     """For torch.compile, of which GPUs need more: what they lack is said on any machine, as it is the login node's."""
     needed_for = "train.compile, and fused LAMB and LARS on GPUs (else train.optimizer.implementation=foreach)"
     lacks = compiler_lacks(on_gpu=True)
     if lacks is None and shutil.which(os.environ.get("CXX", "g++")) is None:
         lacks = "there is no C++ compiler", "install g++, or name one in CXX"
     if lacks is not None:
-        return ProbeFinding("torch.compile", "absent", *lacks, needed_for)
-    return ProbeFinding("torch.compile", "ok", "a C and a C++ compiler, and Python's header")
+        return Probe("torch.compile", "absent", *lacks, needed_for)
+    return Probe("torch.compile", "ok", "a C and a C++ compiler, and Python's header")
 
 
-def _horovod() -> Iterable[ProbeFinding]:
+def _horovod() -> Iterable[Probe]:
     remedy = "dlbench setup horovod (builds it once for this Python and torch; needs g++, make, cmake)"
     if importlib.util.find_spec("horovod") is None:
-        yield ProbeFinding("Horovod", "absent", "not installed", remedy, "engine horovod")
+        yield Probe("Horovod", "absent", "not installed", remedy, "engine horovod")
         return
     answer = ask(ASK_HOROVOD)
     if isinstance(answer, str):
-        yield ProbeFinding("Horovod", "problem", f"does not load: {answer}", f"{remedy} --rebuild")
+        yield Probe("Horovod", "problem", f"does not load: {answer}", f"{remedy} --rebuild")
         return
     operations = [name for name in ("gloo", "mpi", "nccl", "cuda") if answer[name]]
     missing = [name for name in ("gloo", "mpi", "nccl", "cuda") if not answer[name]]
@@ -202,13 +190,13 @@ def _horovod() -> Iterable[ProbeFinding]:
         f"; without {', '.join(missing)}" if missing else ""
     )
     if not answer["readback"]:
-        yield ProbeFinding(
+        yield Probe(
             "Horovod", "problem", f"{detail}; not dlbench's build: settings in force cannot be read back", remedy
         )
         return
-    yield ProbeFinding("Horovod", "ok", detail)
+    yield Probe("Horovod", "ok", detail)
     if not answer["mpi"] and shutil.which("mpicxx"):
-        yield ProbeFinding(
+        yield Probe(
             "Horovod with MPI",
             "problem",
             "Horovod was built without MPI, and MPI is here now",
@@ -219,12 +207,12 @@ def _horovod() -> Iterable[ProbeFinding]:
         yield from _horovod_on_gpus(answer)
 
 
-def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[ProbeFinding]:
+def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Probe]:
     """What a Horovod next to a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
         came = not isinstance(lacks, str)
-        yield ProbeFinding(
+        yield Probe(
             "Horovod with NCCL",
             "problem" if came else "absent",
             "Horovod was built without NCCL, and NCCL and nvcc are here now"
@@ -234,7 +222,7 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[ProbeFinding]:
             "engine horovod on two and more GPUs (ddp needs nothing more)",
         )
     elif not answer["free_timeline"]:
-        yield ProbeFinding(
+        yield Probe(
             "Horovod's timeline",
             "absent",
             "this build would trace every step on GPUs, so its timeline stays off there",
@@ -243,25 +231,23 @@ def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[ProbeFinding]:
         )
 
 
-def _mpi() -> ProbeFinding:
+def _mpi() -> Probe:
     answer = _command("mpirun", "--version")
     if answer is None:
         remedy = "install Open MPI with its headers (Debian: openmpi-bin libopenmpi-dev) or load its module, "
         remedy += "then dlbench setup horovod"
         needed_for = "launchers mpirun and srun-mpi with Horovod"
-        return ProbeFinding("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
+        return Probe("MPI", "absent", "mpirun is not on PATH", remedy, needed_for)
     owner = foreign_owner(answer)
     if owner:
-        return ProbeFinding(
-            "MPI", "problem", f"mpirun is {owner}, and dlbench needs Open MPI's", REMEDY, "launcher mpirun"
-        )
+        return Probe("MPI", "problem", f"mpirun is {owner}, and dlbench needs Open MPI's", REMEDY, "launcher mpirun")
     compiler = "with mpicxx" if shutil.which("mpicxx") else "without mpicxx: Horovod cannot be built for it"
-    return ProbeFinding("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
+    return Probe("MPI", "ok", f"{answer.splitlines()[0]}, {compiler}")
 
 
-def _slurm() -> ProbeFinding:
+def _slurm() -> Probe:
     if shutil.which("sbatch") is None:
-        return ProbeFinding(
+        return Probe(
             "Slurm", "absent", "sbatch is not on PATH", "submit from a login node of the cluster", "dlbench submit"
         )
     answer = _command("sbatch", "--version")
@@ -270,22 +256,20 @@ def _slurm() -> ProbeFinding:
         configured = "SLURM_CONF" in os.environ
         detail = "sbatch is installed, but finds no " + ("cluster by SLURM_CONF" if configured else "configuration")
         remedy = "set SLURM_CONF to the cluster's slurm.conf"
-        return ProbeFinding("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
+        return Probe("Slurm", "problem" if configured else "absent", detail, remedy, "dlbench submit")
     partitions = _command("sinfo", "--noheader", "--format=%R %D")
     if partitions is None:
         remedy = "set SLURM_CONF, or ask the cluster's admin"
-        return ProbeFinding("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
+        return Probe("Slurm", "problem", f"{answer}; no controller answers", remedy, "dlbench submit")
     listed = _command("srun", "--mpi=list") or ""
     plugins = sorted(set(re.findall(r"\b(pmix(?:_v\d)?|pmi2|cray_shasta)\b", listed)))
     detail = f"{answer}; partitions {', '.join(partitions.splitlines())}; srun --mpi: {', '.join(plugins) or 'none'}"
-    return ProbeFinding("Slurm", "ok", detail)
+    return Probe("Slurm", "ok", detail)
 
 
-def _nvml() -> ProbeFinding:
-    if _version("nvidia-ml-py") is None:
-        return ProbeFinding(
-            "NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry"
-        )
+def _nvml() -> Probe:
+    if not package_version("nvidia-ml-py"):
+        return Probe("NVML", "absent", "nvidia-ml-py is not installed", "pip install nvidia-ml-py", "GPU telemetry")
     code = (
         "import json, pynvml as n; n.nvmlInit(); print(json.dumps({'driver': n.nvmlSystemGetDriverVersion(),"
         " 'gpus': [n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(i)) for i in range(n.nvmlDeviceGetCount())]}))"
@@ -293,34 +277,30 @@ def _nvml() -> ProbeFinding:
     answer = ask(code)
     if isinstance(answer, str):
         if remedy := nvml_remedy(answer):
-            return ProbeFinding("NVML", "problem", answer, remedy, "GPU telemetry")
+            return Probe("NVML", "problem", answer, remedy, "GPU telemetry")
         remedy = "install NVIDIA's driver where there is a GPU; without one nothing is missing"
-        return ProbeFinding("NVML", "absent", answer, remedy, "GPU telemetry")
-    return ProbeFinding("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
+        return Probe("NVML", "absent", answer, remedy, "GPU telemetry")
+    return Probe("NVML", "ok", f"driver {answer['driver']}; {', '.join(answer['gpus']) or 'no GPU'}")
 
 
-def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> ProbeFinding:
-    missing = [package for package in packages if _version(package) is None]
+def _packages(name: str, packages: tuple[str, ...], needed_for: str, extra: str) -> Probe:
+    missing = [package for package in packages if not package_version(package)]
     if missing:
-        return ProbeFinding(
-            name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for
-        )
-    return ProbeFinding(name, "ok", ", ".join(f"{p} {_version(p)}" for p in packages))
+        return Probe(name, "absent", f"missing: {', '.join(missing)}", f"pip install 'dlbench[{extra}]'", needed_for)
+    return Probe(name, "ok", ", ".join(f"{p} {package_version(p)}" for p in packages))
 
 
-def _crops() -> ProbeFinding:
+def _crops() -> Probe:
     answer = ask(
         "import json, sys; from dlbench.datasets.images.jpeg_decode import region_function; decode, told ="
         " region_function(); print(json.dumps({'told': told})) if decode else sys.exit(told)"
     )
     if isinstance(answer, str):
-        return ProbeFinding(
-            "Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed"
-        )
-    return ProbeFinding("Crops of JPEGs", "ok", answer["told"])
+        return Probe("Crops of JPEGs", "absent", answer, "dlbench setup images", "training on images at full speed")
+    return Probe("Crops of JPEGs", "ok", answer["told"])
 
 
-def _scratch() -> Iterable[ProbeFinding]:
+def _scratch() -> Iterable[Probe]:
     for name, place in (
         ("SLURM_TMPDIR", os.environ.get("SLURM_TMPDIR")),
         ("TMPDIR", os.environ.get("TMPDIR", "/tmp")),  # noqa: S108  (looked at, not written to)
@@ -331,12 +311,12 @@ def _scratch() -> Iterable[ProbeFinding]:
         try:
             free = shutil.disk_usage(place).free
         except OSError as error:
-            yield ProbeFinding(
+            yield Probe(
                 f"Scratch {name}", "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists"
             )
             continue
         writable = os.access(place, os.W_OK)
-        yield ProbeFinding(
+        yield Probe(
             f"Scratch {name}",
             "ok" if writable else "problem",
             f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),

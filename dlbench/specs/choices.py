@@ -15,7 +15,7 @@ from dlbench.specs.container import with_image
 from dlbench.specs.engine import EngineSpec
 from dlbench.specs.files import find, read_yaml
 from dlbench.specs.merge import SettingLayers, validate
-from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep, RunPlan
+from dlbench.specs.plan import AxisValue, CheckpointSpec, LadderStep, LaunchPlan
 from dlbench.specs.problems import keys_of, models_in, tags_of
 from dlbench.specs.sync import SyncSpec, read_fusion
 from dlbench.specs.system import SystemSpec
@@ -175,7 +175,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
     if system.modelled:
         raise UserError(
             f"system {system.name}: modelled is true: it is a machine by data sheet, where nothing runs; use another "
-            f"one, or dlbench project --system {name} --from-spec"
+            f"one, or dlbench project spec WORKLOAD --system {name}"
         )
     return system
 
@@ -228,7 +228,7 @@ def conditions_of(key: str) -> tuple[ActsIf, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def why_inert(key: str, *plans: RunPlan) -> str:
+def why_inert(key: str, *plans: LaunchPlan) -> str:
     """Returns why a key acts in none of these plans; empty where it acts in one."""
     for condition in conditions_of(key):
         if not any(map(condition.holds, plans)):
@@ -236,7 +236,7 @@ def why_inert(key: str, *plans: RunPlan) -> str:
     return ""
 
 
-def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[RunPlan]) -> None:
+def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
     """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
     for key, option in asked:
         if why := why_inert(key, *plans):

@@ -148,6 +148,10 @@ class CommPlan(LaunchPlan):
         return job_label(self.word, self.layout, {}, f"r{self.series.repeat + 1}")
 
     @property
+    def uses_interface(self) -> bool:
+        return self.comm.transport == "torch" or bool({"gloo", "nccl"} & set(self.comm.backends))
+
+    @property
     def group_size(self) -> int:
         return self.comm.group_size or self.layout.ranks_per_node
 

@@ -39,9 +39,16 @@ from dlbench.specs.comm import (
 from dlbench.specs.files import find
 from dlbench.specs.plan import AxisValue, LadderStep, LayoutSpec, RunPlan, SeriesSpec
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import KEY_OF, CommRequest, Request, SeriesRequest, parse_pairs, parse_sizes
+from dlbench.specs.requests import (
+    KEY_OF,
+    CommRequest,
+    Request,
+    SeriesRequest,
+    parse_pairs,
+    parse_sizes,
+    shown_count,
+)
 from dlbench.specs.series import (
-    Counts,
     acting_part,
     apart_problem,
     arranged,
@@ -53,28 +60,9 @@ from dlbench.specs.series import (
     refuse_too_many,
     refuse_uneven,
     series_name,
-    shown_count,
 )
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
-
-Acts = Callable[[dict[str, Any], SystemSpec], bool]
-
-_COMM_INERT: tuple[tuple[str, Acts, str], ...] = (
-    ("system.slurm.", lambda spec, system: system.scheduler == "slurm", "only scheduler slurm reads it"),
-    (
-        "system.launch.mpi_plugin",
-        lambda spec, system: system.launch.launcher == "srun-mpi",
-        "only launcher srun-mpi reads it",
-    ),
-    ("system.launch.oversubscribe_yield", lambda spec, system: system.launch.by_mpi, "only MPI launchers read it"),
-    (
-        "system.launch.interface",
-        lambda spec, system: spec["transport"] == "torch" or bool({"gloo", "nccl"} & set(spec["backends"])),
-        "MPI chooses its own",
-    ),
-)
-"""Keys of the system that act only under a condition: key or prefix, the condition, why not."""
 
 
 def expand(
@@ -128,10 +116,6 @@ def expand(
     return arranged(request, plans)
 
 
-def _counts(request: SeriesRequest) -> Counts:
-    return Counts(values=request.points, are=request.points_are, ranks_per_node=request.ranks_per_node)
-
-
 def _ladder_points(
     request: Request,
     file: WorkloadFile,
@@ -178,7 +162,7 @@ def _ladder_points(
 
 def _refuse(request: Request, plans: list[RunPlan]) -> None:
     """A setting that acts in no run of the series is a mistake, not a wish."""
-    _counts(request).refuse_without_effect(plans[0].system)
+    request.refuse_without_effect(plans[0].system)
     refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
     for side, settings in request.sides.items():
         own = [plan for plan in plans if plan.series.side == side]
@@ -224,9 +208,7 @@ def _plan(
 ) -> RunPlan:
     index, count = point
     choices, system = chosen.of(place)
-    layout = _counts(request).layout(
-        system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores
-    )
+    layout = request.layout(system, count, cores_per_rank=choices.layout.cores_per_rank, machine_cores=machine_cores)
     workload = choices.workload()
     if workload.train.global_batch is not None:
         workload = _accumulated(workload, request, layout.ranks)
@@ -308,7 +290,7 @@ def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
 
 def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:
     """Strong scaling: the global batch is the preset's batch times the smallest rank count, at every point."""
-    smallest = _counts(request).ranks(system, min(request.points))
+    smallest = request.ranks(system, min(request.points))
     total = workload.train.batch_per_rank * smallest
     if total % ranks:
         raise UserError(
@@ -349,19 +331,15 @@ def expand_comm(
     system = choose_system(request.system, settings)
     # What another Python has is not known here.
     spec, notes = _what(request, system, frozenset(installed if system.python is None else ()))
-    _counts(request).refuse_without_effect(system)
+    request.refuse_without_effect(system)
     if request.shards is not None and "parameter-server" not in spec["algorithms"]:
         raise UserError("--shards: has no effect in any run of this request: only parameter-server has them")
     if request.transport != "torch" and not spec["algorithms"]:
         raise UserError("--transport: has no effect in any run of this request: only dlbench's own algorithms use it")
-    for key in request.overrides:
-        for prefix, acts, why in _COMM_INERT:
-            if key.startswith(prefix) and not acts(spec, system):
-                raise UserError(f"--set {key}: has no effect in any run of this request: {why}")
     refuse_too_many(len(request.points) * request.repeats, f"--repeats {shown_count(request.repeats)}")
     plans: list[CommPlan] = []
     for repeat, index, count in interleaved(request.points, request.repeats):
-        layout = _counts(request).layout(system, count, cores_per_rank=None, machine_cores=machine_cores)
+        layout = request.layout(system, count, cores_per_rank=None, machine_cores=machine_cores)
         # What this number of ranks rules out, in the words of the options.
         ranks = layout.ranks
         if ranks == 1:
@@ -383,6 +361,7 @@ def expand_comm(
                 notes.append(note)
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
         plans.append(_comm_plan(request, chosen, layout, system, place, index, moment))
+    refuse_inert(((key, "--set") for key in request.overrides), plans)
     return CommRuns(plans=plans, notes=tuple(notes))
 
 

@@ -227,6 +227,16 @@ class LaunchPlan(Spec):
         raise NotImplementedError
 
     @property
+    def uses_interface(self) -> bool:
+        """Whether ranks meet on a network interface that dlbench chooses."""
+        raise NotImplementedError
+
+    @property
+    def uses_storage(self) -> bool:
+        """Whether samples are staged, or activations are swapped to a file, on storage of the system."""
+        return False
+
+    @property
     def yields(self) -> bool:
         """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
         asked = self.system.launch.oversubscribe_yield
@@ -382,12 +392,10 @@ class RunPlan(LaunchPlan):
 
     @property
     def uses_interface(self) -> bool:
-        """Whether ranks meet on a network interface that dlbench chooses."""
         return not self.layout.is_one_node and not (self.engine.name == "horovod" and self.system.launch.by_mpi)
 
     @property
     def uses_storage(self) -> bool:
-        """Whether samples are staged, or activations are swapped to a file, on storage of the system."""
         data, train = self.workload.data, self.workload.train
         is_staged = data.staging != "none" and not data.is_synthetic
         return is_staged or (train.swaps and train.memory.swap_folder is None)

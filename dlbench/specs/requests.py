@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.errors import UserError
-from dlbench.specs.base import MAX_TAG_VALUE, Precision
+from dlbench.specs.base import MAX_RANKS, MAX_TAG_VALUE, Precision
 from dlbench.specs.comm import ELEMENT_BYTES
 from dlbench.specs.files import parse_yaml
-from dlbench.specs.plan import AxisValue, Side
+from dlbench.specs.plan import AxisValue, LayoutSpec, Side
+from dlbench.specs.system import SystemSpec
 from dlbench.units import parse_bytes
 
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -53,6 +54,41 @@ class SeriesRequest:
     overrides: dict[str, AxisValue] = field(default_factory=dict)
     series: str | None = None
 
+    def ranks(self, system: SystemSpec, count: int) -> int:
+        return count if self.points_are == "ranks" else count * self._per_node(system)
+
+    def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
+        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
+        ranks, nodes = self.ranks(system, count), self._nodes(system, count)
+        if ranks > MAX_RANKS:
+            raise UserError(
+                f"{shown_count(ranks)} ranks: a run may have up to {MAX_RANKS:,}, each writes its own files"
+            )
+        if ranks % nodes:
+            raise UserError(
+                f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"
+            )
+        densest = max(self.ranks(system, value) // self._nodes(system, value) for value in self.points)
+        cores = system.node.cores
+        if cores is None and system.scheduler == "slurm":
+            raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
+        known = cores or machine_cores
+        share = max(1, known // densest)
+        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
+
+    def refuse_without_effect(self, system: SystemSpec) -> None:
+        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
+        if self.ranks_per_node and self.points_are == "ranks" and system.scheduler == "none":
+            raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
+
+    def _per_node(self, system: SystemSpec) -> int:
+        return self.ranks_per_node or system.node.default_ranks
+
+    def _nodes(self, system: SystemSpec, count: int) -> int:
+        if self.points_are == "nodes":
+            return count
+        return -(-count // self._per_node(system)) if system.scheduler == "slurm" else 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request(SeriesRequest):
@@ -92,6 +128,11 @@ class CommRequest(SeriesRequest):
     victims: str | None = None
     congestors: str | None = None
     timeout_s: float = 60.0
+
+
+def shown_count(count: int) -> str:
+    """A count with separators; of a monstrous one its size."""
+    return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:

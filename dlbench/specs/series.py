@@ -12,19 +12,17 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 from pydantic import ValidationError
 
 from dlbench.errors import UserError
-from dlbench.specs.base import MAX_RANKS, MAX_RUNS
+from dlbench.specs.base import MAX_RUNS
 from dlbench.specs.launch import OF_SRUN
-from dlbench.specs.plan import LayoutSpec, RunPlan, Side, Variant, value_text
+from dlbench.specs.plan import RunPlan, Side, Variant, value_text
 from dlbench.specs.problems import problem_of
-from dlbench.specs.requests import KEY_OF, PLAIN, Request
-from dlbench.specs.system import SystemSpec
+from dlbench.specs.requests import KEY_OF, PLAIN, Request, shown_count
 
 PointT = TypeVar("PointT")
 
@@ -46,11 +44,6 @@ def refuse_too_many(runs: int, option: str) -> None:
         )
 
 
-def shown_count(count: int) -> str:
-    """A count with separators; of a monstrous one its size."""
-    return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
-
-
 def series_name(asked: str | None, now: datetime) -> str:
     """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
     if asked is None:
@@ -69,50 +62,6 @@ def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, i
         order = list(enumerate(points))
         for index, point in order if repeat % 2 == 0 else reversed(order):
             yield repeat, index, point
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The numbers of ranks or nodes of a series, and what a node holds."""
-
-    values: tuple[int, ...]
-    are: Literal["ranks", "nodes"] = "ranks"
-    ranks_per_node: int | None = None  # None: the system's.
-
-    def ranks(self, system: SystemSpec, count: int) -> int:
-        return count if self.are == "ranks" else count * self._per_node(system)
-
-    def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
-        ranks, nodes = self.ranks(system, count), self._nodes(system, count)
-        if ranks > MAX_RANKS:
-            raise UserError(
-                f"{shown_count(ranks)} ranks: a run may have up to {MAX_RANKS:,}, each writes its own files"
-            )
-        if ranks % nodes:
-            raise UserError(
-                f"{ranks} ranks cannot be spread evenly over {nodes} nodes of {self._per_node(system)} ranks"
-            )
-        densest = max(self.ranks(system, value) // self._nodes(system, value) for value in self.values)
-        cores = system.node.cores
-        if cores is None and system.scheduler == "slurm":
-            raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
-        known = cores or machine_cores
-        share = max(1, known // densest)
-        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
-
-    def refuse_without_effect(self, system: SystemSpec) -> None:
-        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
-        if self.ranks_per_node and self.are == "ranks" and system.scheduler == "none":
-            raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
-
-    def _per_node(self, system: SystemSpec) -> int:
-        return self.ranks_per_node or system.node.default_ranks
-
-    def _nodes(self, system: SystemSpec, count: int) -> int:
-        if self.are == "nodes":
-            return count
-        return -(-count // self._per_node(system)) if system.scheduler == "slurm" else 1
 
 
 def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:

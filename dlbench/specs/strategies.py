@@ -126,7 +126,11 @@ def _tensor_problem(
     divided = [layer for layer in layers if layer.tensor]
     if not divided:
         rows = "filter, channel or spatial" if any(layer.extents for layer in layers) else "filter or channel"
-        priced = f"; `dlbench project --strategy NAME` prices what sharing them by {rows} would take" if layers else ""
+        priced = (
+            f"; `dlbench project runs RUNS --strategy NAME` prices what sharing them by {rows} would take"
+            if layers
+            else ""
+        )
         return f"{key}: {workload.name} has no layers that tensor parallelism divides{priced}"
     if ranks_per_node % shared:
         return (

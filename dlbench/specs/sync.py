@@ -18,6 +18,7 @@ UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first upd
 MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
 _RULE_WORDS = {"none": "own message per tensor", "single": "own single message", "mgwfbp": "own buckets by MG-WFBP"}
+OWN_AUTO = "own:25MiB"  # What `auto` is where dlbench itself exchanges: the size of DDP's buckets.
 _LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
@@ -41,18 +42,9 @@ class Fusion:
 
 
 AUTO, UNFUSED = Fusion(by="library", rule="auto"), Fusion(by="library", rule="none")
-OWN_AUTO = Fusion(by="dlbench", rule="size", bytes=25 * 2**20)
-"""What `auto` is where dlbench itself exchanges: the size of DDP's buckets."""
-_BY_NAME = {
-    str(fusion): fusion
-    for fusion in (
-        AUTO,
-        UNFUSED,
-        Fusion(by="dlbench", rule="none"),
-        Fusion(by="dlbench", rule="single"),
-        Fusion(by="dlbench", rule="mgwfbp"),
-    )
-}
+OWN_NONE, OWN_SINGLE = Fusion(by="dlbench", rule="none"), Fusion(by="dlbench", rule="single")
+OWN_MGWFBP = Fusion(by="dlbench", rule="mgwfbp")
+_BY_NAME = {str(fusion): fusion for fusion in (AUTO, UNFUSED, OWN_NONE, OWN_SINGLE, OWN_MGWFBP)}
 
 
 def read_fusion(value: object) -> Fusion:
@@ -124,6 +116,7 @@ class SyncSpec(Spec):
     )
     fusion: FusionSetting = Field(
         AUTO,
+        json_schema_extra={"default": str(AUTO)},
         description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
         "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
         "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
@@ -194,7 +187,7 @@ class SyncSpec(Spec):
     @property
     def fusion_in_force(self) -> Fusion:
         """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
-        return OWN_AUTO if self.is_own and self.fusion == AUTO else self.fusion
+        return read_fusion(OWN_AUTO) if self.is_own and self.fusion == AUTO else self.fusion
 
     @property
     def library_fusion(self) -> Fusion:

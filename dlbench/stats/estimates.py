@@ -37,6 +37,34 @@ from dlbench.stats.multiplicity import paired_p, pooled_freedom, student_quantil
 from dlbench.stats.pairing import Pairing, RunKey, in_all, pairing, session_of
 
 LEVEL = 0.95
+_EXACT_PAIRS = 400
+"""Up to this many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
+
+Kind = Literal[
+    "Student t",
+    "order statistics",
+    "rank sums",
+    "bootstrap",
+    "range",
+    "single run",
+    "by definition",
+    "within-run",
+    "fit",
+]
+"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: of a fitted
+parameter."""
+
+Values = Sequence[float] | Mapping[RunKey, float]
+"""One value for each run; by keys where the sessions of runs are to count."""
+
+MIN_RUNS = 5
+"""Fewer runs, or sessions where there are several, carry no interval of about 95 %, and no comparison."""
+
+Placed = Literal["below", "within", "above", "undecided", "insufficient"]
+"""below, within, above: the whole interval does, so that each is false in at most 5 % of cases (of 2.5 %, for one end).
+undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions where there are
+several, have no interval of a level.
+"""
 
 
 def interval_of_mean(values: Array) -> tuple[Array, Array]:
@@ -55,10 +83,6 @@ def interval_of_difference(a: Array, b: Array) -> tuple[Array, Array]:
     error, freedom = welch_error(a, b)
     half = stdtrit(freedom, (1 + LEVEL) / 2) * error
     return difference - half, difference + half
-
-
-_EXACT_PAIRS = 400
-"""Up to this many pairs of runs the distribution of rank sums is counted; beyond it is as good as normal."""
 
 
 def range_level(n: int) -> float:
@@ -125,27 +149,6 @@ def _rank_sums_beyond(na: int, nb: int, tail: float) -> tuple[int, float]:
     tails = np.cumsum(rows[nb])
     places = int(np.searchsorted(tails, tail * (1 + 1e-9), side="right"))
     return places, float(tails[places - 1]) if places else 0.0
-
-
-Kind = Literal[
-    "Student t",
-    "order statistics",
-    "rank sums",
-    "bootstrap",
-    "range",
-    "single run",
-    "by definition",
-    "within-run",
-    "fit",
-]
-"""How an interval was made. `within-run`: the middle half of the iterations of a single run; `fit`: of a fitted
-parameter."""
-
-Values = Sequence[float] | Mapping[RunKey, float]
-"""One value for each run; by keys where the sessions of runs are to count."""
-
-MIN_RUNS = 5
-"""Fewer runs, or sessions where there are several, carry no interval of about 95 %, and no comparison."""
 
 
 @dataclass(frozen=True)
@@ -434,13 +437,6 @@ def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[
     for value, session in zip(array.tolist(), sessions, strict=True):
         found.setdefault(session, []).append(value)
     return np.array([centre(runs) for runs in found.values()])
-
-
-Placed = Literal["below", "within", "above", "undecided", "insufficient"]
-"""below, within, above: the whole interval does, so that each is false in at most 5 % of cases (of 2.5 %, for one end).
-undecided: it reaches over an end of the region. insufficient: fewer than `MIN_RUNS` runs, or sessions where there are
-several, have no interval of a level.
-"""
 
 
 def placed(estimate: Estimate, low: float, high: float) -> Placed:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import dlbench
 from dlbench.analysis.sessions import wall_s
-from dlbench.records.job import RunAccounting
+from dlbench.records.accounting import RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import run_facts
@@ -25,45 +25,37 @@ from dlbench.analysis.repeats import mixed_configurations
 from dlbench.analysis.side_by_side import Twins, twins
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
+from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Sheet, column, columns_of
-from dlbench.report.wording import (
-    basis_text,
-    figure_text,
-    percent,
-    place_text,
-    repeat_text,
-)
+from dlbench.report.wording import basis_text, figure_text, percent, place_text, repeat_text
 from dlbench.specs.plan import RunPlan, Variant
-from dlbench.stats.estimates import MIN_RUNS, Estimate, Placed, geometric_mean_estimate, mean_estimate, placed
-from dlbench.stats.pairing import RunKey, in_all
+from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import Verdict, judge
+from dlbench.stats.verdict_words import DECOMPOSITION
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_of
-
-Verdict = Literal["agree", "differ", "undecided", "insufficient"]
-"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside; undecided:
-it reaches over an end. insufficient: fewer than `MIN_RUNS` pairs, or sessions of several, allow no verdict."""
-
-_VERDICTS: Mapping[Placed, Verdict] = {
-    "within": "agree",
-    "below": "differ",
-    "above": "differ",
-    "undecided": "undecided",
-    "insufficient": "insufficient",
-}
 
 What = Literal["input", "exchange"]
 
 TAKEN_AWAY: dict[What, Variant] = {"input": "synthetic-input", "exchange": "no-exchange"}
 """What a variant goes without; the name is also that of the phase."""
 
+GapWord = Literal["agree", "differ", "undecided", "insufficient"]
+"""agree: the gap's whole interval lies within `MARGIN` of a step; differ: the whole interval lies outside."""
+
 MARGIN = 0.01  # Share of a step below which a gap between difference and phase is negligible.
+
+WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
 OWN_PARTS = tuple(name for name in PARTS if name != "imbalance")
 """Parts that sum to the mean step over ranks; how far the slowest rank is behind is not one of them."""
 
+Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
+
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class PhaseRemoval:
     """One thing that was taken away; seconds per step, means over pairs of runs."""
 
     what: What = field(metadata=column("Without"))
@@ -71,7 +63,8 @@ class Difference:
     share: Estimate = field(metadata=column("Of the step", "shorter_fraction"))
     phase_s: Estimate = field(metadata=column("Phase"))  # What the phase of that name holds in the plain runs.
     gap_s: Estimate = field(metadata=column("Gap"))
-    verdict: Verdict = field(metadata=column("Verdict"))
+    verdict: GapWord = field(metadata=column("Verdict"))
+    judged: Verdict = field(metadata={HIDDEN: False})  # On the gap.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,12 +100,9 @@ class Decomposition(SeriesPoint):
     scaling: str
     step_s: Estimate | None = field(metadata=column("Step"))
     """The plain step, mean over ranks and steps, geometric mean over runs; None where no plain run has figures."""
-    differences: tuple[Difference, ...]
+    differences: tuple[PhaseRemoval, ...]
     missing: tuple[str, ...]  # What of the plan could not be compared, in sentences.
     doubts: tuple[str, ...] = ()
-
-
-Parts = Mapping[str, float]  # Seconds per step of each of `OWN_PARTS`.
 
 
 def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
@@ -134,8 +124,8 @@ def _point(found: Twins) -> Decomposition:
     }
     plain, missing, differences = parts["plain"], list(found.missing), []
     for what, variant in TAKEN_AWAY.items():
-        if pairs := in_all(plain, parts[variant]):
-            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in pairs}))
+        if repeats := found.repeats(("plain", variant)):
+            differences.append(difference(what, {k: (plain[k], parts[variant][k]) for k in repeats}))
         elif variant in found.planned:
             missing.append(f"{what}: no repeat has figures both with and without it")
     facts: dict[str, dict[str, Mapping[str, str]]] = {
@@ -153,7 +143,7 @@ def _point(found: Twins) -> Decomposition:
     )
 
 
-def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> Difference:
+def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> PhaseRemoval:
     """What taking something away saves by pairs of plain run and variant, and whether that is what its phase holds."""
 
     def mean(values: Iterable[float], unit: str = "s") -> Estimate:
@@ -167,21 +157,20 @@ def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> D
     ]
     gap = mean(sum(parts.values()) for parts in gaps)
     step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
-    return Difference(
+    judged = judge(gap, MARGIN * step)
+    return PhaseRemoval(
         what=what,
         seconds=mean(spared),
         share=mean((each / step for each in spared), "fraction"),
         phase_s=mean(plain[what] for plain, _ in pairs),
         gap_s=gap,
-        verdict=_VERDICTS[placed(gap, -MARGIN * step, MARGIN * step)],
+        verdict=cast("GapWord", DECOMPOSITION[judged.outcome].word),
+        judged=judged,
     )
 
 
 def _whole(parts: Parts) -> float:
     return sum(parts.values())
-
-
-WITHOUT: Mapping[What, str] = {"input": "with synthetic input", "exchange": "without exchange"}
 
 
 def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
@@ -218,16 +207,13 @@ class DecompositionView(ReportView):
         return decomposition_section(found)
 
 
-Row = tuple[Decomposition, Difference]
-
-
-def _sheet(found: Sequence[Decomposition]) -> Sheet[Row]:
+def _sheet(found: Sequence[Decomposition]) -> Sheet[tuple[Decomposition, PhaseRemoval]]:
     engine: Column[Any] = Column("engine", "Engine", lambda point: point.engine, lambda point: point.exchanged_by)
     at: Column[Any] = Column("", "At", place_of)
     picks = ("series", "workload", "preset", engine, at, "ranks", "nodes", "step_s")
     pairs: Column[Any] = Column("pairs", "Pairs", lambda one: one.seconds.n)
     differences = columns_of(
-        Difference, "what", "seconds", "share", "phase_s", "gap_s", "verdict", pairs, of=itemgetter(1)
+        PhaseRemoval, "what", "seconds", "share", "phase_s", "gap_s", "verdict", pairs, of=itemgetter(1)
     )
     return Sheet(
         name="decomposition",
@@ -267,16 +253,17 @@ def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
     return estimate.mapped(lambda value: -value, estimate.unit) if is_turned else estimate
 
 
-def _verdict(one: Difference) -> str:
-    if one.verdict == "agree":
+def _verdict(one: PhaseRemoval) -> str:
+    outcome = one.judged.outcome
+    if outcome == "equal":
         return f"both agree within {percent(MARGIN, 0)} of a step"
     is_less = one.gap_s.value < 0
     amount = figure_text(_turned(one.gap_s, is_less))
     gap = f"removing it saves {amount} {'less' if is_less else 'more'} than the phase"
-    if one.verdict == "insufficient":
+    more = repeat_text(one.gap_s, one.judged.units_wanted)
+    if outcome == "insufficient":
         unit = "sessions" if (one.gap_s.sessions or 1) > 1 else "pairs"
-        return f"{gap}; {one.gap_s.units} of {MIN_RUNS} {unit} that a verdict needs: {repeat_text(one.gap_s)}"
-    if one.verdict == "undecided":
-        more = repeat_text(one.gap_s, 2 * max(MIN_RUNS, one.gap_s.units))
+        return f"{gap}; {one.gap_s.units} of {MIN_RUNS} {unit} that a verdict needs: {more}"
+    if outcome == "undecided":
         return f"{gap}, within the noise at {percent(MARGIN, 0)} of a step: {more}"
     return gap

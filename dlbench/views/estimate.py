@@ -39,12 +39,4 @@ def estimate(scan: Scan, asked: Asked) -> tuple[Report, Document]:
         for group in found.groups
         if (section := views.group[-1].section(group)) is not None
     )
-    return found, Document(
-        title=found.title,
-        dlbench_version=found.dlbench_version,
-        as_of=found.as_of,
-        notices=found.notices,
-        sections=tuple(sections),
-        data=found,
-        command="dlbench estimate RUNS",
-    )
+    return found, found.document(*sections, notices=found.notices, command="dlbench estimate RUNS")

@@ -206,7 +206,7 @@ class ForecastView(GroupView):
                     title="Projected, not measured",
                     columns=tuple(replace(one, name=one.name and f"projected_{one.name}") for one in columns),
                     rows=targets,
-                    caption="dlbench project RUNS --to 64,256 goes further, and says where the time goes.",
+                    caption="dlbench project runs RUNS --to 64,256 goes further, and says where the time goes.",
                 )
             )
         if found.same_work:

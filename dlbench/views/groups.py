@@ -28,7 +28,7 @@ from dlbench.views import doubts, model
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.controls import Controls, is_control
 from dlbench.views.next_step import most_ranks, next_step
-from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.quality.view import quality_verdict
 from dlbench.views.scaling import baseline_note, verdict
 from dlbench.views.view import GroupSource, ReportSource
@@ -78,7 +78,7 @@ def _numbers(
     settings = tuple(chosen_settings(group.sample).items())
     reached_apart = tuple(_reached_apart(group, unit))
     conditions_line = " ".join((*reached_apart, _conditions_line(group, "geometric means")))
-    quality = source.of(Quality)
+    quality = source.of(GroupQuality)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))
     return model.Group(

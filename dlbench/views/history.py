@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from dlbench.history.document import finding
-from dlbench.history.report import TrendsReport, host_sentence, newest_text
-from dlbench.history.tables import changes_sheet, host_charts, hosts_sheet, series_chart, series_sheet
+from dlbench.history.charts import host_charts, series_chart
+from dlbench.history.report import TrendsReport
+from dlbench.history.tables import changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
@@ -27,10 +27,10 @@ class HistoryView(ReportView):
 
     def shown(self, report: Report, found: TrendsReport) -> Section:
         words = (
-            finding(found),
+            found.finding,
             *[f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED],
-            *(f"{one.label}: {newest_text(one)}" for one in found.series if one.newest),
-            *(f"Slow now: {host_sentence(host)}." for host in found.nodes.slow),
+            *(f"{one.label}: {one.odd_nights}" for one in found.series if one.newest),
+            *(f"Slow now: {host.sentence}." for host in found.nodes.slow),
         )
         changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
         sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))

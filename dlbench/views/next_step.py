@@ -16,7 +16,7 @@ from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.causes.experiments import throttling_remedy
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.numbers import GroupQuality
 
 UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")
 """Warnings after which nothing else is worth trying; each ends in `: ` and its remedy."""
@@ -43,8 +43,8 @@ def next_step(group: Group) -> str:
             return sentence(
                 f"{throttling_remedy(on_gpu=group.on_gpu)}: throttling took {percent(share)} of a step at {where}"
             )
-    quality = group.of(Quality)
-    if quality is not None and any(point.num_reached < point.num_runs for point in quality.points):
+    quality = group.of(GroupQuality)
+    if quality is not None and quality.num_reached < quality.num_runs:
         limit, what = quality.limit.split()
         twice = f"--set quality.max_{what}={2 * float(limit.replace(',', '')):.15g}"
         return f"Train longer ({twice}): runs ended after {quality.limit} without meeting the target."

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from dlbench.analysis.comparability import averaged_id
 from dlbench.analysis.scaling import Group
 from dlbench.analysis.side_by_side import (
+    ComparedFigure,
+    ComparedRow,
+    ComparedSet,
     Comparison,
     Side,
     alike,
     at_last_place,
     best_at_last,
-    compare,
-    compared,
     last_loss,
     pair_key,
     with_train,
@@ -38,8 +39,10 @@ from dlbench.report.wording import (
     value_text,
 )
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, Placed, geometric_mean_estimate, median_estimate, of_known, placed
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import judge
+from dlbench.stats.verdict_words import PRECISION
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
 from dlbench.views.view import ReportSource, ReportView, place_columns, place_of
@@ -98,36 +101,37 @@ def without_precision(run: Run) -> str:
     return averaged_id(with_train(run, {key: TrainSpec.model_fields[key].default for key in PRECISION_KEYS}))
 
 
-JUDGED: Mapping[Placed, str] = {
-    "insufficient": "has too few runs for a verdict against",
-    "above": "is faster than",
-    "below": "is slower than",
-    "within": "cannot be distinguished from",
-    "undecided": "cannot be distinguished from",
-}
-
-
 def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionComparison, ...]:
-    """All sets of groups with two or more precisions, in the order of the groups."""
+    """Returns all sets of groups with two or more precisions, in the order of the groups."""
     # Two groups of one precision differ in its settings; they are no pair of precisions.
     alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
-    found = compare(
-        [members[0] for members in alone.values()],
+    made: dict[tuple[str, int, int], PrecisionRuns] = {}
+
+    def runs(side: Side) -> PrecisionRuns:
+        key = side.group.id, side.point.ranks, side.point.nodes
+        if key not in made:
+            made[key] = PrecisionRuns(side, table)
+        return made[key]
+
+    comparison = Comparison(
         differ_in=without_precision,
         kind=_precision,
         order=lambda group: (PRECISIONS.index(_precision(group)),),
+        figures={
+            "throughput": ComparedFigure(lambda side: runs(side).speeds),
+            "peak": ComparedFigure(lambda side: runs(side).peaks),
+            "energy": ComparedFigure(lambda side: runs(side).energies),
+        },
     )
-    return tuple(_comparison(one, table) for one in found)
+    return tuple(_comparison(one, runs) for one in comparison.of([members[0] for members in alone.values()]))
 
 
-def _comparison(found: Comparison, table: RunTable) -> PrecisionComparison:
+def _comparison(found: ComparedSet, runs: Callable[[Side], PrecisionRuns]) -> PrecisionComparison:
     plan, reference = found.groups[0].sample.plan, _precision(found.groups[0])
-    rows: list[PrecisionRow] = []
-    for place, sides in found.places.items():
-        base = _Side(found.references[place], table)
-        rows += [_row(base if side is found.references[place] else _Side(side, table), base) for side in sides]
+    rows = [_row(one, runs) for one in found.rows]
     parts = [
-        f"{row.precision} {JUDGED[placed(ratio, 1, 1)]} {reference}, {times_text(ratio)} ({basis_text(ratio)})"
+        f"{row.precision} {PRECISION[judge(ratio, 0.0, centre=1.0).outcome].in_sentence} {reference}, "
+        f"{times_text(ratio)} ({basis_text(ratio)})"
         for row in at_last_place(rows)
         if (ratio := row.ratio) is not None
     ]
@@ -142,7 +146,8 @@ def _comparison(found: Comparison, table: RunTable) -> PrecisionComparison:
     if plan.series.scaling == "strong":
         batch = f"{plan.global_batch} {unit} global batch"
     data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
-    data += " on the device" * (plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device")
+    if plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device":
+        data += " on the device"
     over = f"ratios over {plan.workload.train.precision} at the same rank count"
     return PrecisionComparison(
         id=found.id,
@@ -150,7 +155,7 @@ def _comparison(found: Comparison, table: RunTable) -> PrecisionComparison:
         f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in found.groups),
-        sample_unit=plan.workload.sample_unit,
+        sample_unit=unit,
         rows=tuple(rows),
         caption=f"{batch}; {data}; on {plan.system.name}; {over}.",
         verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
@@ -162,17 +167,15 @@ def _precision(group: Group) -> str:
     return group.sample.plan.workload.train.precision
 
 
-class _Side:
-    """One precision at one rank count: its runs by block and repeat."""
+class PrecisionRuns:
+    """The runs of one precision at one rank count, by block and repeat."""
 
     def __init__(self, side: Side, table: RunTable) -> None:
-        self.group, self.point = side.group, side.point
         keys = {f"train.{key}" for key in PRECISION_KEYS}
         runs = [table.runs[run_id] for run_id in side.point.run_ids]
         self.runs = {pair_key(run, table.sessions[run.plan.run_id], keys): run for run in runs}
         self.records = {key: run.record for key, run in self.runs.items() if run.record is not None}
-        rates = table.rates
-        self.speeds = {key: float(rates[run.plan.run_id]) for key, run in self.runs.items()}
+        self.speeds = {key: table.rates[run.plan.run_id] for key, run in self.runs.items()}
         self.peaks = {
             key: float(max(rank.peak_memory_bytes for rank in record.ranks)) for key, record in self.records.items()
         }
@@ -186,33 +189,32 @@ class _Side:
                 self.energy_of = kind if self.energies else ""
 
 
-def _row(side: _Side, base: _Side) -> PrecisionRow:
-    is_reference = side is base
-    losses = {key: last_loss(run) for key, run in side.runs.items()}
-    results = {key: record.quality for key, record in side.records.items() if record.quality is not None}
+def _row(one: ComparedRow, runs_of: Callable[[Side], PrecisionRuns]) -> PrecisionRow:
+    runs, base = runs_of(one.side), runs_of(one.reference or one.side)
+    losses = {key: last_loss(run) for key, run in runs.runs.items()}
+    results = {key: record.quality for key, record in runs.records.items() if record.quality is not None}
     values = {key: result.evaluations[-1].value for key, result in results.items() if result.evaluations}
-    overflows = {key: record.overflow_steps for key, record in side.records.items()}
-    ratio, is_paired = (None, False) if is_reference else compared(side.speeds, base.speeds)
-    same_kind = side.energy_of == base.energy_of and not is_reference
+    overflows = {key: record.overflow_steps for key, record in runs.records.items()}
+    ratio, is_paired = one.ratio("throughput")
     return PrecisionRow(
-        precision=_precision(side.group),
-        in_force="; ".join(dict.fromkeys(record.precision for record in side.records.values() if record.precision)),
-        ranks=side.point.ranks,
-        nodes=side.point.nodes,
-        is_reference=is_reference,
+        precision=_precision(one.side.group),
+        in_force="; ".join(dict.fromkeys(record.precision for record in runs.records.values() if record.precision)),
+        ranks=one.side.point.ranks,
+        nodes=one.side.point.nodes,
+        is_reference=one.is_reference,
         is_paired=is_paired,
-        throughput=side.point.throughput,
+        throughput=one.side.point.throughput,
         ratio=ratio,
-        peak=median_estimate(side.peaks, "bytes"),
-        memory_ratio=None if is_reference else compared(side.peaks, base.peaks)[0],
-        energy_per_sample=geometric_mean_estimate(side.energies, "J") if side.energies else None,
-        energy_of=side.energy_of,
-        energy_ratio=compared(side.energies, base.energies)[0] if same_kind else None,
+        peak=median_estimate(runs.peaks, "bytes"),
+        memory_ratio=one.ratio("peak")[0],
+        energy_per_sample=geometric_mean_estimate(runs.energies, "J") if runs.energies else None,
+        energy_of=runs.energy_of,
+        energy_ratio=one.ratio("energy")[0] if runs.energy_of == base.energy_of else None,
         loss=of_known(median_estimate, losses, "loss"),
         num_not_finite=sum(loss is None for loss in losses.values()),
         quality=of_known(median_estimate, values, "ratio"),
         num_reached=sum(result.reached for result in results.values()) if results else None,
-        num_runs=len(side.runs),
+        num_runs=len(runs.runs),
         overflow_steps=of_known(median_estimate, overflows, "steps"),
     )
 

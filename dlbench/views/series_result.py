@@ -18,7 +18,7 @@ from dlbench.report.wording import basis_text, place_text, reached_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.view import CausesView
 from dlbench.views.model import Group, Report
-from dlbench.views.quality.numbers import Quality, QualityPoint
+from dlbench.views.quality.numbers import GroupQuality, QualityPoint
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling import loss_text
 from dlbench.views.scaling_report import assemble
@@ -49,7 +49,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     settings = _settings(groups)
     rows = []
     for group, setting in zip(groups, settings, strict=True):
-        quality = group.of(Quality)
+        quality = group.of(GroupQuality)
         trained = {(one.ranks, one.nodes): one for one in (quality.points if quality else ())}
         rows += [ResultRow(setting, point, trained.get((point.ranks, point.nodes))) for point in group.points]
     doubts = _doubts(groups, settings)

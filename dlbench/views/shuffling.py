@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dlbench.analysis import scaling
 from dlbench.analysis.comparability import averaged_id_without
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import Side, at_last_place, best_at_last, compare, compared
+from dlbench.analysis.side_by_side import ComparedFigure, ComparedRow, Comparison, at_last_place, best_at_last
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
@@ -169,17 +169,17 @@ class ShuffleComparison:
 def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[ShuffleComparison, ...]:
     """All sets of groups with two or more ways of shuffling."""
     # In place rather than staged, where both ran.
-    found = compare(
-        with_real_data(groups),
+    comparison = Comparison(
         differ_in=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
         kind=_way,
         reference=lambda group: _way(group)[0] == "global",
         order=_order,
+        figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, table), is_time=True)},
     )
     made = []
-    for number, one in enumerate(found, 1):
+    for number, one in enumerate(comparison.of(with_real_data(groups)), 1):
         plan = next(group.sample.plan for group in groups if group in one.groups)
-        rows = [_row(side, one.references.get(place), table) for place, sides in one.places.items() for side in sides]
+        rows = [_row(row, table) for row in one.rows]
         label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling"
         made.append(
             ShuffleComparison(
@@ -201,22 +201,20 @@ def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
     return kind, data.exchanged_share, data.partition, data.staging, group.id
 
 
-def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
-    group, point = side.group, side.point
+def _row(one: ComparedRow, table: RunTable) -> ShuffleRow:
+    group, point = one.side.group, one.side.point
     data = group.sample.plan.workload.data
-    is_reference = reference is not None and reference.group is group
     own = epoch_times(point, table)
-    base = epoch_times(reference.point, table) if reference is not None else {}
-    factor, is_paired = compared(base, own)
-    if is_reference and own:
-        factor = by_definition(1.0, len(own))
+    factor, is_paired = one.ratio("epoch")
+    if one.is_reference and own:
+        factor, is_paired = by_definition(1.0, len(own)), True
     runs = [table.runs[run_id] for run_id in point.run_ids]
     audited = _audited(point, table)
     found = _point(point, audited, table) if audited else None
     qualities = {table.keys[run.plan.run_id]: run.record.quality for run in runs if run.record and run.record.quality}
     finals = {}
-    for key, one in qualities.items():
-        known = [evaluation.value for evaluation in one.evaluations if evaluation.value is not None]
+    for key, result in qualities.items():
+        known = [evaluation.value for evaluation in result.evaluations if evaluation.value is not None]
         if known:
             finals[key] = float(known[-1])
     quality = next(iter(qualities.values()), None)
@@ -228,7 +226,7 @@ def _row(side: Side, reference: Side | None, table: RunTable) -> ShuffleRow:
         partition=_way(group)[1],
         staging=data.staging,
         staging_tier="" if data.staging == "none" else data.staging_tier,
-        is_reference=is_reference,
+        is_reference=one.is_reference,
         epoch_s=geometric_mean_estimate(own, "s") if own else None,
         factor=factor,
         is_paired=is_paired,

@@ -14,7 +14,7 @@ from dlbench.analysis import scaling
 from dlbench.analysis.attribution import about_means
 from dlbench.analysis.comparability import averaged_id_without
 from dlbench.analysis.scaling import Point
-from dlbench.analysis.side_by_side import Side, compare, compared
+from dlbench.analysis.side_by_side import ComparedFigure, ComparedRow, Comparison
 from dlbench.analysis.table import RunTable
 from dlbench.records.data_path import StagingResult
 from dlbench.report.document import Section
@@ -145,8 +145,11 @@ class BreakEven:
     is_lazy: bool  # Nothing is copied before training: there is nothing to pay back.
 
 
-def _row(side: Side, base: Side, table: RunTable) -> BreakEven | None:
-    """None where nothing was staged, or an epoch's time is not known."""
+def _row(one: ComparedRow, table: RunTable) -> BreakEven | None:
+    """None where there is nothing to compare with, nothing was staged, or an epoch's time is not known."""
+    side, base = one.side, one.reference
+    if base is None or one.is_reference:
+        return None
     results = _results(side.point, table)
     own, reference = epoch_times(side.point, table), epoch_times(base.point, table)
     if not (results and own and reference):
@@ -154,7 +157,7 @@ def _row(side: Side, base: Side, table: RunTable) -> BreakEven | None:
     plan, staging = side.group.sample.plan, _seconds(results)
     data = plan.workload.data
     gain = difference_estimate(_about_mean(reference), _about_mean(own), "s")
-    factor, is_paired = compared(reference, own)
+    factor, is_paired = one.ratio("epoch")
     assert factor is not None
     low, value, high = (None, None, None) if data.staging == "lazy" else break_even_epochs(staging, gain)
     return BreakEven(
@@ -264,19 +267,18 @@ class BreakEvenView(ReportView):
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
         # Every staged group next to the one that differs in nothing but staging, by rank count.
-        found = compare(
-            with_real_data(source.groups),
+        comparison = Comparison(
             differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
             kind=lambda group: group.id,
             reference=lambda group: group.sample.plan.workload.data.staging == "none",
+            figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, source.table), is_time=True)},
         )
-        rows = []
-        for one in found:
-            pairs = [(side, one.references.get(place)) for place, sides in one.places.items() for side in sides]
-            for side, base in sorted(pairs, key=lambda pair: one.groups.index(pair[0].group)):
-                row = None if base is None or base is side else _row(side, base, source.table)
-                rows += [row] if row is not None else []
-        return tuple(rows)
+        rows = [
+            _row(row, source.table)
+            for found in comparison.of(with_real_data(source.groups))
+            for row in sorted(found.rows, key=lambda row: found.groups.index(row.side.group))
+        ]
+        return tuple(row for row in rows if row is not None)
 
     def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
         last = found[-1]

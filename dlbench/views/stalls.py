@@ -19,7 +19,7 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import basis_text, figure_text, percent, repeat_text, value_text
 from dlbench.specs.plan import Variant
 from dlbench.stats.estimates import MIN_RUNS, Estimate, geometric_mean_estimate, mean_estimate, placed
-from dlbench.stats.pairing import RunKey, in_all
+from dlbench.stats.pairing import RunKey
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
 from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
@@ -108,8 +108,7 @@ def stalls(runs: Sequence[Run]) -> tuple[Stalls, ...]:
 def _point(found: Twins) -> Stalls:
     kinds: Kinds = {tier: found.runs[variant] for tier, variant in VARIANTS.items()}
     reasons = {tier: _why_not(tier, _readings(kinds[tier])) for tier in VARIANTS}
-    usable = [kinds[tier] for tier in VARIANTS if not reasons[tier]]
-    repeats = in_all(*usable) if usable else []
+    repeats = found.repeats([variant for tier, variant in VARIANTS.items() if not reasons[tier]])
     plan = found.plan
     rate_unit = f"{plan.workload.sample_unit}/s"
     parts, whole_is = _parts(kinds, repeats, reasons)

@@ -10,16 +10,10 @@ from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowNodes, slow_nodes
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
-from dlbench.report.wording import (
-    clean,
-    number_text,
-    percent,
-    runs_text,
-    sessions_text,
-    shown,
-    slow_link_text,
-)
+from dlbench.report.wording import clean, number_text, percent, runs_text, sessions_text, shown, slow_link_text
 from dlbench.stats.estimates import Estimate
+from dlbench.stats.verdict_words import HOST
+from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
 from dlbench.views.model import Group, Report
@@ -31,7 +25,7 @@ MAX_LISTED = 64  # Late ranks in a table for programs, at each rank count.
 
 
 @dataclass(frozen=True)
-class _Row:
+class LateRankRow:
     """A late rank at one rank count."""
 
     point: CausePoint
@@ -44,31 +38,31 @@ class _Row:
         return self.late.waited_share * self.point.cause("straggler").seconds.value
 
 
-def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
+def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     """Returns the ranks that the others waited for; those of the largest rank count for people."""
     largest = points[-1]
     left = len(largest.waiting_ranks) - MAX_SHOWN
     more = f" {left} more ranks were late at times." if left > 0 else ""
 
-    def late_by(row: _Row) -> str:
+    def late_by(row: LateRankRow) -> str:
         late = row.late
         times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
         return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
 
-    def share(name: str, title: str, field: str) -> Column[_Row]:
+    def share(name: str, title: str, field: str) -> Column[LateRankRow]:
         return Column(
             name, title, lambda row: getattr(row.late, field), lambda row: percent(getattr(row.late, field), 0)
         )
 
-    columns: tuple[Column[_Row], ...] = (
-        *columns_of(_Row, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
+    columns: tuple[Column[LateRankRow], ...] = (
+        *columns_of(LateRankRow, "ranks=point.ranks", "nodes=point.nodes", "is_baseline=point.is_baseline", "position"),
         Column("rank", "Rank", lambda row: row.late.rank),
         Column("host", "Host", lambda row: row.late.host, limit=64),
         share("last_share_fraction", "Last in", "last_share"),
         Column("waited_s_per_step", "", lambda row: row.late.waited_s),
         Column("costs_s_per_step", "Costs per step", lambda row: row.cost_s, unit="s"),
         share("waited_share_fraction", "Of all waiting", "waited_share"),
-        *columns_of(_Row, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
+        *columns_of(LateRankRow, *(f"late_{name}_s_per_step=late.{name}_s" for name in ("input", "compute", "host"))),
         Column("late_by", "Late by", lambda row: row.late.late_by, late_by),
         Column("runs", "", lambda row: len(row.point.run_ids)),
     )
@@ -77,7 +71,7 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[_Row]:
         title=f"Stragglers at {place_of(largest)}",
         columns=columns,
         rows=[
-            _Row(point, position, late)
+            LateRankRow(point, position, late)
             for point in points
             for position, late in enumerate(point.waiting_ranks[:MAX_LISTED], 1)
         ],
@@ -168,7 +162,7 @@ def _verdict_text(one: HostHistory) -> str:
     """With fewer than five sessions a host is suspected at most."""
     if one.verdict == "suspected":
         return f"suspected ({sessions_text(one.ratio.n)}: insufficient)"
-    return one.verdict.replace("slow link", "slow link or NIC")
+    return next(answer.in_sentence for answer in HOST.values() if answer.word == one.verdict)
 
 
 class SlowNodesView(ReportView):
@@ -186,8 +180,7 @@ class SlowNodesView(ReportView):
         if not found.hosts:
             return None
         accused = [f"{clean(one.host, 30)} ({one.verdict})" for one in found.hosts if one.verdict in ACCUSED]
-        more = f" and {len(accused) - 2} more" if len(accused) > 2 else ""
-        headline = f"{', '.join(accused[:2])}{more}, of {len(found.hosts)} hosts"
+        headline = f"{first_of(accused, 2)}, of {len(found.hosts)} hosts"
         if not accused:
             headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
         return Section(

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.history.change_points import MIN_NIGHTS
-from dlbench.history.report import TrendsReport, percent_change, since_text
+from dlbench.history.report import TrendsReport
 from dlbench.history.series import Trend
+from dlbench.history.words import percent_change
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, finish, tooltips
 from dlbench.report.charts.shapes import figure_row
@@ -21,7 +22,7 @@ from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.group_section import condition_text, short_names
 from dlbench.views.model import Group, Report
-from dlbench.views.quality.numbers import Quality
+from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
 
@@ -83,14 +84,14 @@ def _usual(trend: Trend) -> Rating:
         return Rating(tone="unknown", text=f"unknown: {nights} of the {MIN_NIGHTS} nights that show what is usual")
     if trend.standing == "worse":
         change = trend.open_regressions[-1]
-        text = f"slower: step {percent_change(change.ratio.value)} {since_text(change)}, not acknowledged"
+        text = f"slower: step {percent_change(change.ratio.value)} {change.since}, not acknowledged"
         return Rating(tone="low", text=text)
     if trend.standing == "odd" and newest is not None:
         which = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
         text = f"unknown: {which} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
         return Rating(tone="unknown", text=text)
     known = next((one for one in reversed(trend.changes) if one.acknowledged), None)
-    since = f"; {percent_change(known.ratio.value)} {since_text(known)}, acknowledged" if known else ""
+    since = f"; {percent_change(known.ratio.value)} {known.since}, acknowledged" if known else ""
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
@@ -230,7 +231,7 @@ def _card(group: Group, name: str, report: Report) -> Card:
 
 
 def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
-    quality = group.of(Quality)
+    quality = group.of(GroupQuality)
     if quality is not None:
         return quality.headline[0], (quality.headline[1],)
     last = group.largest

@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
 from dlbench.perfmodels.training_time import (
     HOUR_S,
     UNSTATED_SAMPLES,
-    Recipe,
+    TrainingLength,
     recipe_of,
-    time_to_train,
-    training_samples,
 )
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
@@ -33,7 +32,6 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import (
     clean,
     interval_text,
-    number_text,
     place_text,
     reached_text,
     repeat_text,
@@ -45,7 +43,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, r
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
-from dlbench.views.quality.numbers import Quality, quality_of
+from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
 Held = Literal["GPU", "node", "core", "rank"]  # What is held while a training runs, and billed by the hour.
@@ -90,7 +88,7 @@ class TrainingPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class TrainingAnswer:
     """One rank count that was looked for."""
 
     wanted: Wanted  # Of a point that is both, fastest.
@@ -109,7 +107,7 @@ class TimeToTrain:
     currency: str
     amount: str  # How much is trained, and who says so, in a sentence; without a length a million samples.
     points: tuple[TrainingPoint, ...]  # Those that have a time.
-    answers: tuple[Answer, ...]
+    answers: tuple[TrainingAnswer, ...]
     notes: tuple[str, ...]  # What is in the figures, and what is not.
 
 
@@ -143,14 +141,15 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     group, table = source.group, source.table
     rates = table.rates
     runs = [{table.keys[name]: table.runs[name] for name in point.run_ids} for point in group.points]
-    firsts = [next(iter(of_point.values())) for of_point in runs]
+    firsts = [table.runs[point.run_ids[0]] for point in group.points]
     held: Held = asked.held or ("GPU" if held_by(firsts[0], "GPU") else "node" if _holds_nodes(firsts[0]) else "rank")
-    quality = source.of(Quality) if asked.samples is None and asked.epochs is None else None
+    quality = source.of(GroupQuality) if asked.samples is None and asked.epochs is None else None
     lengths = [_length(run, firsts[0], asked) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
     if not is_whole and (asked.deadline_s or asked.budget):
         option = "--deadline" if asked.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
+    unreached = {} if quality is None else _unreached(quality)
     points: list[TrainingPoint] = []
     notes = []
     for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
@@ -159,23 +158,17 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             raise UserError(
                 f"{_workload(first)}: its runs had no GPU; give price and budget in rank-hours or node-hours"
             )
-        place, samples = place_text(point.ranks, point.nodes), length.samples if length else UNSTATED_SAMPLES
-        if held == "GPU" and count == point.ranks:
-            place = place.replace("rank", "GPU")
-        elif held == "GPU":
-            place += f" ({count} GPUs held)"
-        if quality is None:
+        place, samples = _place(point, held, count), length.samples if length else UNSTATED_SAMPLES
+        if reached := unreached.get((point.ranks, point.nodes)):
+            notes.append(f"{place}: no time, because {reached} met the target.")
+            continue
+        if quality is not None:
+            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
+        else:
             seconds = {
-                key: time_to_train(samples, rates[run.plan.run_id]) + (_start_s(run) if is_whole else 0.0)
+                key: samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
                 for key, run in of_point.items()
             }
-        else:
-            there = next(one for one in quality.points if (one.ranks, one.nodes) == (point.ranks, point.nodes))
-            if not there.all_reached:
-                reached = reached_text(there.num_reached, there.num_runs)
-                notes.append(f"{place}: no time, because {reached} met the target.")
-                continue
-            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
         time = geometric_mean_estimate(seconds, "s")
         hours = time.scaled(count / HOUR_S, f"{held}-hours")
         points.append(
@@ -195,44 +188,61 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
                 seconds=seconds,
             )
         )
-    if quality is not None:
-        notes.append("Time: start of training to the evaluation that met the target, with evaluations and checkpoints.")
-    elif is_whole:
-        starts = [_start_s(run) for run in firsts]
-        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
-        notes.append(
-            f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
-            "evaluations, checkpoints and the queue are not in it."
-        )
     return TimeToTrain(
         held=held,
         currency=asked.currency,
         amount=_amount_text(firsts, lengths, quality, asked),
         points=tuple(points),
         answers=answers(points, asked, held),
-        notes=(
-            *notes,
-            *([] if quality else _of_batches(firsts)),
-            *["GPUs, cores and nodes that a job holds are counted, used or not."] * (held != "rank"),
-            "Measured rank counts only: nothing is extrapolated.",
-        ),
+        notes=(*notes, *_notes(firsts, held, is_whole=is_whole, to_target=quality is not None)),
     )
+
+
+def _place(point: Point, held: Held, count: int) -> str:
+    """Returns ranks and nodes in words; GPUs where each rank holds one."""
+    place = place_text(point.ranks, point.nodes)
+    if held != "GPU":
+        return place
+    return place.replace("rank", "GPU") if count == point.ranks else f"{place} ({count} GPUs held)"
+
+
+def _unreached(quality: GroupQuality) -> dict[tuple[int, int], str]:
+    """Returns how many runs met the target, by ranks and nodes, where not all did."""
+    missed = (point for point in quality.points if not point.all_reached)
+    return {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
+
+
+def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool) -> Iterator[str]:
+    """Yields what is in the figures, and what is not."""
+    if to_target:
+        yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
+    elif is_whole:
+        starts = [_start_s(run) for run in firsts]
+        span = _span(format_seconds(min(starts)), format_seconds(max(starts)))
+        yield (
+            f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
+            "evaluations, checkpoints and the queue are not in it."
+        )
+    if not to_target:
+        yield from _of_batches(firsts)
+    if held != "rank":
+        yield "GPUs, cores and nodes that a job holds are counted, used or not."
+    yield "Measured rank counts only: nothing is extrapolated."
 
 
 def _workload(run: Run) -> str:
     return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
 
 
-def _length(run: Run, base: Run, asked: Asked) -> Recipe | None:
+def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
     """What is trained at the batch of a run; a recipe in steps trains as many samples as at the baseline's batch."""
     if asked.samples is not None:
-        return Recipe(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
+        return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
     epoch = asked.epoch_samples or run.epoch_samples
     if asked.epochs is not None:
         if not epoch:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        samples = training_samples(epoch, asked.epochs)
-        return Recipe(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        return TrainingLength(epochs=asked.epochs, samples=epoch * asked.epochs, key="--epochs", is_limit=False)
     found = recipe_of(run.plan, epoch)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     return found if found is None or found.epochs is not None or is_of_batch else recipe_of(base.plan, epoch)
@@ -244,13 +254,13 @@ def _start_s(run: Run) -> float:
     return max((rank.startup_s for rank in ranks), default=0.0)
 
 
-def _amount_text(firsts: Sequence[Run], lengths: Sequence[Recipe | None], quality: Quality | None, asked: Asked) -> str:
+def _amount_text(
+    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, asked: Asked
+) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
     if quality is not None:
-        side = "at least" if quality.higher_is_better else "at most"
-        target = number_text(quality.target, quality.unit)
-        return f"Trained to a {quality.metric_title} of {side} {target}, as measured."
+        return f"Trained to a {quality.goal}, as measured."
     if first is None or last is None:
         return f"Of a million {unit}: no length of a training is known; dlbench estimate RUNS --epochs N gives one."
     if first.epochs is None or last.epochs is None:
@@ -282,7 +292,7 @@ def _of_batches(firsts: Sequence[Run]) -> Iterator[str]:
     )
 
 
-def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[Answer, ...]:
+def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[TrainingAnswer, ...]:
     """With a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest within
     it; without either both of all.
     """
@@ -312,7 +322,7 @@ def best(points: Sequence[TrainingPoint], wanted: Wanted) -> TrainingPoint:
     return min(points, key=lambda one: ((one.time.value, one.hours.value)[::order], one.ranks, one.nodes))
 
 
-def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> Answer:
+def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> TrainingAnswer:
     meeting = [one for one in points if all(figure(one).value <= most for figure, most in limits.values())]
     chosen = best(meeting, wanted) if meeting else None
     near = chosen or (best(points, "fastest" if wanted == "cheapest" else "cheapest") if points else None)
@@ -327,8 +337,8 @@ def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> 
         text = f"None of the measured rank counts is {' and '.join(limits)}"
         if near:
             text += f"; the {'fastest' if wanted == 'cheapest' else 'cheapest'}, {near.place}, takes {_summary(near)}"
-        return Answer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
-    return Answer(
+        return TrainingAnswer(wanted=wanted, is_met=False, ranks=None, nodes=None, text=text, remarks=(*remarks, *more))
+    return TrainingAnswer(
         wanted=wanted,
         is_met=True,
         ranks=chosen.ranks,

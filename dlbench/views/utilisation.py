@@ -1,8 +1,9 @@
 """What share of the hardware's peak a scaling point turns into the model's arithmetic.
 
-MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank); see
-`dlbench.perfmodels.utilisation`. The peak is the system's own declaration (`node.peak_tflops`), else a data sheet's,
-found by the GPU's name.
+MFU = FLOPs of training per sample x samples per second / (ranks x peak of one rank), Chowdhery et al., "PaLM" (2022),
+appendix B. Only FLOPs that the model needs are counted, none that are computed again (`dlbench.node.models.build`), so
+MFU cannot be raised by doing work twice. The peak is the system's own declaration (`node.peak_tflops`), else a data
+sheet's, found by the GPU's name (`dlbench.perfmodels.data_sheets`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from dlbench import bundled
 from dlbench.analysis import scaling
-from dlbench.perfmodels.utilisation import TERA, datasheet_peak, model_flops_utilisation, why_no_peak
+from dlbench.perfmodels.data_sheets import TERA, sheet_of, why_no_peak
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Sheet, column, columns_of
@@ -91,7 +92,7 @@ def utilisation(group: scaling.Group) -> Utilisation | None:
     for point in group.points:
         run = next(run for run in group.runs if run.plan.run_id in point.run_ids)
         peak = peak_of(run) if flops else None
-        factor = model_flops_utilisation(flops, 1.0, peak.flops_per_s, point.ranks) if flops and peak else None
+        factor = flops / (peak.flops_per_s * point.ranks) if flops and peak else None
         if peak is not None:
             precision = group.sample.plan.workload.train.precision
             one = f"{format_number(peak.unit_flops_per_s / TERA)} TFLOP/s per {peak.unit} at {precision}"
@@ -154,10 +155,10 @@ def peak_of(run: Run) -> RankPeak | None:
         memory = None
     else:
         names = gpu_names(run)
-        sheet = datasheet_peak(names.pop(), precision) if len(names) == 1 else None
-        if sheet is None:
+        sheet = sheet_of(names.pop()) if len(names) == 1 else None
+        if sheet is None or precision not in sheet.tflops:
             return None
-        one, source, declared, memory = sheet.flops_per_s, sheet.source, False, sheet.memory_bytes_per_s
+        one, source, declared, memory = sheet.tflops[precision] * TERA, sheet.source, False, sheet.memory_bytes_per_s
     return RankPeak(
         flops_per_s=one * per_rank,
         unit_flops_per_s=one,

@@ -31,15 +31,16 @@ SERIES = "\n".join(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs on 1, 2 and 4 nodes of two ranks, a network of theirs and one of another system, and a series."""
     out = tmp_path_factory.mktemp("project")
-    write(out / "runs")
+    write(out / "given")
     write(out / "single", repeats=1, series="s2", overrides={"train.batch_per_rank": 16})
     inside = NETWORK.model_copy(update={"inside": NETWORK.across})
     (out / "box.json").write_text(inside.model_dump_json())
-    (out / "other.json").write_text(inside.model_copy(update={"system": "elsewhere"}).model_dump_json())
+    for name in ("elsewhere", "p40-roce"):
+        (out / f"{name}.json").write_text(inside.model_copy(update={"system": name}).model_dump_json())
     (out / "series.csv").write_text(SERIES)
     fours = Machine(run_sd=0.005).ingredients(np.random.default_rng(1), (1, 2, 4))  # Nodes of four ranks.
     (out / "fours.json").write_text(fours.model_dump_json())
-    assert ask(out, "runs", "--to", "16", "--ingredients", "made.json").exit_code == 0
+    assert ask(out, "runs", "given", "--to", "16", "--ingredients", "made.json").exit_code == 0
     return out
 
 
@@ -64,13 +65,13 @@ def targets(result: Result) -> list[Any]:
 
 def test_ingredients_project_as_the_runs_that_they_are_of(folder: Path) -> None:
     costs = ("--to", "16,64", "--network", "box.json", "--format", "json")
-    assert targets(ask(folder, "runs", *costs)) == targets(ask(folder, "--from", "made.json", *costs))
+    assert targets(ask(folder, "runs", "given", *costs)) == targets(ask(folder, "ingredients", "made.json", *costs))
     made = Ingredients.model_validate_json((folder / "made.json").read_text())
     assert made.anchor.ranks == 8
 
 
 def test_without_a_network_the_points_reach_four_times_as_far(folder: Path) -> None:
-    result = ask(folder, "runs", "--to", "32,64", "--format", "json")
+    result = ask(folder, "runs", "given", "--to", "32,64", "--format", "json")
     assert [one["ranks"] for one in targets(result)] == [32]
     (group,) = json.loads(result.stdout)["groups"]
     assert [(one["code"], one["ranks"]) for one in group["projection"]["refused"]] == [("R3", 64)]
@@ -96,7 +97,7 @@ def test_every_setting_changes_the_exchange_and_hardly_what_it_hides_in(
     parts = []
     for keys in (asked, before):
         words = [word for key in keys for word in ("--set", key)]
-        (one,) = targets(ask(folder, "--from", "fours.json", "--to", "128", "--format", "json", *words))
+        (one,) = targets(ask(folder, "ingredients", "fours.json", "--to", "128", "--format", "json", *words))
         parts.append({part["name"]: part["seconds"]["quantiles"][4] for part in one["parts"]})
     assert parts[0].pop("exchange") != pytest.approx(parts[1].pop("exchange"), rel=0.01)
     assert parts[0] == pytest.approx(parts[1], rel=0.02)
@@ -104,52 +105,67 @@ def test_every_setting_changes_the_exchange_and_hardly_what_it_hides_in(
 
 def test_the_other_scaling_has_its_own_curve_and_needs_its_batches(folder: Path) -> None:
     weak, strong = (
-        targets(ask(folder, "--points", "series.csv", "--to", "8", "--scaling", kind, "--format", "json"))[0]
+        targets(ask(folder, "points", "series.csv", "--to", "8", "--scaling", kind, "--format", "json"))[0]
         for kind in ("weak", "strong")
     )
     assert weak["flags"][0]["code"] == "F7"
     assert weak["efficiency"]["quantiles"][4] > 4 * strong["efficiency"]["quantiles"][4]
-    refused = ask(folder, "--from", "fours.json", "--to", "32", "--scaling", "strong")
+    refused = ask(folder, "ingredients", "fours.json", "--to", "32", "--scaling", "strong")
     assert (refused.exit_code, "Refused, R9" in refused.stdout) == (4, True)
 
 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--to", "8"], "2 give one of RUNS, --from FILE, --points FILE.csv and --from-spec"),
-        (["runs", "--to", "0"], "2 --to '0': must be 1 or more"),
-        (["runs", "--to", "16", "--network", "other.json"], "2 the network's costs are of system elsewhere"),
-        (["--from", "series.csv", "--to", "16"], "4 .*series.csv: damaged"),
-        (
-            ["runs", "--to", "16", "--set", "train.batch_per_rank=8"],
-            "2 --set train.batch_per_rank: a projection changes",
-        ),
-        (["runs", "--to", "16", "--set", "sync.fusion=12"], "2 --set sync.fusion: 12 is 12 bytes"),
-        (
-            ["runs", "--to", "16", "--set", "sync.group_size=2"],
-            "2 --set sync.group_size has no effect on exchange flat",
-        ),
-        (
-            ["runs", "--to", "16", "--set", "sync.topk_density=0.1"],
-            "2 --set sync.topk_density has no effect on .* fp32",
-        ),
-        (["runs", "--to", "16", "--set", "sync.wire=bf16"], "2 --set: sync.wire bf16: Horovod has no bfloat16"),
-        (["--points", "series.csv", "--to", "8", "--record"], "2 --record has no effect on --points"),
+        (["runs", "--to", "8"], "2 .*project runs: RUNS is missing; name the folders of runs behind it"),
+        (["ingredients", "series.csv", "--to", "16"], "4 .*series.csv: damaged"),
+        (["runs", "given", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
         *(
-            (["runs", "--to", "16", "--record", *more], "2 --record keeps what later runs can score")
-            for more in (["--set", "sync.wire=fp16"], ["--system", "p40-roce"], ["--scaling", "strong"])
+            (["runs", "given", "--to", "16", *more.split()], told)
+            for more, told in (
+                ("--network elsewhere.json", "2 the network's costs are of system elsewhere"),
+                ("--set train.batch_per_rank=8", "2 --set train.batch_per_rank: a projection changes"),
+                ("--set sync.fusion=12", "2 --set sync.fusion: 12 is 12 bytes"),
+                ("--set sync.group_size=2", "2 --set sync.group_size has no effect on exchange flat"),
+                ("--set sync.topk_density=0.1", "2 --set sync.topk_density has no effect on .* fp32"),
+                ("--set sync.wire=bf16", "2 --set: sync.wire bf16: Horovod has no bfloat16"),
+                ("--record --set sync.wire=fp16", "2 --record keeps what later runs can score"),
+                ("--record --system p40-roce", "2 --record keeps what later runs can score"),
+                ("--record --scaling strong", "2 --record keeps what later runs can score"),
+                ("--price-per-node-hour cheap", "2 .* must be an amount above zero, e.g. '9 EUR'"),
+                ("--price-per-node-hour 9/GPU-hour", "2 .* give that of a node-hour"),
+                ("--memory-limit 1GiB", "2 --memory-limit has no effect without"),
+                ("--where engine=ddp", "2 --where engine=ddp: no run of"),
+            )
         ),
-        (["runs"], "2 give --to RANKS"),
-        (["runs", "--against", "--record"], "2 --record has no effect on --against"),
-        (["--from", "made.json", "--to", "16", "--where", "ranks=8"], "2 --where has no effect on --from"),
-        (["runs", "--to", "16", "--where", "engine=ddp"], "2 --where engine=ddp: no run of"),
-        (["runs", "single", "--to", "16", "--ingredients", "new.json"], "2 --ingredients holds one group"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(folder: Path, words: list[str], told: str) -> None:
     line = problem(ask(folder, *words))
     assert re.match(told, line), line
     assert "\n" not in line
+
+
+def test_costs_of_the_other_system_are_priced_there(folder: Path) -> None:
+    words = ("--to", "64", "--system", "p40-roce", "--network", "p40-roce.json", "--full")
+    assert "by torch-gloo" in " ".join(ask(folder, "ingredients", "fours.json", *words).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        (["given", "--to", "16"], "runs RUNS"),
+        (["--to", "16", "given"], "runs RUNS"),
+        (["given", "--against"], "score RUNS"),
+        (["--from", "made.json", "--to", "16"], "ingredients FILE"),
+        (["--points=series.csv", "--to", "16"], "points FILE.csv"),
+        (["--workload", "resnet50", "--system", "abci", "--from-spec", "--to", "8"], "spec WORKLOAD --system SYSTEM"),
+    ],
+)
+def test_earlier_spellings_are_answered_with_the_new_one(folder: Path, words: list[str], new: str) -> None:
+    result = ask(folder, *words)
+    assert result.exit_code == 2
+    assert f"is now spelt `dlbench project {new}" in result.output
 
 
 def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) -> None:
@@ -163,7 +179,7 @@ def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) ->
         slow_rank=lambda number, rank: (1.0 + number / 1000) * (1.1 if rank == 2 else 1.0),
         **{**NODES, "repeats": 1},
     )
-    words = ("runs", "--to", "16", "--history", str(store), "--ingredients", str(made))
+    words = ("runs", "given", "--to", "16", "--history", str(store), "--ingredients", str(made))
     assert ask(folder, *words).exit_code == 0
     slow_hosts = Ingredients.model_validate_json(made.read_text()).slow_hosts
     assert slow_hosts.hosts == 4
@@ -172,11 +188,13 @@ def test_a_history_says_how_many_hosts_are_slow(folder: Path, tmp_path: Path) ->
     content = json.loads(made.read_text()) | {"system": "elsewhere"}
     made.write_text(json.dumps(content))
     assert "no host of system elsewhere" in problem(
-        ask(folder, "--from", str(made), "--to", "16", "--history", str(store))
+        ask(folder, "ingredients", str(made), "--to", "16", "--history", str(store))
     )
 
 
-@pytest.mark.parametrize(("words", "code"), [(["single", "--to", "16"], "R1"), (["runs", "--to", "9,1"], "R7")])
+@pytest.mark.parametrize(
+    ("words", "code"), [(["runs", "single", "--to", "16"], "R1"), (["runs", "given", "--to", "9,1"], "R7")]
+)
 def test_no_target_ends_with_4_and_the_remedy(folder: Path, words: list[str], code: str) -> None:
     result = ask(folder, *words)
     assert result.exit_code == 4

@@ -164,9 +164,8 @@ def test_several_rank_counts_of_a_library_give_lines_and_the_costs_behind_them(f
         assert found.pieces[0].alpha_s == pytest.approx(planted.pieces[0].alpha_s, rel=0.05)
         assert found.pieces[0].beta_s_per_byte == pytest.approx(planted.pieces[0].beta_s_per_byte, rel=0.05)
     assert sum("costs as of ring" in source for source in network.sources) == 3
-    (far,) = predict_all(
-        network, (32,), PredictionRequest(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))
-    ).predictions
+    request = PredictionRequest(sizes=(SIZES[-1],), group_size=4, algorithms=("ring",))
+    (far,) = predict_all(network, (32,), request).predictions
     assert far.series[0].seconds[0] == pytest.approx(seconds("allreduce", SIZES[-1], 32, 4), rel=0.05)
     assert far.model_error > 1
 

@@ -125,4 +125,5 @@ def test_pairs_and_collectives_stand_side_by_side(tmp_path: Path) -> None:
     (found,) = report.pairs
     assert found.fit is report.fits[0]  # pairs are in no fit to collectives
     assert report.fits[0].network.num_points == sum(len(series.rows) for series in report.groups[0].series)
+    assert not any(row.get("group") for row in document_of(report).tables()["fits"].rows)  # for people alone
     assert {run.group for run in report.runs} == {found.id, report.groups[0].id}

@@ -241,7 +241,9 @@ def test_commands_in_the_text_exist_with_their_options(page: Path) -> None:
             continue
         words = tuple(word for word in span.split()[1:] if word not in ("...", "|"))
         command, rest = command_of(words)
-        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        # Of a group, `dlbench project --set`, the options of its commands.
+        parameters = [param for one in (command, *getattr(command, "commands", {}).values()) for param in one.params]
+        known = {name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts)}
         known |= {option for name, option in OPTIONS if words[: len(name.split())] == tuple(name.split())} | {"--help"}
         wrong = [word for word in rest if word.startswith("-") and word.split("=")[0] not in known]
         assert not wrong, f"{span}: {wrong}"
@@ -363,7 +365,7 @@ def test_every_file_of_a_run_is_described() -> None:
     [
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/analysis/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
-        ("dlbench/node/training/run_record.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
+        ("dlbench/node/training/checks.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
         ("dlbench/views/systems.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),

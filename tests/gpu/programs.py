@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.training.activations import sample_batches, sample_loss
+from dlbench.node.training.activations import trial_passes
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.programs import Compilation, NetworkGraphs
 from dlbench.specs.expand import expand
@@ -52,15 +52,14 @@ def trained(plan: RunPlan, steps: int, *, forbids_waits: bool = False, counts: b
     precision = Precision(train, device)
     torch.manual_seed(train.seed)
     model = build_model(plan.workload.model).to(device)
-    loss_of = sample_loss(model, loss_for(plan.workload.model), precision)
-    batch_of = sample_batches(plan, device)
-    batch = batch_of(train.batch_per_rank)
+    passes = trial_passes(plan, model, device, precision, loss_for(plan.workload.model))
+    loss_of, batch = passes.loss_of, passes.batch_of(train.batch_per_rank)
     compilation = Compilation(plan, device) if train.compile != "none" else None
-    graphs = NetworkGraphs(plan, device) if train.cuda_graphs != "none" else None
+    graphs = NetworkGraphs(plan, device, precision) if train.cuda_graphs != "none" else None
     if graphs is not None:
-        graphs.capture(model, precision, loss_of, batch, lambda _what: None)
+        graphs.before_wrap(passes)
     if compilation is not None:
-        compilation.network(model, model, loss_of, batch_of, lambda _what: None)
+        compilation.after_wrap(passes, model)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     losses: list[Tensor] = []
 

@@ -99,7 +99,7 @@ def test_rows_that_pad_the_decoder_change_no_loss_and_are_in_the_record(gpu: tor
     vocabulary = ("--set", f"model.vocab_size={BERT.vocab_size}", "--set", "train.precision=bf16")
     plan = plan_of("bert", "--preset", "ci", *vocabulary)
     kernels = Kernels(plan, gpu)
-    kernels.counted(lambda _model, _batch: torch.zeros(()))(torch.nn.Identity(), batch)
+    kernels.around_loss(lambda _model, _batch: torch.zeros(()))(torch.nn.Identity(), batch)
     told = {setting.key: setting.effective for setting in kernels.settings()}
     assert told["model.vocab_size.padded"] == -(-BERT.vocab_size // 8) * 8
 
@@ -222,7 +222,7 @@ def test_the_record_counts_what_attention_was_given(gpu: torch.device) -> None:
     kernels, work = Kernels(plan, gpu), plan.workload
     assert isinstance(work.model, BertModel)
     precision = precision_of("bf16", gpu)
-    model, loss = kernels.placed(build_model(work.model)), kernels.counted(loss_for(work.model))
+    model, loss = kernels.placed(build_model(work.model)), kernels.around_loss(loss_for(work.model))
     made = synthetic_batch(work.model, work.data, 2, torch.Generator().manual_seed(9))
     made["attention_mask"][0, -1] = 0
     unpadded = work.model.model_copy(update={"attention": "unpadded"})

@@ -19,7 +19,7 @@ from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.page_locked import locked_memory
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, snapshot
-from dlbench.node.training.run_record import parameters_digest
+from dlbench.node.training.checks import parameters_digest
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.support.one_rank import trained

@@ -14,10 +14,10 @@ from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import LoadedSource
 from dlbench.node.data.reader import BatchReader
 from dlbench.node.data.sharding import ShardedOrder
-from dlbench.node.data.source import build_source
 from dlbench.node.models.cosmoflow import network_volume
 from dlbench.specs.workload import CosmoFlowModel, DensityData, ResNetModel
 from tests.node.data.test_loader_transport import Numbers
+from tests.support.training_data import training_data
 
 pytestmark = pytest.mark.gpu
 
@@ -119,8 +119,8 @@ def test_the_logarithm_of_counts_on_the_gpu_is_that_of_the_host_to_the_bit(devic
 
 def test_synthetic_volumes_reach_the_gpu_as_counts(device: torch.device) -> None:
     data = DensityData(format="density")
-    plain = build_source(VOLUMES, data, batch_size=2, rank=0, world_size=1, seed=1)
-    counted = build_source(VOLUMES, data, batch_size=2, rank=0, world_size=1, seed=1, device=device, counts=True)
+    plain = training_data(VOLUMES, data, seed=1)
+    counted = training_data(VOLUMES, data, seed=1, device=device)
     delivery = Delivery(counted, counted.ahead, device, 1)
     for _ in range(5):
         delivery.fetch()

@@ -18,7 +18,7 @@ from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.own.engine import OwnExchange
 from dlbench.node.training import phases
 from dlbench.node.training.loop import LoopResult, TrainingLoop
-from dlbench.node.training.run import prepare
+from dlbench.node.training.run import Rank
 from dlbench.records.folder import RunFolder
 from dlbench.specs.plan import RunPlan
 from tests.support.one_rank import PLACE, context_of
@@ -64,8 +64,8 @@ def train(plan: RunPlan, engine: Engine, device: torch.device, folder: Path) -> 
     try:
         timer = phases.timer_for(device, synchronise=False)
         context = context_of(plan, engine=engine, device=device)
-        state = prepare(context, timer)
-        loop = TrainingLoop(context, state, timer)
+        state = Rank(context, timer).prepare()
+        loop = TrainingLoop(state, timer)
         _forbid_waits(loop)
         result = loop.run(folder / "rank-0.steps")
         state.close()

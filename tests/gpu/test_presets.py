@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node.training.step_schedule import HELD_STEPS
-from dlbench.perfmodels.utilisation import sheet_of, why_no_sheet
+from dlbench.node.step_schedule import HELD_STEPS
+from dlbench.perfmodels.data_sheets import sheet_of, why_no_sheet
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from dlbench.views.utilisation import gpu_names

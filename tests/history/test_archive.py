@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from dlbench.errors import EnvironmentLacksError, IncompleteDataError, UserError
-from dlbench.history.archive import Limits, read_archive, write_archive
+from dlbench.history.archive import ArchiveLimits, read_archive, write_archive
 from dlbench.history.from_runs import open_history
-from dlbench.history.importing import Outcome, import_runs
-from dlbench.history.store import History
+from dlbench.history.history import History
+from dlbench.history.importing import ImportOutcome, import_runs
 from tests.support.history_factory import tree, write_history
 
 POINTS = [(20.0 * number, 1 + number / 50) for number in range(4)]
@@ -41,7 +41,7 @@ def archive(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def bring(path: Path, store: Path, limits: Limits | None = None) -> tuple[History, list[Outcome]]:
+def bring(path: Path, store: Path, limits: ArchiveLimits | None = None) -> tuple[History, list[ImportOutcome]]:
     history = open_history(store, create=True)
     with history.store.room() as room:
         outcomes = list(import_runs(history, read_archive(path, room, limits), room))
@@ -49,7 +49,7 @@ def bring(path: Path, store: Path, limits: Limits | None = None) -> tuple[Histor
     return history, outcomes
 
 
-def verdicts(outcomes: list[Outcome]) -> list[str]:
+def verdicts(outcomes: list[ImportOutcome]) -> list[str]:
     return [outcome.verdict for outcome in outcomes]
 
 
@@ -261,11 +261,11 @@ def test_the_pax_format_is_refused_with_a_remedy(made: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        (Limits(members=5), "more than 5 members"),
-        (Limits(total_bytes=1000), "or 1000 B"),
+        (ArchiveLimits(members=5), "more than 5 members"),
+        (ArchiveLimits(total_bytes=1000), "or 1000 B"),
     ],
 )
-def test_limits(made: Path, tmp_path: Path, limits: Limits, words: str) -> None:
+def test_limits(made: Path, tmp_path: Path, limits: ArchiveLimits, words: str) -> None:
     path = repacked(made / "runs", tmp_path / "a.tar")
     history, outcomes = bring(path, tmp_path / "store", limits)
     assert [(one.verdict, words in one.why) for one in outcomes] == [("damaged", True)]
@@ -277,5 +277,5 @@ def test_a_bomb_is_stopped(tmp_path: Path) -> None:
     with tarfile.open(path, "w:gz", format=tarfile.GNU_FORMAT) as opened:
         add(opened, "run/plan.json", bytes(20_000_000))
     assert path.stat().st_size < 50_000
-    _, outcomes = bring(path, tmp_path / "store", Limits(unfolding_from=1_000_000))
+    _, outcomes = bring(path, tmp_path / "store", ArchiveLimits(unfolding_from=1_000_000))
     assert "unfolds" in outcomes[0].why

@@ -28,9 +28,9 @@ from dlbench.analysis.table import tabulate
 from dlbench.errors import RunError, UserError
 from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
-from dlbench.history.files import content_digest
 from dlbench.history.from_runs import MAKER, open_history
-from dlbench.history.store import EntryMaker, History
+from dlbench.history.history import EntryMaker, History
+from dlbench.history.run_files import content_digest
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
 from dlbench.records.scan import read_run, scan
@@ -159,15 +159,15 @@ def test_a_planted_fault_accuses_no_host(tmp_path: Path) -> None:
     assert [host.work_ratio for host in entry.hosts] == [None, None]
 
 
-def test_entries_survive_json(made: Path) -> None:
-    odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n": "\u00e9\\"}
+def test_entries_survive_the_index(made: Path) -> None:
+    odd = {"figures": '}, "figures": {', '"environment": {': "}", "a\n\t": "\u00e9\\"}
     for entry in open_history(made).entries():
         for environment in (entry.environment, {}, odd):
-            told = dataclasses.replace(entry, environment=environment, label='], "label": ', series=', "side": ')
-            assert HistoryEntry.from_json(json.dumps(told.to_dict(), sort_keys=True)) == told
-        renamed = {("of_another_version" if key == "why" else key): value for key, value in entry.to_dict().items()}
+            told = dataclasses.replace(entry, environment=environment, label="a\tlabel\n", series=', "side": ')
+            assert HistoryEntry.from_text(told.to_text()) == told
+            assert "\n" not in told.to_text()
         with pytest.raises(TypeError, match="of_another_version"):
-            HistoryEntry.from_json(json.dumps(renamed, sort_keys=True))
+            HistoryEntry.from_text(entry.to_text().replace('"why"', '"of_another_version"'))
 
 
 # Bringing runs in

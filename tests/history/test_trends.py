@@ -21,13 +21,14 @@ from click.testing import CliRunner, Result
 
 from dlbench.analysis.metrics import by_name
 from dlbench.cli import cli
-from dlbench.history import report as trends_words
+from dlbench.history.acknowledgements import Acknowledgement
 from dlbench.history.document import nodes_document, trends_document
 from dlbench.history.entry import HistoryEntry, HostEntry
 from dlbench.history.report import TrendsReport, trends_of
-from dlbench.history.series import dated, trends
 from dlbench.history.slow_months import RECENT_DAYS, slow_months
-from dlbench.history.store import Acknowledgement
+from dlbench.history.tables import series_sheet
+from dlbench.history.trends import dated, trends
+from dlbench.history.words import change_cell, level_text
 from dlbench.report.document import Rating
 from dlbench.report.formats.csv import to_csv
 from dlbench.report.formats.html import to_html
@@ -199,9 +200,9 @@ def test_nights_of_which_the_side_is_not_certain_are_left_out() -> None:
 def test_equal_commits_are_named() -> None:
     same = course(40, step_at(20, 1.1), changes=lambda night: {"commit": "abc"})
     (series,) = of_steps(same).series
-    assert trends_words.commits_text(series.changes[0]) == "commit abc on both sides"
+    assert series.changes[0].commits == "commit abc on both sides"
     none = course(40, step_at(20, 1.1), changes=lambda night: {"commit": ""})
-    assert trends_words.commits_text(of_steps(none).series[0].changes[0]) == "commit not known"
+    assert of_steps(none).series[0].changes[0].commits == "commit not known"
     assert "no recorded key of the environment differs" in as_text(of_steps(none)).replace("\n  ", " ")
 
 
@@ -285,6 +286,7 @@ def test_a_slow_regression_has_no_commit_and_comes_back_when_it_goes_on() -> Non
     (trend,) = of_steps(drift(90)).series
     (change,) = trend.changes
     assert (change.shape, change.kind) == ("drift", "regression")
+    assert change.since == f"from {change.last_before[:10]} to {change.first_after[:10]}" == change.when
     assert (change.commits_before, change.differences, change.new_hosts) == ((), (), ())
     (slope,) = [level for level in trend.levels if level.is_drift]
     assert slope.at_first < slope.value.value
@@ -365,7 +367,7 @@ def test_a_slow_link_is_named_and_is_no_slow_host() -> None:
     assert found.exclude == ()
     assert (found.hosts[0].verdict, found.hosts[0].months[0].verdict) == ("slow link", "slow link")
     words = "n2: slow link or NIC: its exchanges end 4.0 % of a step later than the other hosts', which"
-    assert trends_words.host_sentence(found.hosts[0]).startswith(words)
+    assert found.hosts[0].sentence.startswith(words)
     few = slow_months([late(night) for night in range(4)])
     assert few.exclude == ()
     assert {host.host: host.verdict for host in few.hosts}["n2"] == "suspected"
@@ -418,12 +420,12 @@ def test_no_format_drops_a_change(sample: TrendsReport) -> None:
     in_csv = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(to_csv(trends_document(sample), "changes")))]
     assert sorted(in_json) == sorted(in_csv) == sorted(change.ratio.value for _, change in sample.changes)
     for _, change in sample.changes:
-        for words in (trends_words.change_text(change.ratio), trends_words.level_text(change.after)):
+        for words in (str(change_cell(change.ratio)), level_text(change.after)):
             assert words in text
             assert words in written
             assert words in page
-        assert trends_words.commits_text(change) in text
-        assert trends_words.commits_text(change) in page
+        assert change.commits in text
+        assert change.commits in page
 
 
 def test_terminal_fits_eighty_columns(sample: TrendsReport) -> None:
@@ -445,13 +447,15 @@ def test_the_report_leads_with_what_changed() -> None:
     assert as_text(changed).splitlines()[3].startswith("1 regression in 1 series. Newest: step time +")
     (steady,) = [of_steps(course(30, lambda night: 1.0))]
     assert as_text(steady).splitlines()[3] == "Nothing changed in 1 series."
+    for report, words in ((steady, "0"), (of_steps(course(5, lambda night: 1.0)), "too few nights")):
+        assert words in [str(cell) for cell in series_sheet(report).to_display().rows[0].cells]
     sections = {section.id: section for section in trends_document(changed).sections}
     assert [one.id for one in sections.values()][:2] == ["changes", f"series-{changed.series[0].id}"]
     assert sections["changes"].level == sections[f"series-{changed.series[0].id}"].level == "answer"
 
 
 def test_of_many_nights_the_newest_and_those_of_changes_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dlbench.history.tables.MAX_NIGHTS", 10)
+    monkeypatch.setattr("dlbench.history.charts.MAX_NIGHTS", 10)
     report = of_steps(course(41, lambda night: 1.0 if night < 20 else 1.2))
     (series,) = report.series
     assert len(series.changes) == 1

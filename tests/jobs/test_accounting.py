@@ -22,9 +22,9 @@ from dlbench.jobs.campaign.series_file import SeriesFile, SeriesJob, write_serie
 from dlbench.jobs.scheduler import Submission
 from dlbench.jobs.slurm.accounting import with_accounting
 from dlbench.node.ranks import switch_of
+from dlbench.records.accounting import Attempt, RunAccounting, Step
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
-from dlbench.records.job import Attempt, RunAccounting, Step
 from dlbench.records.rows.steps import PHASES
 from dlbench.records.scan import Run, scan
 from dlbench.units import utc_now

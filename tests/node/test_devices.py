@@ -15,18 +15,10 @@ import torch
 
 from dlbench.errors import EnvironmentLacksError, ExitCode
 from dlbench.machine.gpus import Gpu
-from dlbench.node import devices
-from dlbench.node.devices import (
-    SUBSYSTEMS,
-    NcclLog,
-    device_for,
-    parsed,
-    rank_gpu,
-    require_distinct,
-    require_own_gpu,
-    together,
-)
+from dlbench.node import nccl_log
+from dlbench.node.devices import device_for, rank_gpu, require_distinct, require_own_gpu
 from dlbench.node.failures import failure_of
+from dlbench.node.nccl_log import SUBSYSTEMS, NcclLog, joined_transport, parsed
 from dlbench.node.ranks import RankPlace
 from dlbench.records.record import RankGpu
 from dlbench.specs.expand import expand
@@ -273,17 +265,17 @@ def test_ways_network_and_channels_are_read() -> None:
 
 def test_ranks_add_up_and_a_rank_without_a_log_takes_nothing_away() -> None:
     one, other = (parsed(text.splitlines()).model_dump(mode="json") for text in (NVLINK, SHARED))
-    both = together(
+    both = joined_transport(
         [{**one, "adapters": {"mlx5_0": "InfiniBand"}}, None, other, {**other, "adapters": {"efa_0": "EFA"}}]
     )
     assert both.adapters == {"mlx5_0": "InfiniBand", "efa_0": "EFA"}
     assert both.channels["SHM/direct/direct"] == 4
     assert (both.network, both.rings, both.nvls, both.collective_channels) == ("IBext_v9, Socket", 16, True, 16)
-    assert together([None, None]) is None
+    assert joined_transport([None, None]) is None
 
 
 def test_the_log_is_asked_for_read_and_the_variables_are_the_user_s_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
+    monkeypatch.setattr(nccl_log, "fabric_adapters", lambda: {"mlx5_0": "InfiniBand"})
     variables = {"NCCL_DEBUG_SUBSYS": "COLL"}
     log = NcclLog(variables)
     file = Path(variables["NCCL_DEBUG_FILE"])

@@ -20,6 +20,7 @@ from dlbench.node.ranks import RankPlace
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import Request
+from tests.support.rank_places import rank_place
 from tests.support.run_factory import NOW
 
 
@@ -96,3 +97,9 @@ def test_a_name_that_cannot_even_be_asked_for_leads_nowhere(monkeypatch: pytest.
     problem = environment.host_name_problem()
     assert problem.startswith(r"the host name 'h\\xffx' does not resolve")
     problem.encode()
+
+
+@pytest.mark.parametrize(("rank", "number", "ranks"), [(0, 0, [0, 1]), (3, 1, [2, 3]), (5, 2, [4, 5])])
+def test_neighbours_share_a_replica(rank: int, number: int, ranks: list[int]) -> None:
+    replica = rank_place(rank, 6).replica(2)
+    assert (replica.number, replica.replicas, list(replica.ranks)) == (number, 3, ranks)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
-from dlbench.projection.projected import PARTS, QUANTILES, Band, Flag, HeldOut, Part, Projection, Refused, Target
+from dlbench.projection.projected import PARTS, QUANTILES, Band, Flag, HeldOut, Projection, Refused, StepPart, Target
 from dlbench.specs.comm import Level, NetworkModel, Piece
 
 STEPS = {1: 0.1, 2: 0.104, 4: 0.109, 8: 0.115}
@@ -58,7 +58,7 @@ def target(ranks: int, step: float = 0.14, **changes: Any) -> Target:
         step=band(step),
         throughput=band(32 * ranks / step),
         efficiency=band(0.1 / step),
-        parts=tuple(Part(name=name, seconds=band(step * share)) for name, share in SHARES.items()),
+        parts=tuple(StepPart(name=name, seconds=band(step * share)) for name, share in SHARES.items()),
         model_error=band(1.0),
         algorithms=("ring",),
         flags=(),

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from dlbench.cli import cli
-from dlbench.errors import UserError
 from dlbench.projection.cost import costs
 from dlbench.projection.ingredients import Ingredients, QualityFigures, QualityRun
 from dlbench.projection.projected import Target
@@ -68,20 +67,11 @@ def test_time_to_quality_grows_with_epochs_and_holds_evaluations() -> None:
     assert more == pytest.approx([60 / 3600] * 2, rel=0.01)
 
 
-def test_a_price_of_something_else_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "given.json"
-    file.write_text(given().model_dump_json())
-    command = ["project", "--from", str(file), "--to", "16", "--price-per-node-hour"]
-    for price, why in (("9 EUR/GPU-hour", "give that of a node-hour"), ("cheap", "an amount above zero, e.g. '9 EUR'")):
-        with pytest.raises(UserError, match=why):
-            CliRunner().invoke(cli, [*command, price], catch_exceptions=False)
-
-
 def test_the_command_prints_what_more_ranks_cost(tmp_path: Path) -> None:
     machine = Machine(hosts=lambda rng, nodes: 0.01 * rng.standard_normal(nodes), run_sd=0.005)
     file = tmp_path / "given.json"
     file.write_text(machine.ingredients(np.random.default_rng(1), (1, 2, 4)).model_dump_json())
-    command = ["project", "--from", str(file), "--to", "32,64", "--price-per-node-hour", "9 EUR", "--format"]
+    command = ["project", "ingredients", str(file), "--to", "32,64", "--price-per-node-hour", "9 EUR", "--format"]
     text = CliRunner().invoke(cli, [*command, "text"]).output
     assert "How many GPUs? For a million" in text
     assert " EUR" in text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dlbench.errors import UserError
 from dlbench.projection import ledger
-from dlbench.projection.ledger import Measured, RecordedProjection, against, read_ledger, record, score
+from dlbench.projection.ledger import MeasuredRun, RecordedProjection, against, read_ledger, record, score
 from dlbench.projection.projected import Projection
 from dlbench.records.scan import scan
 from tests.projection.hand_made import band, ingredients, projection, target
@@ -26,16 +26,16 @@ def kept(folder: Path, made: Projection | None = None, now: datetime = NOW, **gi
     return record(folder, ingredients(**given), made or projection(), now)
 
 
-def run(step_s: float, ranks: int = 64, created: str = LATER, **changes: object) -> Measured:
+def run(step_s: float, ranks: int = 64, created: str = LATER, **changes: object) -> MeasuredRun:
     fields = {"configuration": "c0ffee", "ranks": ranks, "nodes": ranks, "created": created, "step_s": step_s}
-    return Measured(**(fields | changes))
+    return MeasuredRun(**(fields | changes))
 
 
 def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:
     path = kept(tmp_path, now=NOW.astimezone(timezone(timedelta(hours=5))))
     assert path.parent == tmp_path / ".projections"
     assert path.name.startswith("20261124T180000Z-")
-    (one,) = read_ledger(tmp_path).kept
+    (one,) = read_ledger(tmp_path)[0]
     assert one.created == "2026-11-24T18:00:00Z"
     assert [two.ranks for two in one.targets] == [64, 256]
     assert one.targets[0].step_s == band(0.14).quantiles
@@ -43,7 +43,7 @@ def test_what_is_recorded_is_read_back_whole(tmp_path: Path) -> None:
     assert "1024 ranks are more than 64 times" in one.refused[0]
     assert kept(tmp_path) == path  # The same again is the same file, and another one stands beside it.
     assert kept(tmp_path, projection(target(64))) != path
-    assert len(read_ledger(tmp_path, tmp_path).kept) == 2
+    assert len(read_ledger(tmp_path, tmp_path)[0]) == 2
     assert scan(tmp_path).runs == []
     assert scan(tmp_path).problems == []
 
@@ -58,10 +58,9 @@ def test_damaged_and_foreign_files_are_a_line_each(tmp_path: Path, content: byte
     (folder / "20261124T180000Z-0123456789ab.json").mkdir()
     (folder / "20261124T180001Z-0123456789ab.json").symlink_to(good)
     (folder / ".20261124.partial").write_bytes(content)
-    found = read_ledger(tmp_path)
-    assert len(found.kept) == 1
-    assert len(found.problems) == 4
-    assert all(line.count("\n") == 0 and "does not count: " in line for line in found.problems)
+    found, problems = read_ledger(tmp_path)
+    assert (len(found), len(problems)) == (1, 4)
+    assert all(line.count("\n") == 0 and "does not count: " in line for line in problems)
 
 
 def test_nothing_is_recorded_of_nothing_or_into_a_run(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_nothing_is_recorded_of_nothing_or_into_a_run(tmp_path: Path) -> None:
 
 def test_only_later_runs_of_the_same_configuration_and_place_count(tmp_path: Path) -> None:
     kept(tmp_path)
-    book = read_ledger(tmp_path).kept
+    book = read_ledger(tmp_path)[0]
     for other in (
         run(0.14, created="2026-11-24T18:00:00Z"),
         run(0.14, configuration="other"),
@@ -93,7 +92,7 @@ def test_only_later_runs_of_the_same_configuration_and_place_count(tmp_path: Pat
 def test_of_repeated_projections_the_last_before_the_first_run_counts(tmp_path: Path) -> None:
     for hours, step in ((0, 0.10), (1, 0.11), (3, 0.12)):
         kept(tmp_path, projection(target(64, step)), NOW + timedelta(hours=hours))
-    book = read_ledger(tmp_path).kept
+    book = read_ledger(tmp_path)[0]
     runs = [run(0.13, created=f"2026-11-24T{hour}:00:00Z") for hour in (20, 22)]
     (row,) = against(book, runs)
     assert row.projected.value == pytest.approx(0.11)
@@ -102,7 +101,7 @@ def test_of_repeated_projections_the_last_before_the_first_run_counts(tmp_path: 
 
 def test_scores_are_by_doublings(tmp_path: Path) -> None:
     kept(tmp_path, projection(*(target(8 * 2**n) for n in (1, 2, 3, 4))))
-    rows = against(read_ledger(tmp_path).kept, [run(0.14 * (1 + n / 25), ranks=8 * 2**n) for n in (1, 2, 3, 4)])
+    rows = against(read_ledger(tmp_path)[0], [run(0.14 * (1 + n / 25), ranks=8 * 2**n) for n in (1, 2, 3, 4)])
     found = {one.scope: one for one in score(rows)}
     assert {scope: one.rows for scope, one in found.items()} == {
         "in all": 4,

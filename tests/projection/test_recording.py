@@ -1,4 +1,4 @@
-"""`dlbench project --record` and `--against`: from a projection of runs to its score once larger ones are there."""
+"""`dlbench project runs --record` and `project score`: from a projection to its score once larger runs are there."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def costs(tmp_path: Path) -> Path:
 def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_path: Path, costs: Path) -> None:
     runs = tmp_path / "runs"
     write(runs)
-    asked = ("project", runs, "--to", "16", "--network", costs, "--record", "--format", "json")
+    asked = ("project", "runs", runs, "--to", "16", "--network", costs, "--record", "--format", "json")
     done = cli(*asked)
     assert done.returncode == 0, done.stderr
     (file,) = (runs / ".projections").iterdir()
@@ -39,21 +39,21 @@ def test_a_recorded_projection_is_scored_by_runs_planned_since(cli: Cli, tmp_pat
     assert [one["ranks"] for one in json.loads(done.stdout)["groups"][0]["costs"]] == [16]
 
     # The larger runs of this test are planned before today, so it is recorded as of an earlier day.
-    waiting = cli("project", runs, "--against")
+    waiting = cli("project", "score", runs)
     assert waiting.returncode == 4
     assert "no recorded target was measured since" in waiting.stderr
     found, _, _ = read(runs)
     projection = project(found.model_copy(update={"network": None}), (16,))
     record(runs, found, projection, EARLY)
     write(runs, (8,), series="larger")
-    scored = cli("project", runs, "--against", "--format", "json")
+    scored = cli("project", "score", runs, "--format", "json")
     assert scored.returncode == 0, scored.stderr
     content = json.loads(scored.stdout)
     validator("projection").validate(content)
     (row,) = content["ledger"]
     assert (row["anchor_ranks"], row["ranks"], row["runs"], row["doublings"]) == (8, 16, 3, 1.0)
     assert row["accuracy"] == pytest.approx(1 - abs(row["projected"]["value"] / row["measured_s"] - 1))
-    table = cli("project", runs, "--to", "32", "--network", costs, "--format", "csv")
+    table = cli("project", "runs", runs, "--to", "32", "--network", costs, "--format", "csv")
     assert table.stdout.startswith("group,ranks,nodes,")
 
 
@@ -63,11 +63,11 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     found, _, _ = read(runs)
     path = record(runs, found, project(found, (16,)), EARLY)
     path.write_text(path.read_text().replace('"ranks": 16', '"ranks": 32').replace('"ranks":16', '"ranks":32'))
-    scored = cli("project", runs, "--against")
+    scored = cli("project", "score", runs)
     assert scored.returncode == 4
     assert f"{path}: does not count: it was changed after it was recorded" in scored.stderr
     assert "Traceback" not in scored.stderr
-    warned = cli("project", runs, "--to", "16")
+    warned = cli("project", "runs", runs, "--to", "16")
     assert "changed after it was recorded" in " ".join(warned.stdout.split())
     store = tmp_path / "store"
     brought = cli("history", "import", runs, "--store", store)
@@ -78,14 +78,14 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     assert (store / ".projections" / path.name).read_bytes() == path.read_bytes()
     again = cli("history", "import", runs, "--store", store)
     assert (again.returncode, "recorded projections" in again.stdout) == (0, False)
-    assert "no recorded target" in cli("project", store, "--against").stderr
+    assert "no recorded target" in cli("project", "score", store).stderr
 
 
 def test_measured_strategies_stand_beside_the_model(cli: Cli, tmp_path: Path, costs: Path) -> None:
     """Runs that differ in strategy alone: 4 and 8 ranks of replicas, then 4 of sharded and of local training."""
     runs = tmp_path / "runs"
     write(runs, engine="ddp")
-    asked = ("project", runs, "--network", costs, "--to", "16,4", "--strategy", "all", "--format", "json")
+    asked = ("project", "runs", runs, "--network", costs, "--to", "16,4", "--strategy", "all", "--format", "json")
     local = {"sync.average_every": 4}
     write(runs, (2,), engine="fsdp", series="sharded")
     write(runs, (2,), engine="ddp", series="local", overrides=local)

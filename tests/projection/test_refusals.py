@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlbench.projection.cost import cost_section
-from dlbench.projection.ingredients import BatchFigures, Ingredients, PointFigures, QualityFigures, Supply
+from dlbench.projection.ingredients import BatchFigures, Ingredients, PointFigures, QualityFigures, StorageSupply
 from dlbench.projection.projected import Projection
 from dlbench.projection.refusals import FLAGS, REFUSALS
 from dlbench.projection.spec_machine import elsewhere
@@ -163,7 +163,7 @@ def test_what_was_measured_in_kind_is_not_refused(changes: dict[str, Any], ranks
         ("F3", {"nodes": None}, 16),
         ("F3", {"nodes": SOUND.nodes and SOUND.nodes.model_copy(update={"hosts": (0.0, 0.01)})}, 16),
         ("F4", {"nodes": SOUND.nodes and SOUND.nodes.model_copy(update={"num_maxima": 16})}, 16),
-        ("F5", {"supply": Supply(sample_bytes=1e6, bytes_per_s=1e9, nodes=4)}, 64),
+        ("F5", {"supply": StorageSupply(sample_bytes=1e6, bytes_per_s=1e9, nodes=4)}, 64),
         ("F6", {"points": (FIRST, MIDDLE, runs_of(ANCHOR, session="another"))}, 16),
         ("F7", {"network": None}, 16),
         ("F8", {}, 16),

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from dlbench.analysis.causes import CAUSES
 from dlbench.perfmodels.extrapolation import Miss
 from dlbench.projection.costs import LIBRARY
-from dlbench.projection.exchange import Cycle, Way, messages_of
-from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, Supply
+from dlbench.projection.exchange import Cycle, ExchangeMethod, messages_of
+from dlbench.projection.ingredients import BatchFigures, Ingredients, NodeScatter, SlowHosts, StorageSupply
 from dlbench.projection.nodes import lateness, scatter_of
 from dlbench.projection.projected import PARTS, Projection, Target
-from dlbench.projection.step import project
+from dlbench.projection.step import StepAt, _held_out, anchored, project
 from dlbench.specs.sync import Fusion, read_fusion
 from tests.support.training_machine import Machine, network_of
 
@@ -225,6 +225,20 @@ def test_held_out_points_and_the_ledger_make_the_error_of_the_model() -> None:
     assert width(target(ingredients, 32)) == 0
 
 
+def test_what_runs_scatter_is_in_a_miss_and_hidden_exchange_in_the_wait_for_a_late_node() -> None:
+    ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
+    runs, shares = ingredients.anchor.runs, np.linspace(0.9, 1.1, len(ingredients.anchor.runs))
+    apart = [run.model_copy(update={"step_s": 0.1 * share}) for run, share in zip(runs, shares, strict=True)]
+    anchor = ingredients.anchor.model_copy(update={"runs": tuple(apart)})
+    model = anchored(ingredients, DRAWS)
+    wide = ingredients.model_copy(update={"points": (*ingredients.points[:-1], anchor)})
+    (miss,) = _held_out(replace(model, ingredients=wide))[1]
+    assert miss.scatter**2 > shares.var(ddof=1) / len(shares)
+    at = StepAt(model=model, ranks=64, way=None)
+    begun = at.computing["input"] + at.computing["forward"] + at.backward_alone + model.slowed * sum(at.costs[:-1])
+    assert at.straggler().values == pytest.approx(np.maximum(0.0, model.figures["straggler"] + begun * at.late))
+
+
 def test_strong_scaling_has_the_work_of_the_smaller_batch() -> None:
     ingredients = Machine(sizes=(1000,) * 4).ingredients(generator(), (1, 2, 4), scaling="strong")
     points = tuple(point.model_copy(update={"batch_per_rank": 128 // point.nodes}) for point in ingredients.points)
@@ -247,7 +261,7 @@ def test_what_storage_gave_limits_more_ranks_only_where_more_demand_gave_no_more
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
 
     def fed(**changes: Any) -> Projection:
-        supply = Supply(sample_bytes=1e6, bytes_per_s=3e9, nodes=4, **changes)
+        supply = StorageSupply(sample_bytes=1e6, bytes_per_s=3e9, nodes=4, **changes)
         return project(ingredients.model_copy(update={"supply": supply}), [16, 256], draws=DRAWS)
 
     without = project(ingredients, [16, 256], draws=DRAWS)
@@ -282,7 +296,7 @@ def test_another_way_is_what_it_changes() -> None:
     ingredients = MACHINE.ingredients(generator(), (1, 2, 4))
 
     def exchange(ranks: int = 64, **changes: Any) -> float:
-        way = Way(**{"exchange": "flat", "fusion": None, "wire": "fp32", "group_size": 4, **changes})
+        way = ExchangeMethod(**{"exchange": "flat", "fusion": None, "wire": "fp32", "group_size": 4, **changes})
         return float(np.median(drawn(ingredients, ranks, way=way)["exchange"]))
 
     same = float(np.median(drawn(ingredients, 64)["exchange"]))
@@ -305,7 +319,7 @@ def test_another_way_is_what_it_changes() -> None:
     assert first is not None
     assert first.quantiles == pytest.approx((1.0,) * 9)
     assert exchange(wire="topk", topk_density=0.1) == pytest.approx(same, rel=1e-9)
-    way = Way(exchange="hybrid", fusion=None, wire="fp32", group_size=4)
+    way = ExchangeMethod(exchange="hybrid", fusion=None, wire="fp32", group_size=4)
     for other, why in (
         (way, "exchange hybrid"),
         (replace(way, exchange="flat", wire="powersgd"), "wire powersgd"),

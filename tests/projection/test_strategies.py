@@ -19,9 +19,9 @@ from dlbench.errors import UserError
 from dlbench.perfmodels.algorithms import counts
 from dlbench.perfmodels.predictions import features
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import Counted, LayerTimes, as_counted, watched_layers
+from dlbench.projection.strategies.layers import CountedMemory, LayerTimes, as_counted, watched_layers
 from dlbench.projection.strategies.network import Groups
-from dlbench.projection.strategies.table import INNER, STRATEGIES, Case, Row, best, cut
+from dlbench.projection.strategies.table import INNER, STRATEGIES, StrategyCase, best, cut
 from dlbench.records.rows.spans import COMPUTE, SpanWriter
 from dlbench.specs.choices import WorkloadFile, choose
 from dlbench.specs.comm import Collective, Level, NetworkModel, Piece
@@ -51,10 +51,11 @@ def layers_of(name: str) -> tuple[Layer, ...]:
 COSMOFLOW, RESNET, BERT = map(layers_of, ("cosmoflow", "resnet50", "bert"))
 
 
-def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> list[Row]:
+def rows_of(layers: tuple[Layer, ...], ranks: int, *names: str, node: int | None = None, **given: Any) -> Any:
     given.setdefault("times", LayerTimes.split(layers, forward_s=1e-3, backward_s=2e-3, update_s=0.5))
     layout = Layout(ranks=ranks, group_size=node or ranks)
-    case = Case(**{"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2, **given})
+    given = {"layers": layers, "network": network(), "layout": layout, "batch": BATCH, "slots": 2, **given}
+    case = StrategyCase(**given)
     return list(case.table(names or STRATEGIES))
 
 
@@ -259,7 +260,7 @@ def test_memory_as_counted_is_that_of_the_moment_that_holds_most() -> None:
     alike = {"slots": 2, "batch": 4, "ranks": 2}
 
     def held(name: str, **other: float) -> float:
-        return as_counted(layers, Counted(**sizes | other), name, **alike) / 4
+        return as_counted(layers, CountedMemory(**sizes | other), name, **alike) / 4
 
     # Before the first block's backward pass: its activations, and all gradients but its own.
     assert held("serial") == 3 * 260 + 40 + 230
@@ -326,7 +327,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(runs: Path, *words: object) -> tuple[object, ...]:
-    return "project", runs, "--network", runs.parent / "box.network.json", *words
+    return "project", "runs", runs, "--network", runs.parent / "box.network.json", *words
 
 
 def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs: Path) -> None:
@@ -356,15 +357,15 @@ def test_the_command_prints_the_best_and_marks_what_was_measured(cli: Cli, runs:
 
 def test_what_is_not_known_of_the_network_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs of messages; and layers, of a network of DLBENCH_PATH that does not say them."""
-    words = ["project", str(runs), "--to", "16", "--strategy", "all"]
+    words = ["project", "runs", str(runs), "--to", "16", "--strategy", "all"]
     without = CliRunner().invoke(command, words).exception
     assert str(without).startswith("--strategy needs costs of messages")
     monkeypatch.setattr(ResNetModel, "layer_table", Model.layer_table)
-    ideal = ["project", "--workload", "resnet50", "--system", "p40-roce", "--from-spec", "--to", "8"]
+    ideal = ["project", "spec", "resnet50", "--system", "p40-roce", "--to", "8"]
     for line in (words, ideal):
         error = CliRunner().invoke(command, line).exception
         assert isinstance(error, UserError)
-        assert re.match(r"--[a-z-]+: layers of \w+ are not known.*layer_table.*\)$", str(error))
+        assert re.match(r"(--strategy|project spec): layers of \w+ are not known.*layer_table.*\)$", str(error))
 
 
 def test_layers_take_what_was_watched_of_them(tmp_path: Path) -> None:

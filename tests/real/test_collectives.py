@@ -25,7 +25,7 @@ from dlbench.node.comm.transport import Counters, Operation, Transport, start_mp
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, enough_operations, over_ranks
 from dlbench.perfmodels.algorithms import counts
-from dlbench.perfmodels.schedules import Layout, Step, Transfer
+from dlbench.perfmodels.schedules import Layout, ScheduleStep, Transfer
 from dlbench.records.comm import CommRecord
 from dlbench.specs.base import Precision
 from dlbench.specs.comm import ALGORITHMS, GROUPED_ALGORITHMS, Collective, CommPlan, CommSeries, CommSpec
@@ -261,7 +261,7 @@ def test_a_step_reads_the_buffer_as_it_was_when_it_began(data: st.DataObject) ->
             receives.append(Transfer(1, at, count, reduce))
             arrived = before[first : first + count]
             wanted[at : at + count] = wanted[at : at + count] + arrived if reduce else arrived
-        steps.append(Step(sends=tuple(sends), receives=tuple(receives)))
+        steps.append(ScheduleStep(sends=tuple(sends), receives=tuple(receives)))
     transport = Loopback(data.draw(st.sampled_from([None, 4, 12, 1024])), early=data.draw(st.booleans()))
     if transport.segment_bytes is None:
         transport.early = False  # as NCCL

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dlbench.node.training import run_record
-from dlbench.node.training.step_schedule import WATCHED_STEPS
+from dlbench.node.step_schedule import WATCHED_STEPS
+from dlbench.node.training import checks
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Record, Setting
 from dlbench.records.scan import Run
@@ -247,11 +247,11 @@ def row(requested: str | float | None, effective: str | float | None) -> Setting
 
 def test_only_what_demonstrably_did_not_act_is_inert() -> None:
     acted = [row("fp16", "fp16"), row(None, "fp16"), row("fp16", None), row(1.0, 1.0)]
-    assert run_record.inert(acted, ranks=2) == ()
-    assert run_record.inert([*acted, row("fp16", "fp32")], ranks=2) == (
+    assert checks.inert(acted, ranks=2) == ()
+    assert checks.inert([*acted, row("fp16", "fp32")], ranks=2) == (
         "sync.wire: fp16 was asked for, fp32 was in force (seen)",
     )
-    assert run_record.inert([row("fp16", "fp32")], ranks=1) == ()
+    assert checks.inert([row("fp16", "fp32")], ranks=1) == ()
 
 
 def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
@@ -269,24 +269,24 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
 
 
 def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
-    check = run_record.wire_check(exchanged(3), is_scaled=False)
+    check = checks.wire_check(exchanged(3), is_scaled=False)
     assert not check.passed
     assert check.detail.startswith("3 sums of gradients left the range of fp16")
     assert "set sync.wire to fp32 or bf16" in check.detail
-    assert run_record.exchange_warnings(exchanged(3), is_scaled=False) == []
-    scaled = run_record.wire_check(exchanged(3), is_scaled=True)
+    assert checks.exchange_warnings(exchanged(3), is_scaled=False) == []
+    scaled = checks.wire_check(exchanged(3), is_scaled=True)
     assert scaled.passed
-    (doubt,) = run_record.exchange_warnings(exchanged(3), is_scaled=True)
+    (doubt,) = checks.exchange_warnings(exchanged(3), is_scaled=True)
     assert "loss scaling left" in doubt
-    clean = run_record.wire_check(exchanged(0), is_scaled=False)
+    clean = checks.wire_check(exchanged(0), is_scaled=False)
     assert clean.passed
-    assert run_record.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
-    assert run_record.wire_check(None, is_scaled=False) is None
-    assert run_record.exchange_warnings(None, is_scaled=True) == []
+    assert checks.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
+    assert checks.wire_check(None, is_scaled=False) is None
+    assert checks.exchange_warnings(None, is_scaled=True) == []
 
 
 def test_costs_that_may_be_the_host_s_rate_of_calls_are_a_warning() -> None:
     line = LineCost(name="nccl flat", startup_s=1e-5, per_byte_s=1e-9, ranks=2, launch_bound=(4096, 16384))
     found = exchanged(0).model_copy(update={"costs": (line,)})
-    (said,) = run_record.exchange_warnings(found, is_scaled=False)
+    (said,) = checks.exchange_warnings(found, is_scaled=False)
     assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU came to messages before the host had")

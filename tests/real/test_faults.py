@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from dlbench.errors import UserError
-from dlbench.node.training import run_record
-from dlbench.node.training import state as state_module
-from dlbench.node.training.state import InjectedFault
+from dlbench.node.training import checks
+from dlbench.node.training import fault as fault_module
+from dlbench.node.training.fault import InjectedFault
 from dlbench.records.record import RankResult, Record
 from dlbench.records.registry import describe
 from dlbench.records.rows.steps import read_steps
@@ -89,12 +89,12 @@ def one(**overrides: Any) -> RunPlan:
 
 def test_a_fault_is_told_with_every_figure(tmp_path: Path) -> None:
     plan = one(**{"fault.compute_factor": 1.3, "fault.ranks": 1, "fault.input_delay_s": 0.04})
-    (text,) = run_record.planned_warnings(plan)
+    (text,) = checks.planned_warnings(plan)
     for words in ("a fault is planted on rank 1:", "1.3 times as long", "40 ms later"):
         assert words in text
-    assert run_record.planned_warnings(one()) == []
+    assert checks.planned_warnings(one()) == []
     (alone,) = plans(points=(1, 2), repeats=1, overrides={"fault.ranks": 1, "fault.step_delay_s": 0.1})[:1]
-    assert "on none of the ranks of this run" in run_record.planned_warnings(alone)[0]
+    assert "on none of the ranks of this run" in checks.planned_warnings(alone)[0]
     write_run(tmp_path, plan, constant([1.0] * 6))
     (healthy,) = plans(points=(2,), repeats=1, series="s2")
     write_run(tmp_path, healthy, constant([1.0] * 6))
@@ -113,7 +113,7 @@ def batches(count: int) -> Iterator[dict[str, torch.Tensor]]:
 
 def test_batches_come_later_and_only_measured_ones_count() -> None:
     fault = InjectedFault(FaultSpec(input_delay_s=DELAY_S), rank=0)
-    delayed = fault.delayed(batches(5))
+    delayed = fault.around_batches(batches(5))
     seen = [next(delayed), next(delayed)]
     assert fault.injected_s == 0
     fault.begin_measuring()
@@ -150,12 +150,12 @@ def test_computation_takes_the_factor_as_long_backward_counted_as_two_forwards(f
         return loss(model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_module.time, "sleep", sleep)
-        patch.setattr(state_module.time, "monotonic_ns", lambda: now[0])
+        patch.setattr(fault_module.time, "sleep", sleep)
+        patch.setattr(fault_module.time, "monotonic_ns", lambda: now[0])
         fault = InjectedFault(FaultSpec(compute_factor=factor), rank=0)
         fault.begin_measuring()
         model, batch = nn.Linear(2, 1), next(batches(1))
-        slow = fault.slowed(forward)
+        slow = fault.around_loss(forward)
         assert torch.equal(slow(model, batch), loss(model, batch))
         # (forward + sleep + backward) / (forward + backward) with a backward pass of two forward ones.
         assert (3 * forward_ns / 1e9 + slept[0]) / (3 * forward_ns / 1e9) == pytest.approx(factor)
@@ -167,12 +167,12 @@ def never(seconds: float) -> None:
 
 
 def test_other_ranks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module.time, "sleep", never)
+    monkeypatch.setattr(fault_module.time, "sleep", never)
     spec = FaultSpec(ranks=(1,), compute_factor=2.0, input_delay_s=1.0, step_delay_s=1.0)
     fault = InjectedFault(spec, rank=0)
     fault.begin_measuring()
-    assert fault.slowed(loss) is loss
-    assert len(list(fault.delayed(batches(3)))) == 3
+    assert fault.around_loss(loss) is loss
+    assert len(list(fault.around_batches(batches(3)))) == 3
     fault.end_step()
     assert fault.injected_s == 0
 
@@ -241,11 +241,11 @@ def test_ranks_end_apart_exactly_where_they_exchange_nothing(
     exchange: str, finals: str, name: str, passed: bool
 ) -> None:
     plan = one(**({"sync.exchange": "none"} if exchange == "none" else {}))
-    checks = run_record.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
-    found = {check.name: check.passed for check in checks}
+    made = checks.check(plan, [result(rank, final) for rank, final in enumerate(finals)], measured_steps=12)
+    found = {check.name: check.passed for check in made}
     assert found.pop(name) is passed
     assert all(found.values())
-    assert any("not exchanged" in text for text in run_record.planned_warnings(plan)) is (exchange == "none")
+    assert any("not exchanged" in text for text in checks.planned_warnings(plan)) is (exchange == "none")
 
 
 # --- real ranks -------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.training.run import train
-from dlbench.node.training.run_record import watch_warnings, with_layers_noted
-from dlbench.node.training.step_schedule import plan_schedule
+from dlbench.node.step_schedule import plan_schedule
+from dlbench.node.training.checks import watch_warnings, with_layers_noted
+from dlbench.node.training.run import Rank
 from dlbench.node.watching.spans import ANCHOR
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.folder import RunFolder, create
@@ -72,7 +72,7 @@ def trained(out: Path, series: str, data: Path | None = None, **overrides: Any) 
     folder = create(out, plan)
     context = context_of(plan, folder)
     try:
-        train(context)
+        Rank(context).train()
     finally:
         context.watch.close()
     return read_run(folder.path)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.job import killed_by_signal
+from dlbench.records.job_log import killed_by_signal
 from dlbench.records.scan import read_run
 from dlbench.records.status import RankStatus, write_status
 from tests.support.run_factory import plans, status, write_unfinished

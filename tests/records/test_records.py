@@ -25,7 +25,7 @@ from dlbench.jobs.scheduler import read_submission
 from dlbench.records.files import write_atomic, write_json, write_result
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.registry import KEYS, describe
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import COMPUTE, EXCHANGE, STAGE, SpanReader
 from dlbench.records.rows.steps import FIELDS, PHASES, StepReader, StepWriter, read_steps, step_dtype
 from dlbench.records.scan import Run, read_run, scan
@@ -602,7 +602,7 @@ def test_a_saved_watched_run_still_reads(tmp_path: Path) -> None:
             assert [spans.names[number] for number in block["name"]] == [span["name"] for span in SAVED_SPANS]
             for key, default in (("start_ns", 0), ("lane", 0), ("step", -1), ("num_bytes", -1), ("track", 0)):
                 assert list(block[key]) == [span.get(key, default) for span in SAVED_SPANS]
-        samples = SampleReader(path=folder.samples(0))
+        samples = SamplesReader(path=folder.samples(0))
         rows = np.concatenate(list(samples.blocks()))
         for number, name in enumerate(["time_ns", *samples.columns]):
             assert np.array_equal(rows[name], [row[number] for row in SAVED_ROWS], equal_nan=True)

@@ -145,22 +145,6 @@ def test_the_median_attains_the_level_that_is_printed(n: int) -> None:
     assert median_estimate(list(range(n))).level == level
 
 
-@pytest.mark.parametrize("n", [5, 7, 10])
-def test_intervals_cover_the_truth_of_normal_runs(n: int) -> None:
-    """Means and ratios of 1,000 experiments, as often as they say, within what so few experiments can tell."""
-    rng = np.random.default_rng(n)
-    hits = np.zeros(3)
-    for _ in range(1000):
-        a, b = (rng.lognormal(0, 0.03, n).tolist() for _ in range(2))
-        hits += [
-            _covers(mean_estimate(a), math.exp(0.03**2 / 2)),
-            _covers(ratio_estimate(_keyed(a), _keyed(b)), 1.0),
-            _covers(ratio_estimate(_keyed(a), _keyed(b, "t")), 1.0),
-        ]
-    assert (hits / 1000 >= 0.935).all()
-    assert (hits / 1000 <= 0.985).all()
-
-
 # Sessions
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dlbench.stats.multiplicity import student_quantile
-from dlbench.stats.pairing import LEAST_RUNS, resampled
+from dlbench.stats.resampling import LEAST_RUNS, resampled
 
 
 def test_ends_are_those_of_students_t() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dlbench.stats.estimates import Estimate, is_other_than, placed
+from dlbench.stats.estimates import Estimate, placed
 from dlbench.stats.multiplicity import LEVEL, POWER, repeats_for
+from dlbench.stats.verdict import family_of, judge, judge_tests
 
 ends = st.floats(-10, 10)
 
@@ -27,11 +28,49 @@ def test_a_verdict_needs_the_whole_interval(a: float, b: float, c: float, d: flo
     assert found == (sides.pop() if len(sides) == 1 else "undecided")
 
 
-def test_few_runs_decide_nothing() -> None:
-    assert placed(estimate(2.0, 3.0, n=4), 0.0, 1.0) == "insufficient"
+@pytest.mark.parametrize(
+    ("low", "high", "p", "outcome"),
+    [
+        (0.99, 1.01, None, "equal"),
+        (1.005, 1.03, 0.04, "better"),
+        (1.005, 1.03, 0.06, "undecided"),
+        (0.95, 0.99, 0.04, "worse"),
+        (0.97, 1.03, 0.04, "undecided"),
+    ],
+)
+def test_a_difference_needs_the_interval_and_the_family(low: float, high: float, p: float, outcome: str) -> None:
+    found = judge(estimate(low, high), 0.02, centre=1.0, none_at=1.0, adjusted_p=p)
+    assert (found.outcome, found.units_wanted) == (outcome, 10)
+    few = judge(estimate(low, high, n=4), 0.02, centre=1.0, none_at=1.0, adjusted_p=p, higher_is_worse=True)
+    assert (few.outcome, few.units_wanted) == ("insufficient", 5)
+
+
+def test_a_single_run_decides_nothing() -> None:
     assert placed(Estimate(2.0, None, None, 1, "single run"), 0.0, 1.0) == "insufficient"
-    assert not is_other_than(estimate(2.0, 3.0, n=4), 1.0)
-    assert is_other_than(estimate(2.0, 3.0), 1.0)
+
+
+def test_without_a_value_of_no_difference_the_whole_interval_must_leave_the_margin() -> None:
+    outcomes = [judge(estimate(low, 0.03), 0.02, higher_is_worse=True).outcome for low in (0.015, 0.021)]
+    assert outcomes == ["undecided", "worse"]
+
+
+def test_two_tests_and_the_tests_of_equivalence_decide() -> None:
+    within, beyond = (0.99, 1.01), (0.99, 1.03)
+    assert judge_tests(0.01, 1.0, (0.01, 0.01), within, 1.02) == "worse"
+    assert judge_tests(1.0, 0.01, (0.01, 0.01), within, 1.02) == "better"
+    assert judge_tests(1.0, 0.02, (0.01, 0.01), within, 1.02) == "equal"
+    assert judge_tests(1.0, 0.02, (0.01, 0.01), beyond, 1.02) == "undecided"
+    assert judge_tests(1.0, 0.02, (0.01, 0.01), (1.0, 1.0), 1.0) == "undecided"  # a floor has no equivalence
+
+
+def test_a_family_counts_what_is_the_same_once_and_claims_nothing_of_four_pairs() -> None:
+    logs = {("", repeat): 0.1 + 0.001 * repeat for repeat in range(5)}
+    few = dict(list(logs.items())[:4])
+    family = family_of([logs, {key: -value for key, value in logs.items()}, few, {}])
+    assert family.size == 2
+    assert family.adjusted_p(logs) < LEVEL < family.adjusted_p(few) == 1
+    assert family.judge({}, 0.02) is None
+    assert family.judge(few, 0.02).outcome == "insufficient"
 
 
 @pytest.mark.parametrize("comparisons", [1, 15, 100])

@@ -9,10 +9,8 @@ from typing import Any
 
 import torch
 
-from dlbench.node.training.context import RankContext
 from dlbench.node.training.phases import PhaseTimer
-from dlbench.node.training.run import prepare
-from dlbench.node.training.state import TrainState
+from dlbench.node.training.run import Rank
 from tests.support.one_rank import SMALL, context_of
 from tests.support.run_factory import plans
 
@@ -32,9 +30,9 @@ def empty_training(
     backward: Work = no_work,
     update: Work = no_work,
     watchdog: Any = None,
-) -> tuple[RankContext, TrainState]:
+) -> Rank:
     """One rank on this CPU. In place of what torch would compute, `forward` and `backward` are called for each of the
-    `parts` of a batch, which has one sample for each, and `update` once a step. `timer`: as of `prepare`.
+    `parts` of a batch, which has one sample for each, and `update` once a step. `timer`: as of `Rank`.
     """
     overrides = {
         "measure.warmup_steps": warmup,
@@ -48,7 +46,7 @@ def empty_training(
     model = {"model": plan.workload.model.model_copy(update=SMALL)}
     plan = plan.model_copy(update={"workload": plan.workload.model_copy(update=model)})
     context = context_of(plan, watchdog=watchdog)
-    state = prepare(context, timer)
+    state = Rank(context, timer).prepare()
     state.close()
     value = torch.tensor(0.5)
 
@@ -61,4 +59,4 @@ def empty_training(
     state.loss = loss
     state.precision.backward = lambda _loss: backward()  # type: ignore[method-assign]
     state.batches = itertools.repeat({name: torch.zeros(parts, 1) for name in ("volume", "target")})
-    return context, state
+    return state

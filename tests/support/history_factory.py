@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dlbench.history.from_runs import open_history
-from dlbench.history.importing import Candidate, Outcome, import_runs
-from dlbench.history.store import History
+from dlbench.history.history import History
+from dlbench.history.importing import Candidate, ImportOutcome, import_runs
 from dlbench.records.scan import run_folders
 from dlbench.specs.plan import RunPlan
 from tests.support.run_factory import NOW, Story, constant, plans, write_run
 
 
-def import_folder(history: History, runs: Path) -> list[Outcome]:
+def import_folder(history: History, runs: Path) -> list[ImportOutcome]:
     folders = run_folders(runs)
     candidates = [Candidate(folder=folder, name=folder.path.name) for folder in folders]
     with history.store.room() as room:

@@ -15,7 +15,7 @@ from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.sync.engine import Engine, SingleEngine
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.run import train
+from dlbench.node.training.run import Rank
 from dlbench.records.folder import RunFolder, create
 from dlbench.records.scan import Run, read_run
 from dlbench.specs.plan import RunPlan
@@ -47,7 +47,7 @@ def trained(
     folder = create(out, plan)
     context = context_of(plan, folder, engine=build_engine(plan, folder, PLACE, device), device=device)
     try:
-        train(context)
+        Rank(context).train()
     finally:
         context.watch.close()
     return read_run(folder.path)

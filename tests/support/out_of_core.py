@@ -13,8 +13,8 @@ from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.out_of_core.planning import Workbench, plan_memory
 from dlbench.node.out_of_core.spans import LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.training.activations import ActivationMemory
-from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.out_of_core.search import smallest_capacity
 from dlbench.specs.out_of_core import TransferRates
 from dlbench.specs.training import OptimizerSpec, TrainSpec
@@ -96,7 +96,7 @@ class ChainTraining:
             return Outcome(**left)
         memory.close_window()
         plan = memory.found.plan
-        left |= {"spans": tuple(span for _, span in memory.spans()), "told": memory.summary()}
+        left |= {"spans": tuple(span for _, span in memory.spans()), "told": memory.rank_memory().model_dump()}
         left |= {"capacity_bytes": plan.capacity_bytes, "predicted_bytes": plan.predicted.swapped_bytes}
         left |= {"rates": memory.found.rates, "warnings": memory.warnings}
         memory.close()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dlbench.perfmodels.out_of_core.blocks import BlockCost, BlockCosts, cut
-from dlbench.perfmodels.out_of_core.simulator import Pass, Setting, backward, begin, forward
+from dlbench.perfmodels.out_of_core.simulator import Pass, PassSetting, backward, begin, forward
 from dlbench.specs.out_of_core import Chain, Decision, PlannedBlock, TransferRates
 
 DECISIONS: tuple[Decision, ...] = ("keep", "swap", "recompute", "recompute-swap")
@@ -78,7 +78,7 @@ class _Search:
         within_s: float,
     ) -> None:
         known = BlockCosts(chain)
-        self._setting = Setting.of(chain, rates, capacity_bytes)
+        self._setting = PassSetting.of(chain, rates, capacity_bytes)
         self._spans = spans
         self._options: list[list[BlockCost]] = []
         self._decisions: list[list[Decision]] = []

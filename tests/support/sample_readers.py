@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlbench.datasets.staging.samples import SampleStore
-from dlbench.node.data.reader import BadSampleError, Raw, Sample, SampleReader
+from dlbench.node.data.reader import BadSampleError, DataReader, PreparedSample, Raw
 from dlbench.node.data.sharding import Key
 
 
@@ -17,7 +17,7 @@ def number_bytes(index: int) -> bytes:
     return str(index).encode() * (1 + index % 7)
 
 
-class NumberReader(SampleReader):
+class NumberReader(DataReader):
     """Samples with their number in them, of four classes in the order of storage; some may be unreadable."""
 
     def __init__(self, num_samples: int, bad: frozenset[int] = frozenset()) -> None:
@@ -28,9 +28,9 @@ class NumberReader(SampleReader):
             raise BadSampleError(f"{self.name(index)}: unreadable")
         return Raw(number_bytes(index))
 
-    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
         assert data == number_bytes(key[1])
-        return Sample({"number": np.array(key[1])})
+        return PreparedSample({"number": np.array(key[1])})
 
     def num_bytes(self, index: int) -> int:
         return len(number_bytes(index))

@@ -221,7 +221,7 @@ def large_run(
         window_ranks=window,
         window_first_step=first,
         window_num_steps=num_steps,
-        num_spans=sum(writer.num_spans for writer in writers),
+        num_spans=sum(writer.num_rows for writer in writers),
         dropped_spans=sum(writer.dropped for writer in writers),
         trace_bytes=sum(sizes) + sum(writer.bytes_written for writer in writers),
     )

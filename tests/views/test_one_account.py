@@ -62,7 +62,7 @@ def said(*words: object) -> Any:
 
 def test_all_commands_say_the_same_of_ranks_that_were_not_measured(machine: Path) -> None:
     costs = ("--network", machine / "box.network.json", "--format", "json")
-    (group,) = said("project", machine, "--to", "16,32,64", *costs)["groups"]
+    (group,) = said("project", "runs", machine, "--to", "16,32,64", *costs)["groups"]
     told = {one["ranks"]: one for one in group["projection"]["targets"]}
     # The report shows the numbers of the command.
     forecast = said("report", machine, *costs)["groups"][0]["forecast"]["projection"]["targets"]

@@ -10,11 +10,14 @@ import pytest
 
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
+from dlbench.perfmodels.out_of_core.blocks import Operation
 from dlbench.perfmodels.out_of_core.planner import fixed_plan
 from dlbench.records.out_of_core import MemoryResult
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
+from dlbench.report.charts.chart import ReportSubject
 from dlbench.views.out_of_core.numbers import MethodComparison, MethodPoint, out_of_core
+from dlbench.views.out_of_core.planned_pass import lanes_chart
 from dlbench.views.out_of_core.view import OutOfCoreView, method_charts
 from dlbench.views.scaling_report import assemble
 from dlbench.views.sweep.numbers import sweeps
@@ -177,6 +180,16 @@ def test_at_one_limit_recomputing_and_sharding_stand_beside_replicas(tmp_path: P
     (section,) = OutOfCoreView().sections(report)
     assert section.words[0].startswith(f"Within 20 MiB a rank, 2 ranks, batch {batch}: take {best.method}, the fastest")
     assert section.words[0].endswith("would not fit.")
+
+
+def test_the_lanes_say_how_long_computing_stands_still() -> None:
+    operations = [
+        Operation(lane="compute", kind="forward", block=0, start_s=0.0, end_s=0.004),
+        Operation(lane="in", kind="swap in", block=0, start_s=0.004, end_s=0.01),
+        Operation(lane="compute", kind="wait", block=0, start_s=0.004, end_s=0.006),
+    ]
+    chart = lanes_chart(operations, (), ReportSubject("plan", "a plan"))
+    assert "predicted: 10 ms, of it waiting 2 ms" in chart.alt
 
 
 def test_more_than_the_plan_allowed_and_what_was_verified_are_said(tmp_path: Path) -> None:

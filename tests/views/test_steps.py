@@ -18,7 +18,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Sheet, TextTable
 from dlbench.specs.plan import RunPlan
 from dlbench.views import model
-from dlbench.views.rank_map import EDGES, MapRow, RankMap, bin_title
+from dlbench.views.rank_map import EDGES, MapRow, RankMap, bin_title, slowest_text
 from dlbench.views.scaling_report import assemble
 from dlbench.views.steps import (
     RanksView,
@@ -171,6 +171,7 @@ def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model
         assert row.mean == pytest.approx(relative[rank].mean())
         assert row.largest == pytest.approx(relative[rank].max())
         assert row.largest_first_step == row.largest_last_step == WARMUP + int(relative[rank].argmax())
+    assert slowest_text(found).startswith(f"rank {int(relative.mean(axis=1).argmax())} on ")
 
 
 def test_one_rank_has_no_map_but_a_remedy(tmp_path: Path) -> None:

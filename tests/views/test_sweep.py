@@ -15,15 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.analysis.table import tabulate
+from dlbench.records.folder import create
 from dlbench.records.record import HeldMemory
 from dlbench.records.scan import scan
 from dlbench.report.wording import DASH, times_value
 from dlbench.specs.plan import RunPlan
 from dlbench.stats.multiplicity import LEVEL, holm, paired_p, repeats_for, student_p
 from dlbench.views.scaling_report import assemble, document_of
+from dlbench.views.sweep.charts import settings_charts
 from dlbench.views.sweep.numbers import Sweep, SweepCell, sweeps
-from dlbench.views.sweep.settings import Setting
-from dlbench.views.sweep.view import settings_charts, settings_sheet
+from dlbench.views.sweep.settings import SweptSetting
+from dlbench.views.sweep.view import settings_sheet
 from tests.support.run_factory import (
     Story,
     Training,
@@ -59,7 +61,7 @@ def swept(out: Path, speed: Callable[[RunPlan], float], **request: Any) -> Sweep
     return cell
 
 
-def setting(cell: SweepCell, **values: Any) -> Setting:
+def setting(cell: SweepCell, **values: Any) -> SweptSetting:
     (found,) = [s for s in cell.settings if all(v == values[n] for k, v in s.values for n in values if k.endswith(n))]
     return found
 
@@ -257,6 +259,9 @@ def trained_to_target(
         is_second = plan.sync.wire == "topk" or plan.sync.average_every is not None
         factor = (1 + 0.02 * plan.series.repeat) / (speed if is_second else 1.0)
         found = values(plan) if is_second or plan.series.repeat == 3 else (0.1, 0.3, 0.9)
+        if not found:  # killed
+            create(out, plan)
+            continue
         packed = {"packing_s": 0.004, "merging_s": 0.001, "communication_s": 0.02} if plan.sync.wire == "topk" else {}
         exchange = exchange_result(plan, gradients=GRADIENTS, alpha_s=1e-4, beta_s_per_byte=1e-9) | packed
         state = "invalid" if None in found else "valid"
@@ -292,8 +297,13 @@ def test_a_sweep_to_a_target_is_decided_by_the_time_to_it(
     assert (plain.packing_s, plain.merging_s) == (None, None)
     assert cell.advice == advice
     assert (cell.best == "topk") == (verdict == "faster to the target")
-    charts = settings_charts(found_in(tmp_path), cell)
+    charts = settings_charts(found_in(tmp_path), cell, settings_sheet(found_in(tmp_path), cell))
     assert [chart.title.split(" over")[0] for chart in charts] == ["Speed to the target", "Throughput"]
+
+
+def test_a_setting_whose_runs_failed_has_missed_no_target(tmp_path: Path) -> None:
+    cell = trained_to_target(tmp_path, lambda plan: ())
+    assert setting(cell, wire="topk").verdict == "no figure"
 
 
 @pytest.mark.parametrize("ending", [MISSED, DIVERGED])

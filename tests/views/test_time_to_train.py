@@ -24,10 +24,10 @@ from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import (
-    Answer,
     Asked,
     TimeToTrain,
     TimeToTrainView,
+    TrainingAnswer,
     TrainingPoint,
     answers,
     held_by,
@@ -247,7 +247,7 @@ several = st.lists(times, min_size=1, max_size=5).map(
 limits = st.floats(5e2, 2e6)
 
 
-def chosen(answer: Answer, points: Sequence[TrainingPoint]) -> TrainingPoint:
+def chosen(answer: TrainingAnswer, points: Sequence[TrainingPoint]) -> TrainingPoint:
     return next(point for point in points if point.ranks == answer.ranks)
 
 
@@ -281,7 +281,7 @@ def test_the_answer_is_the_cheapest_or_fastest_of_all_that_meet_the_limits(
         assert answer.text.startswith("None of the measured rank counts is ")
 
 
-def sure(points: Sequence[TrainingPoint], deadline: float) -> Answer:
+def sure(points: Sequence[TrainingPoint], deadline: float) -> TrainingAnswer:
     (found,) = answers(points, Asked(deadline_s=deadline), "GPU")
     return found
 

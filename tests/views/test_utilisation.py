@@ -9,7 +9,7 @@ import pytest
 
 from dlbench.analysis.scaling import groups
 from dlbench.analysis.table import tabulate
-from dlbench.perfmodels.utilisation import sheet_of
+from dlbench.perfmodels.data_sheets import sheet_of
 from dlbench.records.scan import scan
 from dlbench.views.utilisation import PublishedRate, published_rates, rates_beside
 from tests.support.run_factory import Story, constant, plans, write_run

@@ -11,7 +11,7 @@ from typing import Any
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import Array, Times, np
 from dlbench.records.record import RankResult
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.spans import STAGE, STAGING, SpanReader
 from dlbench.records.rows.steps import StepReader
 from dlbench.records.scan import Run
@@ -67,7 +67,7 @@ class NodeSamples:
 def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     path = run.folder.samples(node)
-    reader = SampleReader(path=path, run_id=run.plan.run_id)
+    reader = SamplesReader(path=path, run_id=run.plan.run_id)
     sampled = tuple(reader.columns)
     names = _wanted(sampled, wanted)
     found = reader.read({"time_ns", *names})

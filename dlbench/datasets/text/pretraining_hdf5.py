@@ -177,10 +177,6 @@ class SampleRows:
         self.index, self._files = index, OpenFiles()
         self._sequence_length = sequence_length
         self._max_predictions = max_predictions
-        self._datasets: dict[Path, tuple[Any, dict[str, Any]]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_datasets": {}}
 
     def read(self, index: int) -> dict[str, NDArray[np.int64]]:
         """One sample as arrays (1, S), (1, P) and (1,) int64, by the names of the fixed layout.
@@ -189,16 +185,16 @@ class SampleRows:
         """
         path, row = self.index.locate(index)
         with damage_as_oserror():
-            file = self._files.get(path)
-            datasets = self._datasets.get(path)
-            # Looking them up takes as long as reading a row; a file may have been closed to make room for others.
-            if datasets is None or datasets[0] is not file:
-                datasets = self._datasets[path] = file, {key: file[key] for key in _TYPES if key in file}
-            return read_rows(datasets[1], row, row + 1, self._sequence_length, self._max_predictions)
+            datasets = self._files.found(path, _datasets)
+            return read_rows(datasets, row, row + 1, self._sequence_length, self._max_predictions)
 
     def close(self) -> None:
-        self._datasets.clear()
         self._files.close()
+
+
+def _datasets(file: Any) -> dict[str, Any]:
+    """Returns the datasets of an open file: to look them up takes as long as reading a row."""
+    return {key: file[key] for key in _TYPES if key in file}
 
 
 def read_rows(

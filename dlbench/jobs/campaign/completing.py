@@ -67,17 +67,16 @@ EVERY_S = 60.0  # How often the scheduler is asked while a series is waited for,
 _SLICE_S = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a person allows a series."""
-
-    pack: Packing = "points"
-    max_jobs: int | None = None
-    max_node_hours: float | None = None
-
-
 def begin(
-    root: Path, jobs: Sequence[Job], *, chain: bool, python: str, request: str, limits: Limits | None = None
+    root: Path,
+    jobs: Sequence[Job],
+    *,
+    chain: bool,
+    python: str,
+    request: str,
+    pack: Packing = "points",
+    max_jobs: int | None = None,
+    max_node_hours: float | None = None,
 ) -> str:
     """Writes down what a series shall hold, before anything is submitted; returns its name.
 
@@ -86,7 +85,7 @@ def begin(
     Raises `UserError`: a run of that name exists, the series is another user's, or another process submits it.
     `RunError`: the files cannot be written.
     """
-    series_id, limits = _series_of(jobs[0]), limits or Limits()
+    series_id = _series_of(jobs[0])
     if owner := owner_of_other(root, series_id):
         raise UserError(f"{root}: series {series_id} is of user {owner}; choose another --series")
     for run_id in (run_id for job in jobs for run_id in job.run_ids):
@@ -112,10 +111,10 @@ def begin(
             created=before.created if before else utc_now(),
             requests=(*(before.requests if before else ()), request),
             scheduler=jobs[0].shape.system.scheduler,
-            pack=limits.pack,
+            pack=pack,
             chain=chain,
-            max_jobs=limits.max_jobs,
-            max_node_hours=limits.max_node_hours,
+            max_jobs=max_jobs,
+            max_node_hours=max_node_hours,
             python=python,
             jobs=(*(before.jobs if before else ()), *map(entry_of, jobs)),
         )

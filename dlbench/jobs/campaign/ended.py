@@ -38,7 +38,7 @@ from dlbench.jobs.campaign.series_file import (
 from dlbench.jobs.scheduler import Queue, Submission, UnansweredError, array_of, read_submission
 from dlbench.records.folder import RunFolder
 from dlbench.records.interrupted import attempt_of
-from dlbench.records.job import was_cancelled
+from dlbench.records.job_log import was_cancelled
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import LaunchPlan, RunPlan
 

@@ -25,7 +25,7 @@ from dlbench.jobs.campaign.series_file import (
 )
 from dlbench.jobs.scheduler import Queue, QueuedJob, Submission, read_submission
 from dlbench.records.comm import read_launched
-from dlbench.records.job import has_own_end, was_cancelled
+from dlbench.records.job_log import has_own_end, was_cancelled
 from dlbench.records.scan import LaunchedRun
 from dlbench.records.status import RankStatus, failure_line
 from dlbench.sharing import WithheldError

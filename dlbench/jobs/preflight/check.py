@@ -28,7 +28,7 @@ from dlbench.records.files import write_atomic, write_json
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightReport
 from dlbench.specs.comm import CommPlan, CommSeries, CommSpec
 from dlbench.specs.plan import LaunchPlan
-from dlbench.specs.series import Counts
+from dlbench.specs.requests import SeriesRequest
 from dlbench.specs.system import SystemSpec
 from dlbench.units import format_seconds
 
@@ -68,8 +68,8 @@ def plan_of(system: SystemSpec, nodes: int, *, machine_cores: int, now: datetime
     """
     # Somebody waits for it: begun anew on other nodes it would mix what two sets of them said.
     system = system.model_copy(update={"slurm": system.slurm.model_copy(update={"requeue": False})})
-    counts = Counts(values=(nodes,), are="nodes", ranks_per_node=None)
-    layout = counts.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
+    request = SeriesRequest(points=(nodes,), points_are="nodes")
+    layout = request.layout(system, nodes, cores_per_rank=None, machine_cores=machine_cores)
     by_mpi = ("mpi",) if system.launch.by_mpi else ()
     name = f"preflight-{system.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     return CommPlan(

@@ -26,7 +26,8 @@ from typing import TypeVar
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.jobs.scheduler import Phase, Queue, QueuedJob, Submission, cluster_of, read_submission
 from dlbench.jobs.slurm.environment import asked, on_cluster
-from dlbench.records.job import Attempt, RunAccounting, Step, write_accounting
+from dlbench.records.accounting import Attempt, RunAccounting, Step
+from dlbench.records.files import write_json
 from dlbench.records.scan import LaunchedRun
 from dlbench.units import utc_now
 
@@ -284,7 +285,7 @@ def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
         new = answer.accounting.get(run.plan.run_id)
         if run.accounting is None and new is not None:
             with suppress(RunError):  # somebody else's runs, or a full disk: it is asked again
-                write_accounting(run.folder, new)
+                write_json(run.folder.accounting, new.model_dump(mode="json"))
             run = replace(run, accounting=new)
         found.append(run)
     return found, answer.why_not

@@ -1,7 +1,7 @@
 """The execution of a schedule by a transport.
 
-A `Step` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is being
-sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
+A `ScheduleStep` reads the buffer as it was when the step began. Where an arriving run of elements overlaps none that is
+being sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
 messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
 that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
 
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from dlbench.node.comm.transport import MessagePart, Operation, Transport
-from dlbench.perfmodels.schedules import Schedule, Step, Transfer, all_to_all_block
+from dlbench.perfmodels.schedules import Schedule, ScheduleStep, Transfer, all_to_all_block
 
 SLOT_MEMORY_BYTES = 16 * 1024 * 1024  # Memory for arriving segments; they are few, so that they stay in the caches.
 LEAST_SLOTS = 4
@@ -146,7 +146,7 @@ class Execution:
             posted += 1
         return posted
 
-    def _compile(self, steps: Sequence[Step]) -> None:
+    def _compile(self, steps: Sequence[ScheduleStep]) -> None:
         width = self._buffer.element_size()
         limit = self._transport.segment_bytes
         segment = len(self._buffer) if limit is None else max(1, limit // width)
@@ -190,7 +190,9 @@ class Execution:
             work.end = len(self._arrivals)
             self._steps.append(work)
 
-    def _make_slots(self, steps: Sequence[Step], staged: Sequence[Sequence[bool]], segment: int) -> list[torch.Tensor]:
+    def _make_slots(
+        self, steps: Sequence[ScheduleStep], staged: Sequence[Sequence[bool]], segment: int
+    ) -> list[torch.Tensor]:
         """Room for arrivals that cannot go to their place at once."""
         sizes = [
             [
@@ -211,7 +213,7 @@ class Execution:
         room = torch.zeros(number * longest, dtype=self._buffer.dtype, device=self._buffer.device)
         return [room[i * longest : (i + 1) * longest] for i in range(number)]
 
-    def _is_staged(self, step: Step, receive: Transfer) -> bool:
+    def _is_staged(self, step: ScheduleStep, receive: Transfer) -> bool:
         return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
 
     def _part(self, run: torch.Tensor, transfer: Transfer, tags: Counter[int], *, sends: bool) -> MessagePart:
@@ -242,7 +244,7 @@ def _overlap(one: Transfer, other: Transfer) -> bool:
     return one.first < other.first + other.count and other.first < one.first + one.count
 
 
-def _earliness(step: Step | None, receive: Transfer) -> int:
+def _earliness(step: ScheduleStep | None, receive: Transfer) -> int:
     """Of an arrival in place: 2 if it touches nothing that the step before uses, 1 if only what that sends."""
     if step is None:
         return 2

@@ -17,7 +17,8 @@ from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.comm.pairs import PairTimer
 from dlbench.node.cores import CoreBinding, Seat, settle
-from dlbench.node.devices import NcclLog, rank_gpu, require_own_gpu, together
+from dlbench.node.devices import rank_gpu, require_own_gpu
+from dlbench.node.nccl_log import NcclLog, joined_transport
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
@@ -57,18 +58,18 @@ def measure(
     deadline = Deadline(place.rank, comm.timeout_s, on_stuck)
     deadline.start()
     lineup = Lineup(plan, place, device, control)
-    about = comm, place, device, control, deadline, beat
-    timer = (PairTimer if comm.pairs else CollectiveTimer)(*about, clock=lineup.stream_clock())
+    timer_class = PairTimer if comm.pairs else CollectiveTimer
+    timer = timer_class(comm, place, device, control, deadline, beat, clock=lineup.stream_clock())
     contestants = lineup.in_turns(deadline)
     load = CoreLoad(sees_node=place.local_rank == 0)
     load.measuring(True)
+    if not contestants:
+        raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
     points: list[CommPoint] = []
-    for number, num_bytes in enumerate(comm.sizes if contestants else ()):
+    for number, num_bytes in enumerate(comm.sizes):
         done, total = number * len(contestants), len(comm.sizes) * len(contestants)
         on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
         points += timer.points(contestants, num_bytes)
-    if not points:
-        raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
     load.measuring(False)
     of_ranks = _gathered(control, place, binding, load, nccl)
     deadline.begin("end of the run")
@@ -79,14 +80,13 @@ def measure(
     if place.rank != 0:
         return None
     problems: list[str] = []
-    facts = environment.capture(problems, withheld=plan.system.launch.referenced)
-    facts |= torch_facts(problems, device)
+    facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
         run_id=plan.run_id,
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu",
+        device=_device_text(device),
         group_size=plan.group_size,
         points=tuple(points),
         not_measured=tuple(lineup.not_measured),
@@ -94,6 +94,10 @@ def measure(
         environment=facts,
         **of_ranks,
     )
+
+
+def _device_text(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
 
 
 def _gathered(
@@ -112,6 +116,6 @@ def _gathered(
         "hosts": tuple(seat.host for seat in seats),
         "switches": tuple(switches) if any(switches) else (),
         "load": node_loads([load for _, load in loads], seats, [node_rank for node_rank, _ in loads]),
-        "nccl": together(logs),
+        "nccl": joined_transport(logs),
         "warnings": settle(seats).warnings,
     }

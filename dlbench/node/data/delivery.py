@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from dlbench.node.part import TrainingPart
 from dlbench.records.record import Setting
 
 Batch = dict[str, torch.Tensor]
@@ -17,7 +18,7 @@ Decode = Callable[[Batch], tuple[Batch, object]]
 _KEY = "data.device_prefetch"
 
 
-class Delivery:
+class Delivery(TrainingPart):
     """Brings the batches of one rank to its GPU.
 
     The copy of a batch waits for nothing that computes, and what computes waits for the copy, on the device alone. The

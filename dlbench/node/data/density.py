@@ -16,7 +16,7 @@ from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, require_sizes, target_fault
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
 from dlbench.opening import why_unreadable
@@ -47,7 +47,7 @@ class _Targets(bytes):
     """What `fetch` gives of a sample whose counts lie in the batch already."""
 
 
-class VolumeReader(SampleReader):
+class VolumeReader(DataReader):
     """Samples of a folder of volumes: volume (C, S, S, S) float32 and target (T,) float32.
 
     `counts`: the device takes the logarithm: volume is (S, S, S, C) int16.
@@ -79,7 +79,7 @@ class VolumeReader(SampleReader):
             return Raw(_Targets(room), num_placed=counts.nbytes)
         return Raw(room.data)  # type: ignore[arg-type]  # only read from, as bytes are
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         """One volume; the epoch makes no difference."""
         if isinstance(data, _Targets):
             assert out is not None  # the same as `fetch` was given
@@ -93,8 +93,10 @@ class VolumeReader(SampleReader):
         if (fault := target_fault(target)) is not None:
             raise self._bad(key[1], fault)
         if self._counts:
-            return Sample({"volume": counts, "target": target})
-        return Sample({"volume": network_input(counts, None if out is None else out["volume"]), "target": target})
+            return PreparedSample({"volume": counts, "target": target})
+        return PreparedSample(
+            {"volume": network_input(counts, None if out is None else out["volume"]), "target": target}
+        )
 
     def num_bytes(self, index: int) -> int:
         return 2 * self._index.size**3 * self._index.channels + 4 * self._index.num_targets
@@ -129,7 +131,7 @@ class VolumeReader(SampleReader):
 
 def open_density(
     source: Path, model: CosmoFlowModel, *, training: bool, lister: Lister = ALONE, counts: bool = False
-) -> SampleReader:
+) -> DataReader:
     """The volumes of one split, for a network.
 
     `training`: which split is read where names tell two apart. `counts`: leave the logarithm to the device.

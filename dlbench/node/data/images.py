@@ -35,7 +35,7 @@ from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import ResNetModel
@@ -149,7 +149,7 @@ def evaluation_image(data: bytes, size: int) -> tuple[NDArray[np.uint8], str | N
     return np.ascontiguousarray(resized[top : top + size, left : left + size]), remark
 
 
-class JpegReader(SampleReader):
+class JpegReader(DataReader):
     """Samples of an image set: image (S, S, 3) uint8, RGB, and label () int64.
 
     `image_size`: S, pixels. `labels`: of each class of the set, its label; None: as the set counts. `decoding`: what of
@@ -178,7 +178,7 @@ class JpegReader(SampleReader):
         except (OSError, ValueError) as error:
             raise BadSampleError(f"{self._images.name(index)}: {why_unreadable(error)}") from None
 
-    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """Reads its header and, in training, draws its crop by a generator of the seed and the key."""
         index, label = key[1], self._label(key[1])
         try:
@@ -186,7 +186,7 @@ class JpegReader(SampleReader):
         except ValueError as error:
             raise BadSampleError(f"{self.name(index)}: {error}") from None
 
-        def finish(out: Arrays | None) -> Sample:
+        def finish(out: Arrays | None) -> PreparedSample:
             try:
                 if drawn is None:
                     image, remark = evaluation_image(data, self._size)
@@ -194,11 +194,13 @@ class JpegReader(SampleReader):
                     image, remark = drawn(None if out is None else out["image"])
             except ValueError as error:
                 raise BadSampleError(f"{self.name(index)}: {error}") from None
-            return Sample({"image": image, "label": label}, None if remark is None else f"{self.name(index)}: {remark}")
+            return PreparedSample(
+                {"image": image, "label": label}, None if remark is None else f"{self.name(index)}: {remark}"
+            )
 
         return finish
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         """One image; in training augmented."""
         return self.begin(key, data)(out)
 
@@ -251,7 +253,7 @@ class EncodedReader(JpegReader):
     int64; label () int64.
     """
 
-    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """One image; augmented as dlbench's own reader would."""
         index = key[1]
         try:
@@ -267,7 +269,7 @@ class EncodedReader(JpegReader):
             "label": self._label(index),
         }
         converted = None if encoded.kind is None else f"{self.name(index)}: {encoded.kind}, converted to RGB"
-        return lambda _out: Sample(arrays, converted)
+        return lambda _out: PreparedSample(arrays, converted)
 
     def describe(self) -> dict[str, object]:
         version = getattr(nvimagecodec(), "__version__", "unknown")
@@ -365,7 +367,7 @@ def open_images(
     lister: Lister = ALONE,
     decoding: Decoding = "region",
     by_gpu: bool = False,
-) -> SampleReader:
+) -> DataReader:
     """A reader of one split: a tree of JPEGs, or tar or TFRecord shards.
 
     `training`: random-resized crops and flips, or else the centre crop. `classes`: names by label, for a set whose own

@@ -12,7 +12,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -21,14 +21,20 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
 from dlbench.node.cores import by_physical_core
-from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import Batch, LoaderContext, MadeSlots, NoRoomError, Slots, no_room
 from dlbench.node.data.read_audit import ReadAudit
-from dlbench.node.data.reader import BatchReader, Fetched, ReadSpan, SampleReader
+from dlbench.node.data.reader import BatchReader, DataReader, Fetched, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.data.sharding import Key, ShardedOrder, evaluation_batches
 from dlbench.records.data_path import ReadEpoch
 from dlbench.specs.system import Tier
 from dlbench.specs.watch import MAX_WINDOW_STEPS
+
+_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
+"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
+_NAMED_CONVERSIONS = 20
+RECENT_READS = 2 * MAX_WINDOW_STEPS
+"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
 
 
 @dataclass(kw_only=True)
@@ -59,9 +65,6 @@ class EpochReads(ReadSums):
 
     epoch: int
     wait_ns: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_epochs(
@@ -106,14 +109,6 @@ def read_epochs(
         )
         first = last
     return tuple(found)
-
-
-Batch = dict[str, torch.Tensor]
-_RANK_VARIABLE = "DLBENCH_LOADERS_OF"
-"""Names to `dlbench.node.data.end_with_rank`, in the fork server, whose loaders these are."""
-_NAMED_CONVERSIONS = 20
-RECENT_READS = 2 * MAX_WINDOW_STEPS
-"""Batches of which is kept when they were read: the largest window, and what follows it in the warm-up."""
 
 
 class _Batches(Dataset[Fetched]):
@@ -193,23 +188,17 @@ class RankCores:
             RankCores._shared_out = self.all
             os.sched_setaffinity(0, self.all[:-workers])
 
+    def pin_worker(self, worker: int, *, spares_first: bool) -> None:
+        """Gives the calling loader process one thread and, where the rank has several cores, one of them."""
+        torch.set_num_threads(1)
+        os.sched_setaffinity(0, {self.of_worker(worker, spares_first=spares_first)})
+
     @classmethod
     def release(cls) -> None:
         """The calling thread may run on all cores of the rank again."""
         if cls._shared_out is not None:
             os.sched_setaffinity(0, cls._shared_out)
             cls._shared_out = None
-
-
-class _PinWorker:
-    """Gives each loader process one thread and, where the rank has several cores, one of them."""
-
-    def __init__(self, *, spares_first: bool) -> None:
-        self._cores, self._spares_first = RankCores(), spares_first
-
-    def __call__(self, worker: int) -> None:
-        torch.set_num_threads(1)
-        os.sched_setaffinity(0, {self._cores.of_worker(worker, spares_first=self._spares_first)})
 
 
 def fetch_batches(
@@ -245,7 +234,7 @@ def fetch_batches(
         num_workers=loader_workers,
         collate_fn=_as_it_is,
         pin_memory=pin_memory and slots is None,
-        worker_init_fn=_PinWorker(spares_first=pin_memory),
+        worker_init_fn=partial(RankCores().pin_worker, spares_first=pin_memory),
         multiprocessing_context=context,
         prefetch_factor=prefetch_batches,
         persistent_workers=persistent,
@@ -278,7 +267,7 @@ class Ledger:
         self.num_converted = 0
         self.converted: dict[str, None] = {}
         self._loader_workers = loader_workers
-        self._recent: deque[tuple[int, int, int, int]] = deque(maxlen=RECENT_READS)
+        self.recent: deque[ReadSpan] = deque(maxlen=RECENT_READS)
         self.num_taken = 0  # batches that were handed out
         self.epochs: list[EpochReads] = []
 
@@ -313,7 +302,9 @@ class Ledger:
         item = read.item
         if item is None:
             return None
-        self._recent.append((self.num_taken, item.worker, item.start_ns, item.end_ns))
+        self.recent.append(
+            ReadSpan(number=self.num_taken, worker=item.worker, start_ns=item.start_ns, end_ns=item.end_ns)
+        )
         self.num_taken += 1
         if item.visited:  # one without a readable sample belongs to no epoch
             epoch = item.visited[0][0]
@@ -331,12 +322,6 @@ class Ledger:
             raise UserError(item.error)
         self._on_taken(item)
         return item
-
-    def recent_reads(self) -> list[ReadSpan]:
-        return [
-            ReadSpan(number=number, worker=worker, start_ns=start_ns, end_ns=end_ns)
-            for number, worker, start_ns, end_ns in self._recent
-        ]
 
 
 class _OneEpochEach:
@@ -438,7 +423,7 @@ class BatchSource:
 
 
 class LoadedSource(BatchSource):
-    """Endless batches of one rank from a SampleReader.
+    """Endless batches of one rank from a DataReader.
 
     `on_bad_sample`: stop the run, or take the next sample of the data set instead. `in_slots`: see `fetch_batches`.
     `is_held`: whether the reader has this rank's samples alone: then one of the same batch is taken instead. `audit`:
@@ -450,7 +435,7 @@ class LoadedSource(BatchSource):
 
     def __init__(
         self,
-        reader: SampleReader,
+        reader: DataReader,
         order: ShardedOrder,
         *,
         loader_workers: int,
@@ -500,7 +485,7 @@ class LoadedSource(BatchSource):
         return self._ledger.epochs
 
     def recent_reads(self) -> list[ReadSpan]:
-        return self._ledger.recent_reads()
+        return list(self._ledger.recent)
 
     def __next__(self) -> Batch:
         if self._fetched is None:
@@ -562,7 +547,7 @@ class EvaluationSource:
 
     def __init__(
         self,
-        reader: SampleReader,
+        reader: DataReader,
         *,
         num_samples: int,
         batch_size: int,

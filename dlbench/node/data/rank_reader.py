@@ -18,7 +18,7 @@ import torch
 from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
 from dlbench.machine.storage import counts_reads
 from dlbench.node.data.loader import BatchSource, read_epochs
-from dlbench.node.data.reader import SampleReader
+from dlbench.node.data.reader import DataReader
 from dlbench.node.data.reader_trials import (
     Choice,
     Ranks,
@@ -159,7 +159,7 @@ class RankReading:
         self._decoders: dict[str, int] = {}  # of images, each with the first rank that has it
         self.readers = Readers(0, 0)  # what reads; from `settle` on
 
-    def settle(self, reader: SampleReader, order: ShardedOrder, batch_size: int) -> Readers:
+    def settle(self, reader: DataReader, order: ShardedOrder, batch_size: int) -> Readers:
         """Makes the page cache as asked for and finds the readers; outside of any step."""
         data, files = self._data, reader.files()
         self._batches_per_epoch = order.batches_per_epoch
@@ -179,7 +179,7 @@ class RankReading:
         self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
-    def _chosen(self, reader: SampleReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
+    def _chosen(self, reader: DataReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
         data = self._data
         epoch = order.position(0).epoch
         # From the end of the epoch, whose samples training asks for last.

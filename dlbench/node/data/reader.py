@@ -1,4 +1,4 @@
-"""Reading one sample, and what happens when it cannot be read. Formats implement `SampleReader`.
+"""Reading one sample, and what happens when it cannot be read. Formats implement `DataReader`.
 
 Reading has two halves. `fetch` brings the stored bytes of a sample from where they lie: what a file system costs, and
 what staging and shuffling move about. `prepare` makes tensors of them: what decoding and augmentation cost.
@@ -27,6 +27,11 @@ _SKIP_AT_MOST = 100
 """Unreadable samples in a row after which a data set is taken for broken even where samples may be skipped."""
 _IN_A_ROW = 1 << 20  # bytes of samples fetched and begun before the first is finished
 """Decoding empties a core's caches; what is quick is two to four times as quick while they hold it (measured)."""
+Arrays = Mapping[str, NDArray[Any]]  # by the names of `dlbench.node.models.build.Batch`, without the first dimension
+Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
+RAGGED = "encoded"
+"""Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
+Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for `num` samples of these forms
 
 
 class BadSampleError(Exception):
@@ -41,11 +46,8 @@ class NotArrivedError(Exception):
         self.waited_s = waited_s
 
 
-Arrays = Mapping[str, NDArray[Any]]  # by the names of `dlbench.node.models.build.Batch`, without the first dimension
-
-
 @dataclass
-class Sample:
+class PreparedSample:
     """One sample."""
 
     arrays: dict[str, NDArray[np.generic]]  # As in `dlbench.node.models.build.Batch`, without the first dimension.
@@ -62,12 +64,12 @@ class Raw:
     num_placed: int = 0  # bytes of it that are not in `data`, because they were read to where they are wanted
 
 
-class SampleReader(Protocol):
+class DataReader(Protocol):
     """A data set, sample by sample. It must survive pickling: loader processes get a copy."""
 
     num_samples: int
 
-    def read(self, key: Key) -> Sample:
+    def read(self, key: Key) -> PreparedSample:
         """One sample, fetched and prepared. Raises BadSampleError: it cannot be read."""
         return self.prepare(key, self.fetch(key[1]).data)
 
@@ -78,11 +80,11 @@ class SampleReader(Protocol):
         Raises BadSampleError: it cannot be read, or a checksum differs.
         """
 
-    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         """What is quick of `prepare`; the rest when what it returns is called, with `out`."""
         return partial(self.prepare, key, data)
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         """A sample ready for training, of its bytes; a function of them, the seed and the key.
 
         `data`: what `fetch` gave. `out`: arrays of the right shapes, by name, that it may write into instead of making
@@ -114,17 +116,17 @@ class SampleReader(Protocol):
         return
 
 
-class WrappedReader(SampleReader):
+class WrappedReader(DataReader):
     """Another reader, to change a part of it."""
 
-    def __init__(self, reader: SampleReader) -> None:
+    def __init__(self, reader: DataReader) -> None:
         self._reader = reader
         self.num_samples = reader.num_samples
 
-    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], Sample]:
+    def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
         return self._reader.begin(key, data)
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         return self._reader.prepare(key, data, out)
 
     def num_bytes(self, index: int) -> int:
@@ -160,8 +162,8 @@ class Fetched:
     end_ns: int = 0
     visited: list[Key] = field(default_factory=list)  # the samples in it, in order; a replaced one under its own number
     tier_bytes: dict[Tier, int] = field(default_factory=dict)  # bytes fetched from each tier
-    fetch_ns: int = 0  # of the time between start and end, spent in `SampleReader.fetch`
-    prepare_ns: int = 0  # the same in `SampleReader.prepare`
+    fetch_ns: int = 0  # of the time between start and end, spent in `DataReader.fetch`
+    prepare_ns: int = 0  # the same in `DataReader.prepare`
     waited_ns: int = 0  # of `fetch_ns`, spent in waiting for samples on their way from other ranks
     not_arrived: tuple[Key, float] | None = None
     """A sample that did not come from another rank, and how long it was waited for, seconds: the run must stop."""
@@ -206,7 +208,7 @@ class BatchReader:
 
     def __init__(
         self,
-        reader: SampleReader,
+        reader: DataReader,
         on_bad_sample: Literal["stop", "skip"],
         *,
         replace: bool = True,
@@ -228,7 +230,7 @@ class BatchReader:
         before = storage_reads()
         fetched = Fetched(start_ns=time.monotonic_ns())
         stack = _Stack(len(keys), self._forms, room)
-        begun: list[Iterator[Sample | None]] = []
+        begun: list[Iterator[PreparedSample | None]] = []
         finished = 0  # bytes
         for place in range(len(keys)):
             begun.append(self._read(place, keys, fetched, stack.place(len(begun))))
@@ -250,7 +252,9 @@ class BatchReader:
             fetched.storage_bytes = after - before
         return fetched
 
-    def _read(self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None) -> Iterator[Sample | None]:
+    def _read(
+        self, place: int, keys: list[Key], fetched: Fetched, out: Arrays | None
+    ) -> Iterator[PreparedSample | None]:
         """Nothing once a sample is fetched and begun, then the sample; ends before where this place gets none."""
         clock, tried, is_begun = time.monotonic_ns, 0, False
         for taken in self._candidates(place, keys):
@@ -296,12 +300,6 @@ class BatchReader:
                 yield keys[(place + attempt) % len(keys)]
             else:
                 yield (epoch, (index + attempt) % self.reader.num_samples)
-
-
-Forms = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]  # shape and type of each array of a sample
-RAGGED = "encoded"
-"""Arrays of this name differ in length: in a batch they stand one behind another, and `ends` (N,) says up to where."""
-Room = Callable[[int, Forms], dict[str, NDArray[Any]]]  # gives arrays for `num` samples of these forms
 
 
 def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:

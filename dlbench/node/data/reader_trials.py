@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from dlbench.node.data.loader import Ledger, ReadSums, end_workers, fetch_batches
-from dlbench.node.data.reader import BatchReader, Fetched, SampleReader
+from dlbench.node.data.reader import BatchReader, DataReader, Fetched
 from dlbench.node.data.sharding import Key
 from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
@@ -84,7 +84,7 @@ class Throughput(ReadSums):
 
 @contextmanager
 def reading(
-    reader: SampleReader,
+    reader: DataReader,
     keys: Callable[[], Iterator[list[Key]]],
     readers: Readers,
     *,
@@ -165,7 +165,7 @@ class Ranks(Protocol):
 class TrialContext:
     """What trials need to know of the rank."""
 
-    reader: SampleReader
+    reader: DataReader
     keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
     most_readers: int  # that are tried
     ranks: Ranks

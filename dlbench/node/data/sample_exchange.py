@@ -34,7 +34,7 @@ from dlbench.errors import (
     RunError,
     first_line,
 )
-from dlbench.node.data.reader import Arrays, NotArrivedError, Raw, SampleReader, WrappedReader
+from dlbench.node.data.reader import Arrays, DataReader, NotArrivedError, Raw, WrappedReader
 
 SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden
 MAX_SAMPLE_BYTES = 1 << 30  # more is a mistake
@@ -57,7 +57,7 @@ class AwaitingReader(WrappedReader):
     `patience_s`: how long a sample may be waited for, seconds.
     """
 
-    def __init__(self, reader: SampleReader, store: SampleStore, *, patience_s: float) -> None:
+    def __init__(self, reader: DataReader, store: SampleStore, *, patience_s: float) -> None:
         super().__init__(reader)
         self._store, self._patience_s = store, patience_s
         self._lost = lost_mark(store)
@@ -85,16 +85,6 @@ class Counted:
     sent: int = 0
     received: int = 0
     sent_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExchangeEndpoint:
-    """What an exchange of samples needs of the run around it."""
-
-    store: SampleStore  # holds this rank's samples of the epoch in which training begins, and nothing else
-    address: str  # IPv4, of this rank
-    gather: Callable[[Any], list[Any]]  # `Engine.gather`
-    patience_s: float  # how long a reader may wait for a sample of another rank
 
 
 class _GatheredStore(Store):

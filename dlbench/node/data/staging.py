@@ -32,7 +32,7 @@ from dlbench.datasets.staging.samples import (
 from dlbench.errors import UserError
 from dlbench.machine.host_memory import lies_in_memory, memory_room
 from dlbench.node.background import BackgroundWorker
-from dlbench.node.data.reader import Arrays, BadSampleError, Raw, SampleReader, WrappedReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, Raw, WrappedReader, path_text
 from dlbench.opening import read_bytes
 from dlbench.records.data_path import StagedNode
 from dlbench.specs.plan import RunPlan
@@ -47,7 +47,7 @@ Parts = Mapping[int, Sequence[int]]  # sample numbers by rank
 class _Staged(WrappedReader):
     """Another reader, with `fetch` changed."""
 
-    def __init__(self, reader: SampleReader, tier: StagingTier) -> None:
+    def __init__(self, reader: DataReader, tier: StagingTier) -> None:
         super().__init__(reader)
         self._tier = tier
 
@@ -66,7 +66,7 @@ class _Staged(WrappedReader):
 class HeldReader(_Staged):
     """Samples that a rank holds on its node (shard); the source is not read."""
 
-    def __init__(self, reader: SampleReader, store: SampleStore, tier: StagingTier) -> None:
+    def __init__(self, reader: DataReader, store: SampleStore, tier: StagingTier) -> None:
         super().__init__(reader, tier)
         self._store = store
 
@@ -88,7 +88,7 @@ class KeepingReader(_Staged):
     """
 
     def __init__(
-        self, reader: SampleReader, store: SampleStore, tier: StagingTier, kept: NDArray[np.bool_] | None
+        self, reader: DataReader, store: SampleStore, tier: StagingTier, kept: NDArray[np.bool_] | None
     ) -> None:
         super().__init__(reader, tier)
         self._store, self._kept = store, kept
@@ -118,7 +118,7 @@ class KeepingReader(_Staged):
 class ReplicaReader(_Staged):
     """A copy of the data set on the node."""
 
-    def __init__(self, reader: SampleReader, tier: StagingTier, source: Path) -> None:
+    def __init__(self, reader: DataReader, tier: StagingTier, source: Path) -> None:
         super().__init__(reader, tier)
         self._source = source
 
@@ -153,7 +153,7 @@ class StagedData:
             return None
         return self.folder / "data" / list(parts)[1]
 
-    def reader(self, reader: SampleReader, rank: int) -> SampleReader:
+    def reader(self, reader: DataReader, rank: int) -> DataReader:
         """A reader of `train_source` becomes one of what is staged, for one rank."""
         data = self.plan.workload.data
         if data.staging == "replicate":
@@ -204,7 +204,7 @@ class NodeStaging:
         node_rank: int,
         host: str,
         *,
-        open_reader: Callable[[], SampleReader],
+        open_reader: Callable[[], DataReader],
         parts: Callable[[int], Parts],
     ) -> None:
         self._plan, self._node_rank, self._host = plan, node_rank, host
@@ -386,7 +386,7 @@ class NodeStaging:
             more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
             self._require(to_write + more, len(written))
             copy = pickle.dumps(reader)
-            readers: list[SampleReader] = []
+            readers: list[DataReader] = []
 
             def open_fetch() -> Fetch:
                 # Readers are not made for several threads. It is a copy of one of this process.
@@ -446,7 +446,7 @@ class NodeStaging:
         Keeping(folder.path).begin()
         self._verified = _BY_CRC
 
-    def _forget_changed(self, reader: SampleReader) -> None:
+    def _forget_changed(self, reader: DataReader) -> None:
         """Empties a kept folder whose samples are those of another state of the source."""
         assert self._folder is not None
         if not self._folder.kept:
@@ -480,7 +480,7 @@ def _fingerprint(source: Path) -> str:
     return digest.hexdigest()
 
 
-def _size_of(reader: SampleReader) -> Callable[[int], int]:
+def _size_of(reader: DataReader) -> Callable[[int], int]:
     def ask(index: int) -> int:
         try:
             return reader.num_bytes(index)

@@ -10,11 +10,10 @@ import torch
 
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.data.text import arranged
-from dlbench.node.models.build import network_of
+from dlbench.node.models.build import Batch, network_of
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec, ModelSpec
 
-Batch = dict[str, torch.Tensor]
 POOL_BATCHES = 4  # distinct batches of a rank; more than one, so that a loss cannot collapse within a few steps
 
 

@@ -40,7 +40,7 @@ from dlbench.datasets.text.pretraining_hdf5 import (
 from dlbench.datasets.text.pretraining_samples import SampleMaker, SampleRule
 from dlbench.errors import UserError
 from dlbench.node.data.one_lister import ALONE, Lister
-from dlbench.node.data.reader import Arrays, BadSampleError, Raw, Sample, SampleReader, path_text
+from dlbench.node.data.reader import Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.opening import why_unreadable
 from dlbench.specs.workload import BertModel, ModelSpec, TextData
@@ -95,7 +95,7 @@ def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
 
 def open_text(
     source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: Lister = ALONE
-) -> SampleReader:
+) -> DataReader:
     """The reader of what is at `source`: HDF5 samples (a file or a folder), or raw text.
 
     Raw text is tokenised here, once on each node; for a large one prepare samples.
@@ -124,7 +124,7 @@ def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> S
     return read_corpus(source, vocabulary, split)
 
 
-class TextReader(SampleReader):
+class TextReader(DataReader):
     """Samples of a corpus: its full-length runs of sentences (`SampleMaker.runs`), one sample each and epoch."""
 
     def __init__(self, corpus: TextCorpus, spec: TextData, seed: int, *, training: bool = True) -> None:
@@ -141,14 +141,14 @@ class TextReader(SampleReader):
         """Nothing: every rank holds the whole corpus in memory, because pairs are drawn from all of it."""
         return Raw(b"", "memory")
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         """One sample; cannot fail, the corpus has been checked when it was tokenised."""
         epoch, index = key
         generator = np.random.default_rng([self._seed, epoch if self._training else 0, index])
         start, end = self._runs[index]
         document = int(self._documents[index])
         pair = self._maker.draw_pair(document, int(start), int(end), generator)
-        return Sample(self._maker.sample(pair, generator))
+        return PreparedSample(self._maker.sample(pair, generator))
 
     def num_bytes(self, index: int) -> int:
         return 0
@@ -173,7 +173,7 @@ class TextReader(SampleReader):
         }
 
 
-class PretrainingHdf5Reader(SampleReader):
+class PretrainingHdf5Reader(DataReader):
     """Samples prepared in HDF5 (layouts in `dlbench.datasets.text.pretraining_hdf5`), the same in every epoch.
 
     `spec`: S must be that of the files. Of samples with more than P predictions the last are left out. `vocab_size`:
@@ -201,7 +201,7 @@ class PretrainingHdf5Reader(SampleReader):
             raise self._bad(index, fault)
         return Raw(b"".join(rows[name].astype("<i4").tobytes() for name, _ in self._layout))
 
-    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
         """One sample; the epoch makes no difference."""
         if len(data) != self.num_bytes(key[1]):
             raise self._bad(key[1], f"{len(data)} of {self.num_bytes(key[1])} bytes are there")
@@ -211,7 +211,7 @@ class PretrainingHdf5Reader(SampleReader):
             start += length
         positions = row["masked_lm_positions"]
         used = positions > 0
-        return Sample(
+        return PreparedSample(
             {
                 "input_ids": row["input_ids"],
                 "token_type_ids": row["segment_ids"],

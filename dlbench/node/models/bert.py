@@ -102,7 +102,7 @@ class Attention(nn.Module):
         return projected
 
 
-class Layer(nn.Module):
+class EncoderLayer(nn.Module):
     """One encoder layer with the norms behind the sums (post-LN), (N, S, H) -> (N, S, H), or (T, H) packed."""
 
     def __init__(self, hidden_size: int, num_heads: int, intermediate_size: int, dropout: float) -> None:
@@ -168,7 +168,7 @@ class BertForPreTraining(nn.Module):
         self.embedding_norm = nn.LayerNorm(hidden_size, eps=NORM_EPSILON)
         self.dropout = nn.Dropout(dropout)
         self.layers = nn.ModuleList(
-            Layer(hidden_size, num_heads, intermediate_size, dropout) for _ in range(num_layers)
+            EncoderLayer(hidden_size, num_heads, intermediate_size, dropout) for _ in range(num_layers)
         )
         self.pooler = nn.Linear(hidden_size, hidden_size)
         self.mlm_transform = nn.Linear(hidden_size, hidden_size)

@@ -10,11 +10,12 @@ from torch import nn
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import Loss, network_of
 from dlbench.node.models.optimizers import update_evidence
+from dlbench.node.part import TrainingPart
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
 
 
-class Kernels:
+class Kernels(TrainingPart):
     """These choices on one rank, as a plan asks for them."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -46,8 +47,8 @@ class Kernels:
         """As the engine takes contiguous tensors alone; at one rank too, which more ranks are compared with."""
         return self._plan.engine.kind.contiguous_only
 
-    def counted(self, loss: Loss) -> Loss:
-        """The same loss, whose calls are looked at where the network has something to show."""
+    def around_loss(self, loss: Loss) -> Loss:
+        """Returns the same loss, whose calls are observed where the network has something to show."""
         loss, self._observed = network_of(self._model).observed(loss, self._plan, self._device)
         return loss
 

@@ -23,15 +23,14 @@ from torch import Tensor, nn
 from dlbench.specs.training import OptimizerSpec, TrainSpec
 
 Params = Iterable[Tensor] | Iterable[dict[str, Any]]
+Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
+Norms = Callable[..., tuple[Tensor, ...]]  # Of lists of tensors: the norms of each list, as `_norms`.
 
 
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The Euclidean norm of each tensor, (len(tensors),), in fp32 or wider."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
-
-
-Norms = Callable[..., tuple[Tensor, ...]]  # Of lists of tensors: the norms of each list, as `_norms`.
 
 
 def _norms_of_each(*lists: list[Tensor]) -> tuple[Tensor, ...]:
@@ -57,9 +56,6 @@ class SharedNorms:
                 squares *= squares.new_tensor(parts)
                 self._all_reduce(squares, group=self._mesh.get_group(dimension))
         return squares.sqrt_().unbind()
-
-
-Scalar = float | Tensor  # A tensor in a compiled update, where a number would be part of the program.
 
 
 class _Foreach(torch.optim.Optimizer):

@@ -42,7 +42,7 @@ class Pace:
 
 class _Pass(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, carried: Tensor, weight: Tensor, layer: Layer) -> Tensor:
+    def forward(ctx: Any, carried: Tensor, weight: Tensor, layer: PausingLayer) -> Tensor:
         ctx.layer = layer
         with layer.pace.lasting(layer.spec.forward_s):
             return carried + weight[0, 0]
@@ -50,12 +50,12 @@ class _Pass(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         (gradient,) = gradients
-        layer: Layer = ctx.layer
+        layer: PausingLayer = ctx.layer
         with layer.pace.lasting(layer.spec.backward_s):
             return gradient, gradient.expand_as(layer.weight).contiguous(), None
 
 
-class Layer(nn.Module):
+class PausingLayer(nn.Module):
     """() -> (): adds its first weight. All its weights are alike, and all have the first one's gradient."""
 
     def __init__(self, spec: PacedLayer, pace: Pace) -> None:
@@ -74,7 +74,7 @@ class Paced(nn.Module):
     def __init__(self, spec: PacedModel) -> None:
         super().__init__()
         self.pace, self._speed, self._jitter = Pace(), spec.speed, spec.step_jitter
-        self.layers = nn.Sequential(*(Layer(layer, self.pace) for layer in spec.layers))
+        self.layers = nn.Sequential(*(PausingLayer(layer, self.pace) for layer in spec.layers))
 
     @property
     def blocks(self) -> list[nn.Module]:

@@ -75,16 +75,21 @@ def find_units(model: nn.Module, run_once: Callable[[], object]) -> tuple[UnitMo
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Buffers of a network and random generators are afterwards as they were before."""
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[None]:
+    """Gives back gradients, buffers and random states as they were; meanwhile gradients are zeros, or are not there."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         try:
+            for parameter, _ in gradients:
+                parameter.grad = torch.zeros_like(parameter) if holds_gradients and parameter.requires_grad else None
             yield
         finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
             with torch.no_grad():
-                for buffer, value in before:
+                for buffer, value in buffers:
                     buffer.copy_(value)
 
 

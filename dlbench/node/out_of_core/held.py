@@ -17,6 +17,8 @@ from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.out_of_core.device_memory import PeakMeter, peak_bytes, peaks_on
+from dlbench.node.part import TrainingPart
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.records.record import HeldMemory
 
 
@@ -31,7 +33,7 @@ def local_bytes(tensors: Iterable[Any], device: torch.device) -> int:
     return sum(found.values())
 
 
-class StepMemory:
+class StepMemory(TrainingPart):
     """Watches one step of the warm-up, on this rank."""
 
     def __init__(
@@ -47,12 +49,13 @@ class StepMemory:
         self._exchange, self._gradients_stay = exchange
         self._meter: PeakMeter | None = None
         self._found: HeldMemory | None = None
-        self.peak_before = 0  # Of the device, before the step, bytes: a GPU's peak begins anew in it.
 
-    def before_warmup(self, *, is_watched: bool) -> None:
-        """Between two steps; `is_watched`: whether the next one is that step."""
-        self.end()
-        if not is_watched:
+    def before_warmup(self, step: int, schedule: StepSchedule) -> None:
+        """Watches the first step on a CPU. A GPU's memory is taken in its first step by cuDNN's search and by
+        compilers, and not in the last step of the warm-up, which is watched there.
+        """
+        self.close()
+        if step != (max(1, schedule.warmup - 1) if self._device.type == "cuda" else 0):
             return
         try:
             meter = peaks_on(self._device)
@@ -87,8 +90,14 @@ class StepMemory:
         assert self._meter is not None
         self._meter.mark("update")
 
-    def end(self) -> None:
-        """Watches no more, if it did, and keeps what was seen."""
+    def close_window(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops watching, if it did, and keeps what was seen.
+
+        Of a step that failed as well: with torch's profiler open, Python would crash at its end and lose the exit code.
+        """
         if self._meter is None:
             return
         self._hook.remove()
@@ -124,6 +133,9 @@ class StepMemory:
             host=on_host,
             evidence=how,
         )
+
+    def rank_result(self) -> dict[str, Any]:
+        return {"held": self.result}
 
     @property
     def result(self) -> HeldMemory | None:

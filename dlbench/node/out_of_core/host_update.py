@@ -25,7 +25,9 @@ from torch import Tensor, nn
 from dlbench.node.background import BackgroundWorker
 from dlbench.node.models.optimizers import optimizer_of
 from dlbench.node.page_locked import PIECE_BYTES, locked_memory
+from dlbench.node.part import TrainingPart
 from dlbench.records.out_of_core import HostUpdate
+from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import Setting
 from dlbench.specs.training import OptimizerSpec
 from dlbench.units import format_seconds
@@ -285,7 +287,7 @@ class UpdateGroup:
         self.is_joined = False
 
 
-class HostUpdater:
+class HostUpdater(TrainingPart):
     """Stands in for the step of an optimizer, which keeps its parameter groups and its `state`, now on the host.
 
     `host`: where the host updates. `overlaps`: whether the forward pass waits module by module; otherwise, before it
@@ -411,6 +413,9 @@ class HostUpdater:
             copied_bytes=2 * parameters * self._steps if self._host.num_bytes else 0,
             state_bytes=self._host.num_bytes + sum(t.numel() * t.element_size() for t in state),
         )
+
+    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+        return {"host_update": self.result()}
 
     def settings(self) -> list[Setting]:
         result = self.result()

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from dlbench.datasets.staging.place import tier_path
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import Batch
-from dlbench.node.out_of_core.cut import UnitModule, find_units
+from dlbench.node.out_of_core.cut import UnitModule, find_units, undisturbed
 from dlbench.node.out_of_core.disk_tier import DiskTier
-from dlbench.node.out_of_core.profile import ChainProfile, undisturbed, update_growth
+from dlbench.node.out_of_core.profile import ChainProfile, update_growth
 from dlbench.node.out_of_core.tiers import ALIGNMENT, Calls, PinnedTier, Tier, aligned
 from dlbench.perfmodels.out_of_core.blocks import block_starts
 from dlbench.perfmodels.out_of_core.planner import fixed_plan, in_core_bytes, plan_blocks, scaled

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,8 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlbench.node.models.build import Batch
 from dlbench.node.models.optimizers import optimizer_of
-from dlbench.node.out_of_core.cut import UnitModule
-from dlbench.node.out_of_core.cut import undisturbed as buffers_undisturbed
+from dlbench.node.out_of_core.cut import UnitModule, undisturbed
 from dlbench.node.out_of_core.device_memory import Held, PeakMeter, peaks_on
 from dlbench.node.out_of_core.saved import (
     HeldByOthers,
@@ -275,20 +274,6 @@ def storage_of(tensor: Tensor) -> tuple[int, int]:
     """Address and bytes of what a tensor lies in."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.nbytes()
-
-
-@contextmanager
-def undisturbed(model: nn.Module, *, holds_gradients: bool = False) -> Iterator[None]:
-    """Gives back gradients, buffers and random states as they were."""
-    gradients = [parameter.grad for parameter in model.parameters()]
-    with buffers_undisturbed(model):
-        try:
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter) if holds_gradients and parameter.requires_grad else None
-            yield
-        finally:
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -12,7 +12,6 @@ from torch import nn
 from dlbench.machine.host_memory import resident_bytes
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged
-from dlbench.node.models.build import Batch, Loss
 from dlbench.node.out_of_core.cut import BlockFunction
 from dlbench.node.out_of_core.device_memory import KEPT_FREED, peak_bytes, trim
 from dlbench.node.out_of_core.executor import OutOfCore
@@ -20,7 +19,6 @@ from dlbench.node.out_of_core.planning import (
     Gather,
     MemoryPlan,
     Workbench,
-    alone,
     checkpoint_bytes,
     far_tier,
     plan_memory,
@@ -28,105 +26,86 @@ from dlbench.node.out_of_core.planning import (
 from dlbench.node.out_of_core.spans import LaneSpan
 from dlbench.node.out_of_core.tiers import Tier
 from dlbench.node.page_locked import require_room
+from dlbench.node.part import Batch, Loss, TrainingPart, TrialPasses
 from dlbench.node.ranks import RankPlace
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.build_engine import exchange_memory
 from dlbench.node.sync.engine import Value, settings_of
 from dlbench.node.sync.timing import clock_for
 from dlbench.node.training.context import RankContext
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts
 from dlbench.perfmodels.out_of_core.planner import PREFETCH, saves_nothing
 from dlbench.perfmodels.out_of_core.simulator import simulate
 from dlbench.records.out_of_core import MemoryResult, RankMemory, TransferSpan
-from dlbench.records.record import HeldMemory, Setting
+from dlbench.records.rank_summary import RankSummary
+from dlbench.records.record import HeldMemory, RankResult, Setting
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import TrainSpec
 from dlbench.units import format_bytes
 
+_DECIDED = {
+    "keep": "kept",
+    "swap": "swapped",
+    "recompute": "recomputed",
+    "recompute-swap": "recomputed with their input swapped",
+}
 
-def sample_loss(model: nn.Module, loss: Loss, precision: Precision) -> Callable[[Batch], torch.Tensor]:
-    """Forward pass and loss of a batch in the precision of training."""
+
+def trial_passes(
+    plan: RunPlan,
+    model: nn.Module,
+    device: torch.device,
+    precision: Precision,
+    loss: Loss,
+    *,
+    beat: Callable[[str], None] = lambda _what: None,
+    stage: Callable[[str], None] = lambda _name: None,
+) -> TrialPasses:
+    """Returns passes of a plan's network in the precision of training, over batches of the shapes of training."""
+    workload, train = plan.workload, plan.workload.train
 
     def loss_of(batch: Batch) -> torch.Tensor:
         with precision.autocast():
             return loss(model, batch)
 
-    return loss_of
-
-
-def sample_batches(plan: RunPlan, device: torch.device) -> Callable[[int], Batch]:
-    """Makes N samples of the shapes that training will have, on the device."""
-
     def batch_of(samples: int) -> Batch:
-        generator, workload = torch.Generator().manual_seed(0), plan.workload
+        generator = torch.Generator().manual_seed(0)
         counts = workload.data.keeps_counts(on_gpu=device.type == "cuda")
         made = synthetic_batch(workload.model, workload.data, samples, generator, counts=counts)
         if workload.data.is_synthetic:
             made = arranged(made, workload.model)
         return {name: tensor.to(device) for name, tensor in made.items()}
 
-    return batch_of
+    samples = train.batch_per_rank // train.gradient_accumulation
+    return TrialPasses(model=model, loss_of=loss_of, batch_of=batch_of, samples=samples, beat=beat, stage=stage)
 
 
-def workbench(
-    plan: RunPlan,
-    place: RankPlace,
-    model: nn.Module,
-    device: torch.device,
-    precision: Precision,
-    loss: Loss,
-    *,
-    beat: Callable[[str], None],
-    gather: Gather = alone,
-) -> Workbench:
-    """What the memory of a plan's network is measured with; arguments as of `activation_memory`."""
+def workbench(plan: RunPlan, place: RankPlace, device: torch.device, passes: TrialPasses, gather: Gather) -> Workbench:
+    """Returns what the memory of a plan's network is measured with."""
     train = plan.workload.train
-    exchange_bytes, gradients_stay = exchange_memory(plan, model, device)
+    exchange_bytes, gradients_stay = exchange_memory(plan, passes.model, device)
     return Workbench(
-        model=model,
+        model=passes.model,
         train=train,
         device=device,
-        loss_of=sample_loss(model, loss, precision),
-        batch_of=sample_batches(plan, device),
+        loss_of=passes.loss_of,
+        batch_of=passes.batch_of,
         open_tier=far_tier(
-            *(train, plan.system.storage, device), host=place.host, rank=place.rank, variables=os.environ, beat=beat
+            *(train, plan.system.storage, device),
+            host=place.host,
+            rank=place.rank,
+            variables=os.environ,
+            beat=passes.beat,
         ),
-        beat=beat,
+        beat=passes.beat,
         gather=gather,
         exchange_bytes=exchange_bytes,
         gradients_stay=gradients_stay,
     )
 
 
-def activation_memory(
-    context: RankContext,
-    model: nn.Module,
-    precision: Precision,
-    loss: Loss,
-    wrap_block: Callable[[BlockFunction], BlockFunction] | None,
-    allocator: str | None,
-) -> ActivationMemory:
-    """What a plan says of activations, installed on the network; not for training in core."""
-    plan, place, device = context.plan, context.place, context.device
-    context.watch.stage("profiling memory")
-    bench = workbench(*(plan, place, model, device, precision, loss), beat=context.beat, gather=context.engine.gather)
-    found = plan_memory(bench)
-    if allocator == KEPT_FREED:
-        trim()  # What measuring freed is no part of what training holds.
-    if context.on_gpu:
-        locked = found.plan.predicted.swapped_bytes
-        what, kept = f"train.swap {plan.workload.train.swap}", checkpoint_bytes(plan, place.rank, model)
-        require_room(locked, what, place, context.engine.gather, checkpoint_bytes=kept)
-    context.watch.stage("building")
-    return ActivationMemory(
-        *(plan.workload.train, found, model, device, place.rank, bench.open_tier),
-        allocator=allocator,
-        wrap_block=wrap_block,
-    )
-
-
-class ActivationMemory:
+class ActivationMemory(TrainingPart):
     """A plan at work."""
 
     def __init__(
@@ -174,8 +153,31 @@ class ActivationMemory:
         self._watched_from: int | None = None
         self._spans: list[LaneSpan] = []
 
+    @classmethod
+    def of_rank(
+        cls,
+        context: RankContext,
+        passes: TrialPasses,
+        wrap_block: Callable[[BlockFunction], BlockFunction] | None,
+        allocator: str | None,
+    ) -> Self:
+        """Measures the network, plans its activations and installs the plan; called by all ranks."""
+        plan, place, device, train = context.plan, context.place, context.device, context.plan.workload.train
+        passes.stage("profiling memory")
+        bench = workbench(plan, place, device, passes, context.engine.gather)
+        found = plan_memory(bench)
+        if allocator == KEPT_FREED:
+            trim()  # What measuring freed is no part of what training holds.
+        if context.on_gpu:
+            checkpoint = checkpoint_bytes(plan, place.rank, passes.model)
+            locked, what = found.plan.predicted.swapped_bytes, f"train.swap {train.swap}"
+            require_room(locked, what, place, context.engine.gather, checkpoint_bytes=checkpoint)
+        passes.stage("building")
+        parts = train, found, passes.model, device, place.rank, bench.open_tier
+        return cls(*parts, allocator=allocator, wrap_block=wrap_block)
+
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
-        """Transfers are watched in the steps whose messages are kept one by one, else in the last of the warm-up."""
+        """Watches transfers in the steps whose messages are kept one by one, else in the last of the warm-up."""
         first = schedule.traced.start if schedule.traced else schedule.warmup - 1
         if step == first and self._watched_from is None:
             self._watched_from = step
@@ -231,29 +233,28 @@ class ActivationMemory:
         first, parts = self._watched_from or 0, self._train.gradient_accumulation
         return [(first + span.number // parts, span) for span in self._spans]
 
-    def summary(self, held: HeldMemory | None = None) -> dict[str, Any]:
-        """What rank 0 needs of this rank, plain Python. `held`: what a step was seen to hold; not asked on a GPU."""
+    def summary(self, result: RankResult) -> dict[str, Any]:
+        return {"memory": self.rank_memory(result.held)}
+
+    def rank_memory(self, held: HeldMemory | None = None) -> RankMemory:
+        """Returns what this rank moved. `held`: what a step was seen to hold; not asked on a GPU."""
         peak = held.peak if held is not None else None
         if self._device.type == "cuda":
             peak = torch.cuda.max_memory_allocated(self._device)
         counts = self._blocks.summary()
         passes = int(counts.pop("passes"))
-        return {
-            "rank": self._rank,
-            "steps": passes // self._train.gradient_accumulation,
-            "device_peak_bytes": peak,
-            "device_reserved_bytes": self._reserved_bytes,
-            **counts,
-        }
+        about = {"rank": self._rank, "steps": passes // self._train.gradient_accumulation, **counts}
+        return RankMemory.model_validate(
+            {"device_peak_bytes": peak, "device_reserved_bytes": self._reserved_bytes, **about}
+        )
 
     @property
     def _reserved_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 
-    def result(self, everyone: Sequence[dict[str, Any]]) -> MemoryResult:
-        """What the record says, from the summaries of all ranks; on rank 0."""
+    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         found, train = self.found, self._train
-        return MemoryResult(
+        result = MemoryResult(
             recompute=train.recompute,
             swap=train.swap,
             tier=self._tier_words,
@@ -264,9 +265,20 @@ class ActivationMemory:
             in_core_bytes=found.in_core_bytes,
             profile_s=found.profile_s,
             checksum_share=1.0 if train.memory.verify and self._tier is not None else None,
-            ranks=tuple(RankMemory.model_validate(one) for one in everyone),
+            ranks=tuple(rank.memory for rank in everyone if rank.memory is not None),
             timeline=_timeline(self._spans),
         )
+        return {"memory": result}
+
+    def record_warnings(self, everyone: Sequence[RankSummary]) -> list[str]:
+        ranks = [rank.memory for rank in everyone if rank.memory is not None and rank.memory.over_budget_bytes]
+        if not ranks:
+            return []
+        worst = max(ranks, key=lambda rank: rank.over_budget_bytes)
+        return [
+            f"activations took up to {format_bytes(worst.over_budget_bytes)} more than the plan allowed on "
+            f"{len(ranks)} of {len(everyone)} ranks, most on rank {worst.rank}"
+        ]
 
     def settings(self) -> list[Setting]:
         plan = self.found.plan
@@ -287,14 +299,6 @@ class ActivationMemory:
     def close(self) -> None:
         """Nothing is left on the network or in the far tier; twice does no harm."""
         self._blocks.close()
-
-
-_DECIDED = {
-    "keep": "kept",
-    "swap": "swapped",
-    "recompute": "recomputed",
-    "recompute-swap": "recomputed with their input swapped",
-}
 
 
 def _timeline(spans: Sequence[LaneSpan]) -> tuple[TransferSpan, ...]:

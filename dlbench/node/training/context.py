@@ -1,19 +1,29 @@
-"""What everything on one rank of a run shares: `RankContext`, and the moments of the run."""
+"""What everything on one rank shares: its place in the run (`RankContext`), and what it trains (`TrainState`)."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from dlbench.node.cores import CoreBinding
-from dlbench.node.devices import NcclLog
-from dlbench.node.ranks import RankPlace
+from dlbench.node.data.delivery import Delivery
+from dlbench.node.data.loader import BatchSource
+from dlbench.node.data.rank_reader import EpochBoundary
+from dlbench.node.models.optimizers import LearningRate
+from dlbench.node.nccl_log import NcclLog
+from dlbench.node.part import Batch, Loss, TrainingPart
+from dlbench.node.ranks import RankPlace, Replica
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine
+from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.node.training.instruments import RankWatch
-from dlbench.node.training.progress import Progress, Watchdog
+from dlbench.node.training.precision import Precision
+from dlbench.node.training.progress import ProgressReporter, Watchdog
 from dlbench.records.folder import RunFolder
 from dlbench.records.record import Event
 from dlbench.specs.plan import RunPlan
@@ -58,7 +68,7 @@ class RankContext:
     engine: Engine
     device: torch.device
     watch: RankWatch  # Closed by who made it.
-    status: Progress
+    status: ProgressReporter
     watchdog: Watchdog
     started: float  # Monotonic time at which the process began, seconds.
     nccl: NcclLog | None = None  # The log of NCCL, closed by who made it; None where NCCL has no part.
@@ -74,9 +84,32 @@ class RankContext:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def replica(self) -> Replica:
+        return self.place.replica(self.plan.ranks_per_replica)
+
     def beat(self, what: str) -> None:
         self.watchdog.beat(what)
 
     def begin_step(self, step: int) -> None:
         self.watchdog.beat(f"the start of step {step}")
         self.status.on_step(step)
+
+
+class TrainState:
+    """What one rank trains, on what, and for how long; `dlbench.node.training.run.Rank` fills it in."""
+
+    context: RankContext
+    model: nn.Module  # The network itself, without the engine's wrapper.
+    wrapped: nn.Module  # As the engine has it.
+    optimizer: torch.optim.Optimizer
+    loss: Loss  # Of the wrapped network and a batch.
+    rate: LearningRate
+    precision: Precision
+    source: BatchSource
+    batches: Iterator[Batch]  # Of the source, with the plan's fault in them.
+    schedule: StepSchedule
+    parts: list[TrainingPart]  # What the plan adds, in the order in which its settings are recorded.
+    delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
+    boundary: EpochBoundary | None = None  # What happens between two epochs, where something does.
+    resumed: Checkpoint | None = None

@@ -6,7 +6,6 @@ pickle runs what its author wrote.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,19 +22,8 @@ from dlbench.specs.workload import ModelSpec
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class InitialWeights:
-    """What was read, for the record."""
-
-    path: str
-    said: str  # Of which form, how many tensors, what was cut, digest.
-
-    def settings(self) -> list[Setting]:
-        return [Setting(key=KEY, requested=self.path, effective=self.path, evidence=self.said)]
-
-
-def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeights:
-    """Puts the weights of a file into a network, in place."""
+def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> Setting:
+    """Puts the weights of a file into a network, in place; returns what was read, for the record."""
     path = find_checkpoint(Path(asked), KEY)
     try:
         require_file(path)
@@ -46,7 +34,8 @@ def load_initial(asked: str, model: nn.Module, spec: ModelSpec) -> InitialWeight
     except SafetensorError as error:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
     said = _from_own(path, model) if is_own else _from_public(path, model, spec)
-    return InitialWeights(path=asked, said=f"rank 0 read {said}; SHA-256 {file_sha256(path)}")
+    evidence = f"rank 0 read {said}; SHA-256 {file_sha256(path)}"
+    return Setting(key=KEY, requested=asked, effective=asked, evidence=evidence)
 
 
 def _from_own(path: Path, model: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""All that watches one rank while it trains, behind one object; and what rank 0 puts into the record of it.
+"""All that watches one rank while it trains, behind one object, and the record of it on rank 0.
 
 What the plan does not ask for is not made. Layers are watched in other steps than the exchange where the warm-up has
 room for both (see `Course.window`). Nothing here acts within a measured step: windows lie in the warm-up, and
@@ -7,7 +7,7 @@ the sampler is a process of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,14 +17,15 @@ from dlbench.datasets.staging.copying import Moved
 from dlbench.node.data.loader import BatchSource
 from dlbench.node.out_of_core.spans import BACKWARD, COMPUTE, FORWARD, IN, OUT, LaneSpan
 from dlbench.node.ranks import RankPlace
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine, MessageSpan
 from dlbench.node.sync.timing import clock_for
-from dlbench.node.training.step_schedule import StepSchedule
 from dlbench.node.watching.agent import SamplerProcess, window_ranks
-from dlbench.node.watching.core_load import CoreLoad
+from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.node.watching.spans import LayerWatch, ProfileWindow, RankSpans
 from dlbench.records.exchange import carried
 from dlbench.records.folder import RunFolder
+from dlbench.records.rank_summary import RankSummary, SpanCounts, WatchSummary
 from dlbench.records.record import RankResult
 from dlbench.records.rows.spans import EXCHANGE, INPUT, STAGING, SWAP
 from dlbench.records.watch import NodeWatch, WatchOverhead, WatchResult
@@ -183,8 +184,8 @@ class RankWatch:
         if self._sampler is not None:
             self._sampler.measuring(measuring)
 
-    def summary(self) -> dict[str, Any]:
-        """What rank 0 needs of this rank, plain Python; ends sampling and the file of spans."""
+    def summary(self) -> WatchSummary:
+        """Ends sampling and the file of spans."""
         node = self._sampler.finish() if self._sampler is not None else None
         samples = self._folder.samples(self._place.node_rank)
         problems = [self._profile.problem] if self._profile is not None else []
@@ -192,42 +193,44 @@ class RankWatch:
             problems.append(self._sampler.problem)
         spans = None
         if self._spans is not None:
-            spans = self._spans.close()
+            spans = SpanCounts.model_validate(self._spans.close())
             problems.append(self._spans.problem and f"rank {self._place.rank}: {self._spans.problem}")
-        return {
-            "node": None if node is None else node.model_dump(mode="json"),
-            "spans": spans,
-            "sample_bytes": samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
-            "problems": [text for text in problems if text],
-            "load": self._load.summary(),
-        }
+        return WatchSummary(
+            node=node,
+            spans=spans,
+            sample_bytes=samples.stat().st_size if self._sampler is not None and samples.exists() else 0,
+            problems=tuple(text for text in problems if text),
+            load=self._load.summary(),
+        )
+
+    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+        """Returns the fields of `Record` that come of watching, on rank 0."""
+        ranks = [rank.result for rank in everyone]
+        loads = [rank.watch.load for rank in everyone]
+        fields: dict[str, Any] = {"load": node_loads(loads, ranks, [rank.node_rank for rank in ranks])}
+        watch, schedule = self._plan.watch, self._schedule
+        if watch is None or not watch.is_on:
+            return fields
+        nodes = [rank.watch.node for rank in everyone if rank.watch.node is not None]
+        nodes.sort(key=lambda node: node.node_rank)
+        spans = [rank.watch.spans for rank in everyone if rank.watch.spans is not None]
+        fields["watch"] = WatchResult(
+            nodes=tuple(nodes),
+            window_ranks=window_ranks(self._plan) if schedule.traced else (),
+            window_first_step=schedule.window.start if schedule.window else None,
+            window_num_steps=len(schedule.window),
+            num_spans=sum(each.num for each in spans),
+            dropped_spans=sum(each.dropped for each in spans),
+            trace_bytes=sum(each.bytes for each in spans) + sum(rank.watch.sample_bytes for rank in everyone),
+            overhead=accounted_overhead(watch, nodes, ranks),
+        )
+        return fields
 
     def close(self) -> None:
         """Keeps what is known, however the run ended; the sampler is its starter's to stop."""
         # Moments of a window that is still open are lost: a device that failed does not know them.
         if self._spans is not None:
             self._spans.close()
-
-
-def watch_result(
-    plan: RunPlan, schedule: StepSchedule, summaries: Sequence[Mapping[str, Any]], ranks: Sequence[RankResult]
-) -> WatchResult | None:
-    """What the record says of watching; None where nothing was."""
-    if plan.watch is None or not plan.watch.is_on:
-        return None
-    nodes = [NodeWatch.model_validate(item["node"]) for item in summaries if item["node"] is not None]
-    nodes.sort(key=lambda node: node.node_rank)
-    spans = [item["spans"] for item in summaries if item["spans"] is not None]
-    return WatchResult(
-        nodes=tuple(nodes),
-        window_ranks=window_ranks(plan) if schedule.traced else (),
-        window_first_step=schedule.window.start if schedule.window else None,
-        window_num_steps=len(schedule.window),
-        num_spans=sum(each["num"] for each in spans),
-        dropped_spans=sum(each["dropped"] for each in spans),
-        trace_bytes=sum(each["bytes"] for each in spans) + sum(item["sample_bytes"] for item in summaries),
-        overhead=accounted_overhead(plan.watch, nodes, ranks),
-    )
 
 
 def accounted_overhead(

@@ -17,14 +17,13 @@ import torch
 
 from dlbench.node.data.text import parts
 from dlbench.node.garbage import COLLECT_EVERY, HeldGarbage
-from dlbench.node.models.build import Batch
 from dlbench.node.out_of_core.device_memory import peak_bytes, restart_peaks
+from dlbench.node.part import Batch, hooks_of
+from dlbench.node.step_schedule import Pacing
 from dlbench.node.training import phases
-from dlbench.node.training.context import RankContext
+from dlbench.node.training.context import TrainState
 from dlbench.node.training.pauses import Pauses, stop_check_interval
 from dlbench.node.training.phases import PhaseTimer, StepTimes
-from dlbench.node.training.state import TrainState
-from dlbench.node.training.step_schedule import Pacing
 from dlbench.records.rows.steps import StepWriter
 from dlbench.specs.launch import WARNING_S
 
@@ -52,16 +51,20 @@ class TrainingLoop:
 
     def __init__(
         self,
-        context: RankContext,
         state: TrainState,
         timer: PhaseTimer,
         pauses: Pauses | None = None,
         pacing: Pacing | None = None,
     ) -> None:
         """`pauses`: what happens between steps. `pacing`: settles how many steps there are, if not None."""
+        context = state.context
         self._context, self._state, self._train = context, state, context.plan.workload.train
         self._timer, self._schedule = timer, state.schedule
-        self._replica = context.place.rank // context.plan.ranks_per_replica  # Its ranks draw the same dropout.
+        self._replica = context.replica  # Its ranks draw the same dropout.
+        self._before_forward = hooks_of(state.parts, "before_forward")
+        self._settle = hooks_of(state.parts, "settle")
+        self._before_update = hooks_of(state.parts, "before_update")
+        self._end_step = hooks_of(state.parts, "end_step")
         self._is_queued = timer.clock == "cuda-events"
         """Whether the device computes what the host queues: then it may wait for the host, which rows say as well."""
         self._pauses, self._pacing = pauses, pacing
@@ -96,7 +99,7 @@ class TrainingLoop:
             if step <= schedule.warmup:
                 self._before_warmup(step)
             # Dropout that depends on nothing but seed, replica and step: a resumed run draws the same.
-            seed = _step_seed(self._train.seed, self._replica, schedule.first + step)
+            seed = _step_seed(self._train.seed, self._replica.number, schedule.first + step)
             # Not `torch.manual_seed`, which takes 0.2 ms per step without a GPU, where torch keeps the stack of the
             # caller for a time when one is there.
             torch.default_generator.manual_seed(seed)
@@ -132,13 +135,10 @@ class TrainingLoop:
                 # measured steps; what is needed comes back in the steps that are left of the warm-up.
                 torch.cuda.empty_cache()
             self._timer.hold(is_held)
-        if self._state.held is not None:
-            # Before a profile begins: torch ends with a fault where one is open while another ends. And cuDNN's search
-            # and compilers take a GPU's memory in its first step, not in the last one of the warm-up.
-            self._state.held.before_warmup(is_watched=step == max(1, schedule.warmup - 1) * self._context.on_gpu)
+        # Before a profile begins: torch ends with a fault where one is open while another ends.
+        for part in self._state.parts:
+            part.before_warmup(step, schedule)
         watch.before_warmup(step)
-        if self._state.memory is not None:
-            self._state.memory.before_warmup(step, schedule)
         if is_edge or is_held or step == schedule.watch_from:
             # Ranks take unlike long to put hooks on and off and to collect garbage, which must not count as waiting in
             # an exchange.
@@ -149,10 +149,8 @@ class TrainingLoop:
     def _close_windows(self) -> None:
         """The engine no longer watches its exchange, and nothing watches layers or transfers."""
         self._context.engine.watch(False)
-        if self._state.memory is not None:
-            self._state.memory.close_window()
-        if self._state.held is not None:
-            self._state.held.end()
+        for part in self._state.parts:
+            part.close_window()
         self._context.watch.close_window()
 
     def _enter_measurement(self) -> None:
@@ -160,14 +158,11 @@ class TrainingLoop:
         self._drain()
         self._close_windows()
         self._is_measuring = True
-        if self._state.fault is not None:
-            self._state.fault.begin_measuring()
-        before = 0 if self._state.held is None else self._state.held.peak_before
+        before = max((part.peak_before for part in self._state.parts), default=0)
         self.result.startup_peak_bytes = max(before, peak_bytes(self._context.device))
         self.result.has_own_peaks = restart_peaks(self._context.device)
-        for beginning in (self._state.memory, self._state.compilation, self._state.host):
-            if beginning is not None:
-                beginning.begin_measuring()
+        for part in self._state.parts:
+            part.begin_measuring()
         self._garbage.begin_measuring()
         self._collected = self._schedule.warmup
         warning_s = self._context.plan.system.slurm.warning_s or WARNING_S
@@ -177,8 +172,8 @@ class TrainingLoop:
 
     def _drain(self) -> None:
         """Ends the last step, its update included, and waits until its times are known and written."""
-        if self._state.host is not None:
-            self._state.host.settle()
+        for settle in self._settle:
+            settle()
         self._timer.close()
         self._keep(self._timer.collect(wait=True))
         self._writer.flush()
@@ -224,10 +219,10 @@ class TrainingLoop:
             timer.mark(phases.EXCHANGE)
         if state.delivery is not None and state.delivery.look_ahead():
             timer.mark(phases.INPUT)  # what the device idled while the next batch was not on the host
-        if state.fault is not None:
-            state.fault.end_step()
+        for end_step in self._end_step:
+            end_step()
         # Of what its replica read a rank accounts for its share.
-        return next(iter(batch.values())).size(0) // self._context.plan.ranks_per_replica, loss
+        return next(iter(batch.values())).size(0) // len(self._replica.ranks), loss
 
     def _batch(self) -> Batch:
         """The step's batch on the device; what of its copy is not hidden counts as h2d."""
@@ -253,15 +248,15 @@ class TrainingLoop:
             if number:
                 self._context.beat(f"backward pass {number} of a step")
             with nullcontext() if is_last else self._context.engine.hold_exchange():
-                if state.host is not None:
-                    state.host.before_forward()
+                for before_forward in self._before_forward:
+                    before_forward()
                 timer.hold_back()
                 with state.precision.autocast():
                     loss = state.loss(state.wrapped, part)
                     if num_parts > 1:
                         loss = loss / num_parts
-                if state.host is not None:
-                    state.host.settle()  # parameters that no module waited for
+                for settle in self._settle:  # e.g. parameters that no module waited for
+                    settle()
                 timer.mark(phases.FORWARD)
                 timer.hold_back()
                 if is_last:
@@ -276,8 +271,8 @@ class TrainingLoop:
     def _update(self, step: int) -> None:
         state = self._state
         state.precision.unscale(state.optimizer)
-        if state.noise is not None:
-            state.noise.end_step(state.precision.scale_in_force)
+        for before_update in self._before_update:
+            before_update(state.precision.scale_in_force)
         clip = self._train.optimizer.clip_norm
         if clip is not None:
             # After the exchange, so that the norm is that of the averaged gradient (BERT's rule).

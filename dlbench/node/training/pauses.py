@@ -17,13 +17,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 
 from dlbench.node.data.loader import EvaluationSource
+from dlbench.node.data.sharding import Position
 from dlbench.node.failures import failure_of
 from dlbench.node.garbage import COLLECT_EVERY
 from dlbench.node.models.build import Quality, network_of
@@ -38,8 +39,7 @@ from dlbench.node.training.checkpoint import (
     give_shares,
     trained_identity,
 )
-from dlbench.node.training.context import RankContext
-from dlbench.node.training.state import TrainState
+from dlbench.node.training.context import TrainState
 from dlbench.records.record import Evaluation, QualityResult, meets
 
 
@@ -48,15 +48,17 @@ def average_statistics(model: torch.nn.Module, engine: Engine) -> None:
     engine.average([buffer for buffer in model.buffers() if buffer.is_floating_point()])
 
 
-def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) -> Quality:
-    """The quality of the network over all replicas' shares of the validation data; the same on every rank."""
-    spec, model, compilation = context.plan.workload.model, state.model, state.compilation
+def evaluate(state: TrainState, source: EvaluationSource) -> Quality:
+    """Returns the quality of the network over all replicas' shares of the validation data, the same on every rank."""
+    context, model = state.context, state.model
+    spec = context.plan.workload.model
     network = network_of(spec)
     outputs_of, criterion, meter = network.outputs(spec), network.criterion(), network.meter()
     model.eval()
     try:
-        uncompiled = compilation.uncompiled() if compilation is not None else nullcontext()
-        with torch.no_grad(), uncompiled, context.engine.evaluating():
+        with torch.no_grad(), context.engine.evaluating(), ExitStack() as evaluating:
+            for part in state.parts:
+                evaluating.enter_context(part.evaluating())
             for number, batch in enumerate(source.batches()):
                 context.beat(f"batch {number} of an evaluation")
                 moved = {name: tensor.to(context.device, non_blocking=True) for name, tensor in batch.items()}
@@ -66,13 +68,14 @@ def evaluate(context: RankContext, state: TrainState, source: EvaluationSource) 
                 meter.add(outputs, moved, loss)
     finally:
         model.train()
-    return meter.combine(context.engine.gather(meter.sums())[:: context.plan.ranks_per_replica])
+    return meter.combine(context.engine.gather(meter.sums())[:: len(context.replica.ranks)])
 
 
 class Pauses:
     """Evaluations and checkpoints of one rank; called by the loop between steps."""
 
-    def __init__(self, context: RankContext, state: TrainState, source: EvaluationSource | None) -> None:
+    def __init__(self, state: TrainState, source: EvaluationSource | None) -> None:
+        context = state.context
         self._context, self._state, self._source = context, state, source
         self._plan, self._schedule, self._events = context.plan, state.schedule, context.events
         self._meter = network_of(context.plan.workload.model).meter
@@ -138,7 +141,7 @@ class Pauses:
         self._events.add("eval_start", **place)
         start = time.monotonic()
         average_statistics(self._state.model, self._context.engine)
-        seen = evaluate(self._context, self._state, self._source)
+        seen = evaluate(self._state, self._source)
         self._predictor_value = seen.predictor_value
         value = seen.value if math.isfinite(seen.value) else None
         key = "eval_accuracy" if self._meter.higher_is_better else "eval_error"
@@ -169,12 +172,12 @@ class Pauses:
         if self._context.place.rank != 0:
             give_shares(whole, self._context.beat)
             return
-        schedule = self._schedule
+        schedule, order = self._schedule, self._state.source.order
         progress = Progress(
             step=done,
             samples=done * schedule.global_batch,
             epoch=schedule.epoch(done),
-            position=self._state.position(done),
+            position=Position() if order is None else order.position(done - schedule.first),
             train_s=train_s,
             wall_s=self._events.wall_s,
             loss_scaling=self._state.precision.state(),
@@ -197,8 +200,11 @@ class Pauses:
         except Exception as error:  # something else ended training already
             print(f"dlbench: while training ended: {failure_of(error).reason}", file=sys.stderr, flush=True)
 
-    def checkpoints(self) -> tuple[str, ...]:
-        return tuple(sorted(path.name for path in self._context.folder.checkpoints.glob("step-*")))
+    def record(self) -> dict[str, Any]:
+        """Returns the fields of `Record` that come of what happened between steps."""
+        checkpoints = sorted(path.name for path in self._context.folder.checkpoints.glob("step-*"))
+        writes = self.writer.writes
+        return {"quality": self.result(), "checkpoints": checkpoints, "checkpoint_writes": writes}
 
     def result(self) -> QualityResult | None:
         """How training to the quality went; None for a run of speed."""

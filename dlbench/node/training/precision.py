@@ -10,18 +10,22 @@ travel in is another setting (`sync.wire`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine.arithmetic import native_precisions, no_arithmetic
 from dlbench.node.models.build import AUTOCAST_TYPES
+from dlbench.node.part import TrainingPart
 from dlbench.node.torch_facts import lacking_tf32, set_tf32
+from dlbench.records.rank_summary import RankSummary
 from dlbench.specs.training import TrainSpec
 
 
-class Precision:
+class Precision(TrainingPart):
     """Autocast and loss scaling of one rank, as a plan asks for them."""
 
     def __init__(self, spec: TrainSpec, device: torch.device) -> None:
@@ -41,13 +45,17 @@ class Precision:
             raise EnvironmentLacksError(f"train.precision {spec.precision}: {lacking}; {remedy}")
         self.is_emulated = bool(lacking)
         """Whether fp32 arithmetic stands in for that of the precision, as `train.allow_emulation` allows."""
-        self.warnings = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
+        self._doubts = [f"{spec.precision} was emulated, its speed says nothing: {lacking}"] if lacking else []
         self._overflows: torch.Tensor | None = None
         self._scaler: torch.amp.GradScaler | None = None
         if spec.precision == "fp16":
             self._scaler = torch.amp.GradScaler(
                 device.type, init_scale=spec.initial_loss_scale, growth_interval=spec.loss_scale_growth_steps
             )
+
+    @property
+    def doubts(self) -> list[str]:
+        return self._doubts
 
     @property
     def text(self) -> str:
@@ -100,6 +108,14 @@ class Precision:
     def scale(self) -> float:
         """The loss scale of the next step; 1 where losses are not scaled. Waits for the device."""
         return 1.0 if self._scaler is None else self._scaler.get_scale()
+
+    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+        return {
+            "precision": self.text,
+            "emulates_precision": any(rank.emulates_precision for rank in everyone),
+            "overflow_steps": self.overflow_steps if self.is_scaled else None,
+            "final_loss_scale": self.scale if self.is_scaled else None,
+        }
 
     def state(self) -> dict[str, float]:
         return {} if self._scaler is None else {k: float(v) for k, v in self._scaler.state_dict().items()}

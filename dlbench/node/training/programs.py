@@ -31,9 +31,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
-from dlbench.node.models.build import Batch
-from dlbench.node.out_of_core.profile import undisturbed
+from dlbench.node.out_of_core.cut import undisturbed
 from dlbench.node.out_of_core.saved import HeldByOthers, activation_storage
+from dlbench.node.part import Batch, TrainingPart, TrialPasses
 from dlbench.node.training.precision import Precision
 from dlbench.records.record import Compiling, Setting
 from dlbench.specs.plan import RunPlan
@@ -45,7 +45,7 @@ GRAPH_PASSES = 3  # Passes until torch replays: one runs without a graph, one is
 MOST_BLOCKS = 1024  # Blocks compiled one by one at most; torch's own limit, 8 for one function, is for mistakes.
 
 
-class Compilation:
+class Compilation(TrainingPart):
     """What is compiled on one rank."""
 
     def __init__(self, plan: RunPlan, device: torch.device) -> None:
@@ -66,62 +66,54 @@ class Compilation:
         self._before_steps: tuple[int, float] | None = None
         self._budget_bytes: tuple[int, int] | None = None
 
-    def set_budget(
-        self,
-        model: nn.Module,
-        loss_of: Callable[[Batch], Tensor],
-        batch_of: Callable[[int], Batch],
-        beat: Callable[[str], None],
-    ) -> None:
+    def before_wrap(self, passes: TrialPasses) -> None:
         """Puts `train.activation_budget` in force, and measures what it changes: a compilation without, one with it."""
         budget = self._train.activation_budget
         if budget is None:
             return
         import torch._functorch.config
 
-        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
-        found = []
+        model, saved_bytes = passes.model, list[int]()
+        batch = passes.batch_of(passes.samples)
         for share in (torch._functorch.config.activation_memory_budget, budget):
-            beat(f"compiling with an activation budget of {share:g}")
+            passes.beat(f"compiling with an activation budget of {share:g}")
             torch._functorch.config.activation_memory_budget = share
             with undisturbed(model):
                 self._compile(model)
-                found.append(_saved_bytes(model, loss_of, batch))
+                saved_bytes.append(_saved_bytes(model, passes.loss_of, batch))
             model._compiled_call_impl = None
             torch._dynamo.reset()
-        self._budget_bytes = found[0], found[1]
+        self._budget_bytes = saved_bytes[0], saved_bytes[1]
 
-    def network(
-        self,
-        model: nn.Module,
-        wrapped: nn.Module,
-        loss_of: Callable[[Batch], Tensor],
-        batch_of: Callable[[int], Batch],
-        beat: Callable[[str], None],
-    ) -> None:
+    def after_wrap(self, passes: TrialPasses, wrapped: nn.Module) -> None:
         """Compiles a whole network before the first step: forward and backward pass of one part of a batch.
 
-        No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back.
+        No gradient is left, nothing hooked to gradients is called, and what was drawn or counted is given back. Blocks
+        of a network whose activations are planned are compiled one by one, in the warm-up.
         """
-        began = time.monotonic()
+        if not self._train.is_in_core:
+            return
+        passes.stage("compiling")
+        began, model = time.monotonic(), passes.model
         self._compile(model)
-        batch = batch_of(self._train.batch_per_rank // self._train.gradient_accumulation)
+        batch = passes.batch_of(passes.samples)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        passes = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
+        repeats = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
         # Within it torch compiles as it does in DDP's forward pass, where DDP wraps the network.
         inside: Callable[[], AbstractContextManager[object]] = nullcontext
         if isinstance(wrapped, nn.parallel.DistributedDataParallel):
             inside = wrapped._inside_ddp_forward
-        for number in range(passes):
-            beat(f"compiling the network, pass {number + 1} of {passes}")
+        for number in range(repeats):
+            passes.beat(f"compiling the network, pass {number + 1} of {repeats}")
             with undisturbed(model), inside():
-                loss = loss_of(batch)
+                loss = passes.loss_of(batch)
                 # Not backward(): engines hook themselves to the accumulation of gradients.
                 torch.autograd.grad(loss, parameters, allow_unused=True)
                 del loss
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._before_steps = _graphs(), time.monotonic() - began
+        passes.stage("building")
 
     def _compile(self, model: nn.Module) -> None:
         # Shapes are those of every step.
@@ -132,8 +124,8 @@ class Compilation:
         compiled: Callable[..., Any] = torch.compile(function, dynamic=False)
         return compiled
 
-    def uncompiled(self) -> AbstractContextManager[object]:
-        """Within it, what was compiled runs as it was written: for evaluations, which need no second program."""
+    def evaluating(self) -> AbstractContextManager[object]:
+        """Runs what was compiled as it was written: an evaluation needs no second program."""
         stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
         return stance
 
@@ -166,6 +158,9 @@ class Compilation:
         cached, *made = (_counted("inductor", f"fxgraph_cache_{how}") for how in ("hit", "miss", "bypass"))
         seconds = None if self._before_steps is None else self._before_steps[1]
         return Compiling(seconds=seconds, programs=cached + sum(made), from_cache=cached)
+
+    def rank_result(self) -> dict[str, Any]:
+        return {"compiling": self.result()}
 
     def settings(self) -> list[Setting]:
         train, graphs, made = self._train, _graphs(), self.result()
@@ -281,45 +276,40 @@ def require_compiler(device: torch.device, asked: str = "train.compile default",
 Forward = Callable[..., Any]
 
 
-class NetworkGraphs:
+class NetworkGraphs(TrainingPart):
     """The captured network of one rank."""
 
-    def __init__(self, plan: RunPlan, device: torch.device) -> None:
+    def __init__(self, plan: RunPlan, device: torch.device, precision: Precision) -> None:
         if device.type != "cuda":
             raise EnvironmentLacksError(
                 "train.cuda_graphs network: this rank computes on a CPU, and CUDA graphs are launches on a "
                 "GPU; set train.cuda_graphs to none"
             )
-        self._plan, self._device = plan, device
+        self._plan, self._device, self._precision = plan, device, precision
         self._is_replayed = False
         self._held_bytes = 0
         self._seconds = 0.0
 
-    def capture(
-        self,
-        model: nn.Module,
-        precision: Precision,
-        loss_of: Callable[[Batch], Tensor],
-        batch: Batch,
-        beat: Callable[[str], None],
-    ) -> None:
+    def before_wrap(self, passes: TrialPasses) -> None:
         """Captures the network in place; gradients, buffers and random states are then as they were before."""
-        beat("capturing CUDA graphs of the network")
+        passes.stage("compiling")
+        passes.beat("capturing CUDA graphs of the network")
+        model, batch = passes.model, passes.batch_of(self._plan.workload.train.batch_per_rank)
         began = time.monotonic()
         with undisturbed(model):
             calls: list[tuple[Any, ...]] = []
             handle = model.register_forward_pre_hook(lambda _module, arguments: calls.append(arguments))
-            loss_of(batch)
+            passes.loss_of(batch)
             handle.remove()
             given = calls[0]  # What the network is called with in a step.
             shapes = _shapes(given)
             samples = tuple(one.detach().clone() for one in given if isinstance(one, Tensor))
             eager = model.forward
             before = torch.cuda.memory_reserved(self._device)
-            model.forward = _tensors_only(eager, given, precision)
+            model.forward = _tensors_only(eager, given, self._precision)
             try:
-                passes = self._plan.engine.kind.capture_passes
-                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=passes)
+                repeats = self._plan.engine.kind.capture_passes
+                torch.cuda.make_graphed_callables(model, samples, num_warmup_iters=repeats)
             except RuntimeError as error:
                 model.forward = eager
                 if isinstance(error, torch.OutOfMemoryError):
@@ -333,6 +323,7 @@ class NetworkGraphs:
             self._is_replayed = _is_replayed(model(*given))
         torch.cuda.synchronize(self._device)
         self._seconds = time.monotonic() - began
+        passes.stage("building")
 
     @property
     def warnings(self) -> list[str]:

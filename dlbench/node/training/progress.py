@@ -43,9 +43,17 @@ PLAIN_PERIOD_S = 10.0
 LAUNCHER_PERIOD_S = 0.5
 _TICK_S = 1.0
 _SOME_STEP = -9_007_199_254_740_991  # Stands for the step in a text that is filled in later.
+LAST_RESORT_S = 30  # How long the status of a stalled rank may take to write.
+_MESSAGE_BYTES = 1 << 16
+_LOOK_S = 0.002
+_MEET_S = {"measuring": 0.5, "done": 2.0}
+"""How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
+barrier follows the one, the other is the end."""
+ALONE_AFTER_S = 5.0  # When a rank that does not reach its node's first writes its own file: containers part networks.
+ENDED = ("done", "failed")
 
 
-class Progress:
+class ProgressReporter:
     """Counts steps of training, or points of the collective benchmark.
 
     Files are written where a stage begins, by one rank of the node; how far the rank is within a stage it notes in
@@ -186,16 +194,13 @@ class Progress:
         sys.stdout.flush()
 
 
-LAST_RESORT_S = 30  # How long the status of a stalled rank may take to write.
-
-
 class Watchdog:
     """A thread that looks once a second whether `beat` was called within `timeout_s`."""
 
     def __init__(self, timeout_s: float, on_stall: Callable[[str], None]) -> None:
         """`on_stall` gets the reason in one line; afterwards the process ends with exit code 124."""
         self._timeout_s = timeout_s
-        self._on_stall = on_stall
+        self.give_up = on_stall
         self._last = time.monotonic()
         self._where = "start"
         self._stopped = threading.Event()
@@ -220,18 +225,9 @@ class Watchdog:
                 # Needs no lock and no Python: ends the process even if its status cannot be written.
                 faulthandler.dump_traceback_later(LAST_RESORT_S, exit=True)
                 try:
-                    self._on_stall(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
+                    self.give_up(f"no progress for {silent:.0f} s after {self._where} (stall_timeout_s)")
                 finally:
                     os._exit(int(ExitCode.TIMEOUT))
-
-
-_MESSAGE_BYTES = 1 << 16
-_LOOK_S = 0.002
-_MEET_S = {"measuring": 0.5, "done": 2.0}
-"""How long the first rank waits for the others' word of a stage into which all go together. None of it is measured: a
-barrier follows the one, the other is the end."""
-ALONE_AFTER_S = 5.0  # When a rank that does not reach its node's first writes its own file: containers part networks.
-ENDED = ("done", "failed")
 
 
 class NodeStatus:

@@ -1,32 +1,26 @@
-"""A rank from plan to record: builds what the plan says, trains and measures it, gathers what all ranks saw.
+"""A rank from plan to record: builds what the plan says, trains and measures it, and gathers what all ranks saw.
 
-`train` is the whole of it, in order: `prepare` (network, optimizer, where training begins, staging, data), the steps
-(`TrainingLoop`) with what happens between them (`Pauses`), and what becomes of it (`run_record`).
+`Rank.train` is the whole of it, in order: network, optimizer, where training begins, data, steps, record. What a plan
+may add on top of plain training is a `TrainingPart`; `TrainingLoop` runs the steps, and `Pauses` what happens between
+them.
 """
 
 from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Self
 
 import torch
-from torch import nn
 
-from dlbench.errors import EnvironmentLacksError, RunError, UserError
-from dlbench.node.data.delivery import Delivery
-from dlbench.node.data.loader import BatchSource, EvaluationSource
-from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.rank_reader import EpochBoundary, RankReading
-from dlbench.node.data.sample_exchange import ExchangeEndpoint
-from dlbench.node.data.source import build_evaluation, build_source
-from dlbench.node.data.synthetic import SyntheticSource
+from dlbench.errors import RunError, UserError
+from dlbench.node.data.rank_reader import EpochBoundary
+from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.failures import condensed
-from dlbench.node.models.build import Batch, build_model, loss_for
+from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.out_of_core.device_memory import (
@@ -39,470 +33,357 @@ from dlbench.node.out_of_core.device_memory import (
     trim,
 )
 from dlbench.node.out_of_core.held import StepMemory
-from dlbench.node.rendezvous import own_address
+from dlbench.node.part import TrainingPart
+from dlbench.node.step_schedule import Pacing, plan_schedule
 from dlbench.node.sync.build_engine import exchange_memory
-from dlbench.node.sync.run_store import interface_settings
 from dlbench.node.training import phases
-from dlbench.node.training.activations import ActivationMemory, activation_memory, sample_batches, sample_loss
+from dlbench.node.training.activations import ActivationMemory, trial_passes
 from dlbench.node.training.checkpoint import (
     Checkpoint,
-    Progress,
     data_identity,
     find_checkpoint,
     ranks_before,
     require_same_holders,
     trained_identity,
 )
+from dlbench.node.training.checks import parameters_digest, planned_warnings
 from dlbench.node.training.context import RankContext
-from dlbench.node.training.initial_weights import InitialWeights, load_initial
+from dlbench.node.training.fault import InjectedFault
+from dlbench.node.training.initial_weights import load_initial
+from dlbench.node.training.input_data import (
+    delivery_of,
+    open_training_data,
+    open_validation_data,
+    reading_of,
+    steps_before,
+)
 from dlbench.node.training.loop import LoopResult, TrainingLoop
+from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.run_record import (
-    make_record,
-    parameters_digest,
-    planned_warnings,
-    rank_summary,
-    sample_summary,
-    shuffled,
-)
-from dlbench.node.training.staging import Staging, stage_data
-from dlbench.node.training.state import InjectedFault, NoiseProbe, TrainState
-from dlbench.node.training.step_schedule import Pacing, plan_schedule
+from dlbench.node.training.run_record import TrainedRank
+from dlbench.node.training.shuffle_record import shuffled
+from dlbench.node.training.staging import stage_data
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
+from dlbench.records.rank_summary import RankSummary
 from dlbench.records.record import Record
-from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import ERROR_FEEDBACK, MGWFBP_STEPS
 
-if TYPE_CHECKING:  # imported where a plan needs them: ranks in core start without
+if TYPE_CHECKING:  # imported where a plan needs it: ranks that update on the device start without
     from dlbench.node.out_of_core.host_update import HostUpdater
-    from dlbench.node.training.programs import Compilation, NetworkGraphs
-
-PATIENCE = 0.8  # Of the stall time-out: how long a sample of another rank is waited for, so that it can be named.
 
 
-def train(context: RankContext) -> Record | None:
-    """Trains, measures and writes; returns the record on rank 0, None elsewhere."""
-    plan, engine, watch = context.plan, context.engine, context.watch
-    watch.stage("building")
-    torch.set_num_threads(context.binding.threads)
-    timer = phases.timer_for(context.device, synchronise=plan.measure.phases == "synchronised")
-    # The newest checkpoint that an earlier attempt at the run left. Rank 0 decides: listings of a shared folder may
-    # differ between nodes for a while, and ranks that disagree would deadlock.
-    folder, newest = context.folder, None
-    if context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
-        newest = str(find_checkpoint(folder.path))
-    state = prepare(context, timer, engine.gather(newest)[0])
-    schedule = state.schedule
-    validation: EvaluationSource | None = None
-    try:
-        if schedule.evaluate_every is not None:
-            validation = _open_validation(context, state)
-        context.beat("opening the data")
-        context.warnings += state.warnings
-        context.status.expect(schedule.steps, schedule.warmup)
-        watch.attach(
-            *(state.model, engine, state.source, schedule, context.beat),
-            computes=state.memory.computes if state.memory is not None else None,
-            transfers=state.memory.spans if state.memory is not None else None,
-        )
-        startup_s = time.monotonic() - context.started - state.hashing_s
-        pauses = Pauses(context, state, validation)
-        pacing = Pacing(schedule, engine.gather, context.status.expect)
-        seen = _train(context, state, timer, pauses, pacing)
-        engine.end_training()
-    except BaseException:
-        state.close_exchange()
-        raise
-    finally:
-        state.close()
-        if validation is not None:
-            validation.close()
-    reached = (result := pauses.result()) is None or result.reached
-    done = schedule.first + seen.steps
-    context.events.add("run_stop", status="success" if reached else "aborted", epoch=schedule.epoch(done), step=done)
-    failures = [*state.source.failures, *(validation.failures if validation else [])]
-    own = rank_summary(context, state, seen, pacing, timer, startup_s, failures)
-    exchange = engine.exchange_result()
-    own |= {
-        "watch": watch.summary(),
-        "samples": sample_summary(state.source),
-        "staging": state.staging.summary() if state.staging is not None else None,
-    }
-    everyone = engine.gather(own)
-    state.close_exchange()
-    if state.staging is not None:
-        engine.barrier()  # nobody reads or receives what is staged any more
-        state.staging.close()
-    shuffle = shuffled(plan, state.source, [each["samples"] for each in everyone], engine.gather)
-    reading = state.reading.settings() if state.reading is not None else []
-    if isinstance(state.source, SyntheticSource):
-        reading = state.source.settings(plan.workload.data)
-    settings = [*engine.settings(), *shuffle.settings, *reading, *state.settings()]
-    settings += pacing.settings(plan.measure, seen.step_s)
-    settings += interface_settings(plan.system.launch.interface, context.place)
-    if context.place.rank != 0:
-        return None
-    record = make_record(context, state, seen, pauses, everyone, exchange, settings, shuffle, timer.clock)
-    write_json(context.folder.record, record.model_dump(mode="json"))
-    return record
+class Rank(TrainedRank):
+    """One rank of a run, which `train` takes from its plan to its record."""
 
+    _exchange: SampleExchange | None = None  # Of samples, which outlasts training until all ranks have trained.
 
-def prepare(context: RankContext, timer: phases.PhaseTimer, resume_from: str | None = None) -> TrainState:
-    """Builds network, optimizer and data as planned; the engine makes all ranks' parameters equal."""
-    plan, engine, device, stage = context.plan, context.engine, context.device, context.watch.stage
-    workload, train = plan.workload, plan.workload.train
-    allocator = None if context.on_gpu else keep_freed()  # of everything that is built and measured
-    with ExitStack() as undo:
-        precision, kernels = Precision(train, device), Kernels(plan, device)
+    def __init__(self, context: RankContext, timer: phases.PhaseTimer | None = None) -> None:
+        """`timer` marks the ends of phases, by default as the device and the plan need it."""
+        self.context, self.parts, self._closing = context, [], ExitStack()
+        is_synchronised = context.plan.measure.phases == "synchronised"
+        self.timer = timer or phases.timer_for(context.device, synchronise=is_synchronised)
+
+    def train(self) -> Record | None:
+        """Trains and measures; writes the record on rank 0 and returns it, returns None elsewhere."""
+        self.context.watch.stage("building")
+        torch.set_num_threads(self.context.binding.threads)
+        try:
+            self.prepare(self._interrupted_at())
+            self.run_steps()
+        except BaseException:
+            self.close_exchange()
+            raise
+        finally:
+            self.close()
+        return self.record()
+
+    def prepare(self, resume_from: str | None = None) -> Self:
+        """Builds what is trained, and opens what it is trained on; `resume_from` goes before the plan's checkpoint."""
+        if not self.context.on_gpu:
+            self.allocator = keep_freed()  # of everything that is built and measured
+        self.build_network()
+        self.build_optimizer()
+        self.resume(resume_from or self.context.plan.checkpoint.resume_from)
+        self.open_data()
+        if self.allocator == KEPT_FREED:
+            trim()  # what only building took is no part of what training holds
+        return self
+
+    def build_network(self) -> None:
+        """Builds the network, with the parts that change how it computes or what it keeps."""
+        context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
+        self.precision = Precision(train, context.device)
+        self.add(self.precision)
+        self._kernels = Kernels(plan, context.device)
         if train.optimizer.is_compiled:
             from dlbench.node.training.programs import require_compiler
 
-            require_compiler(device, "train.optimizer.implementation fused", "set it to foreach")
+            require_compiler(context.device, "train.optimizer.implementation fused", "set it to foreach")
         torch.manual_seed(train.seed)
-        model = kernels.placed(build_model(workload.model))
-        initial: InitialWeights | None = None
+        self.model = self._kernels.placed(build_model(plan.workload.model))
         if plan.checkpoint.initialize_from is not None and context.place.rank == 0:  # the engine gives them to others
-            initial = load_initial(plan.checkpoint.initialize_from, model, workload.model)
-        loss = loss_for(workload.model, label_smoothing=train.label_smoothing)
-        loss_of, batch_of = sample_loss(model, loss, precision), sample_batches(plan, device)
+            self.initial_weights = load_initial(plan.checkpoint.initialize_from, self.model, plan.workload.model)
+        self.loss = loss_for(plan.workload.model, train.label_smoothing)
+        about = plan, self.model, context.device, self.precision, self.loss
+        self.passes = trial_passes(*about, beat=context.beat, stage=context.watch.stage)
+        self._add_network_parts()
+        for part in self.parts:
+            part.before_wrap(self.passes)
 
-        # What changes how the network computes or what it keeps.
-        compilation: Compilation | None = None
-        memory: ActivationMemory | None = None
-        graphs: NetworkGraphs | None = None
+    def _add_network_parts(self) -> None:
+        context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
+        programs: list[TrainingPart] = []
+        wrap_block = None
         if train.compile != "none":
             from dlbench.node.training.programs import Compilation
 
-            compilation = Compilation(plan, device)
+            compilation = Compilation(plan, context.device)
+            wrap_block = compilation.block
+            programs.append(compilation)
         if train.cuda_graphs != "none":
             from dlbench.node.training.programs import NetworkGraphs
 
-            graphs = NetworkGraphs(plan, device)
+            programs.append(NetworkGraphs(plan, context.device, self.precision))
+        self.memory: ActivationMemory | None = None
         if not train.is_in_core:
-            wrap_block = compilation.block if compilation is not None else None
-            memory = activation_memory(context, model, precision, loss, wrap_block, allocator)
-            undo.callback(memory.close)
-        if compilation is not None:
-            compilation.set_budget(model, loss_of, batch_of, context.beat)
-        if graphs is not None:
-            stage("compiling")
-            graphs.capture(model, precision, loss_of, batch_of(train.batch_per_rank), context.beat)
-            stage("building")
+            self.memory = ActivationMemory.of_rank(context, self.passes, wrap_block, self.allocator)
+            self.add(self.memory)
+        for part in programs:
+            self.add(part)
+        if plan.measure.noise_scale:
+            small = train.batch_per_rank // train.gradient_accumulation
+            self.add(NoiseProbe(train.gradient_accumulation, small_batch=small, large_batch=plan.global_batch))
 
-        # The probe before the engine's own hooks, which hand the gradient on.
-        noise = NoiseProbe(model, train.gradient_accumulation) if plan.measure.noise_scale else None
-        optimizer = build_optimizer(model, train.at_batch(plan.global_batch).optimizer)
-        engine.beat = context.beat
-        wrapped, optimizer = engine.prepare(
-            model, optimizer, lambda: timer.mark(phases.BACKWARD), accumulation=train.gradient_accumulation
+    def build_optimizer(self) -> None:
+        """Builds the optimizer; the engine wraps it and the network, and makes all ranks' parameters equal."""
+        plan, engine = self.context.plan, self.context.engine
+        optimizer = build_optimizer(self.model, plan.workload.train.at_batch(plan.global_batch).optimizer)
+        engine.beat = self.context.beat
+        self.wrapped, self.optimizer = engine.prepare(
+            self.model,
+            optimizer,
+            partial(self.timer.mark, phases.BACKWARD),
+            accumulation=plan.workload.train.gradient_accumulation,
         )
-        if compilation is not None and memory is None:
-            stage("compiling")
-            compilation.network(model, wrapped, loss_of, batch_of, context.beat)
-            stage("building")
-            if noise is not None:
-                noise.forget()
+        for part in self.parts:
+            part.after_wrap(self.passes, self.wrapped)
 
-        resumed = _resumed(context, resume_from or plan.checkpoint.resume_from, model, optimizer, precision)
+    def _interrupted_at(self) -> str | None:
+        """Returns the newest checkpoint that an earlier attempt at the run left; called by all ranks.
+
+        Rank 0 decides: listings of a shared folder may differ between nodes for a while, and ranks that disagree would
+        deadlock.
+        """
+        folder, newest = self.context.folder, None
+        if self.context.place.rank == 0 and attempt_of(folder) > 1 and any(folder.checkpoints.glob("step-*")):
+            newest = str(find_checkpoint(folder.path))
+        first: str | None = self.context.engine.gather(newest)[0]
+        return first
+
+    def resume(self, where: str | None) -> None:
+        """Loads the checkpoint that training goes on from, if any; then initialisation is over and the run starts."""
+        context, engine, plan = self.context, self.context.engine, self.context.plan
+        if where is not None:
+            self.resumed = Checkpoint.on_all_ranks(
+                Path(where),
+                rank=context.place.rank,
+                gather=engine.gather,
+                broadcast=engine.broadcast,
+                device=context.device,
+                beat=context.beat,
+            )
+            self.resumed.require(trained_identity(plan))
+            require_same_holders(plan, self.resumed)
+            self.resumed.restore(self.model, self.optimizer, engine)
+            self.precision.restore(self.resumed.progress.loss_scaling)
         # Parameters are as training will find them; hashing them is the check's business and in no figure.
         began = time.monotonic()
         context.beat("hashing the parameters")
-        initial_digest = parameters_digest(model)
-        hashing_s = time.monotonic() - began
+        self.initial_digest = parameters_digest(self.model)
+        self.hashing_s = time.monotonic() - began
         context.beat("building network and optimizer")
         engine.barrier()
         context.events.start_run()
 
-        # The data, and what is done to them in which order.
-        staging = stage_data(context, resumed.progress if resumed else None)
-        _require_device_for_data(plan, context)
-        reading = None if workload.data.is_synthetic else _rank_reading(context)
-        source, first = _open_training(context, resumed.progress if resumed else None, staging, reading)
-        if source.exchange is not None:
-            undo.callback(source.exchange.close)
-        undo.callback(source.close)
-        if resumed is not None:
-            resumed.require(data_identity(source))
-        per_epoch = source.order.batches_per_epoch if source.order else None
-        schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
-        if schedule.steps < 1:
+    def open_data(self) -> None:
+        """Stages and opens the training data where training begins, and adds the parts that act on single steps."""
+        context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
+        progress = self.resumed.progress if self.resumed is not None else None
+        self.staging = stage_data(context, progress)
+        if self.staging is not None:
+            self.add(self.staging)
+        context.warnings += self._resume_warnings()
+        self.reading = reading_of(context)
+        self.source = open_training_data(context, progress, self.staging, self.reading)
+        self._exchange = self.source.exchange
+        self._closing.callback(self.source.close)
+        if self.resumed is not None:
+            self.resumed.require(data_identity(self.source))
+        per_epoch = self.source.order.batches_per_epoch if self.source.order else None
+        first = steps_before(context, progress)
+        self.schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
+        if self.schedule.steps < 1:
             raise UserError(
-                f"checkpoint.resume_from: {schedule.first} steps are done already, the plan ends after {schedule.end}; "
-                "nothing is left to train"
+                f"checkpoint.resume_from: {self.schedule.first} steps are done already, the plan ends after "
+                f"{self.schedule.end}; nothing is left to train"
             )
-        engine.begin_training(schedule.first)
-        rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=schedule.steps_per_epoch)
-        loss, batches, fault = kernels.counted(loss), iter(source), None
+        context.engine.begin_training(self.schedule.first)
+        self.rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=self.schedule.steps_per_epoch)
+        if self.reading is not None and self.reading.is_epoch_by_epoch:
+            self.boundary = EpochBoundary(self.reading, self.source)
+        self._add_step_parts()
+        context.warnings += planned_warnings(plan)
+
+    def _add_step_parts(self) -> None:
+        context, plan = self.context, self.context.plan
+        if self.memory is None or not context.on_gpu:
+            exchange = exchange_memory(plan, self.model, context.device)
+            self.add(StepMemory(context.engine.watch_memory, self.model, self.optimizer, context.device, exchange))
+        if plan.workload.train.optimizer_state == "host":
+            self.add(self._host_update())
+        self.add(self._kernels)
         if plan.fault is not None:
-            fault = InjectedFault(plan.fault, context.place.rank)
-            loss, batches = fault.slowed(loss), fault.delayed(batches)
-        host = _host_update(context, model, optimizer)
-        state = TrainState(
-            model=model,
-            wrapped=wrapped,
-            optimizer=optimizer,
-            loss=loss,
-            rate=rate,
-            precision=precision,
-            kernels=kernels,
-            source=source,
-            batches=batches,
-            schedule=schedule,
-            noise=noise,
-            fault=fault,
-            host=host,
-            boundary=EpochBoundary(reading, source) if reading is not None and reading.is_epoch_by_epoch else None,
-            memory=memory,
-            held=None
-            if memory is not None and context.on_gpu
-            else StepMemory(engine.watch_memory, model, optimizer, device, exchange_memory(plan, model, device)),
-            compilation=compilation,
-            graphs=graphs,
-            delivery=_delivery(context, batches, source),
-            initial=initial,
-            resumed=resumed,
-            staging=staging,
-            reading=reading,
-            initial_digest=initial_digest,
-            allocator=allocator,
-            hashing_s=hashing_s,
-            warnings=(
-                *precision.warnings,
-                *(staging.warnings if staging is not None else ()),
-                *_resume_warnings(plan, resumed, first),
-                *(host.doubts if host is not None else ()),
-                *planned_warnings(plan),
-            ),
+            self.add(InjectedFault(plan.fault, context.place.rank))
+        self.batches = iter(self.source)
+        for part in self.parts:
+            self.loss, self.batches = part.around_loss(self.loss), part.around_batches(self.batches)
+        self.delivery = delivery_of(context, self.batches, self.source)
+        if self.delivery is not None:
+            self.add(self.delivery)
+
+    def _host_update(self) -> HostUpdater:
+        """Returns the update by the host; network and optimizer are as the first step finds them."""
+        from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
+        from dlbench.node.out_of_core.planning import checkpoint_bytes
+        from dlbench.node.page_locked import require_room
+
+        context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
+        place, spec, gather = context.place, train.at_batch(plan.global_batch).optimizer, context.engine.gather
+        needed = checkpoint_bytes(plan, place.rank, self.model)
+        check_room = partial(require_room, what=SETTING, place=place, gather=gather, checkpoint_bytes=needed)
+        trained = (parameter for parameter in self.model.parameters() if parameter.requires_grad)
+        return HostUpdater(
+            self.model,
+            self.optimizer,
+            spec,
+            host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat),
+            overlaps=train.compile == "none",
+            # dlbench's own exchange moves its buffers, of which gradients are parts, after some of its first steps.
+            whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
         )
-        undo.pop_all()
-    if allocator == KEPT_FREED:
-        trim()  # what only building took is no part of what training holds
-    return state
 
-
-def _resumed(
-    context: RankContext, where: str | None, model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision
-) -> Checkpoint | None:
-    """What training goes on from, in network and optimizer; every rank has it from rank 0."""
-    if where is None:
-        return None
-    engine, plan = context.engine, context.plan
-    checkpoint = Checkpoint.on_all_ranks(
-        Path(where),
-        rank=context.place.rank,
-        gather=engine.gather,
-        broadcast=engine.broadcast,
-        device=context.device,
-        beat=context.beat,
-    )
-    checkpoint.require(trained_identity(plan))
-    require_same_holders(plan, checkpoint)
-    checkpoint.restore(model, optimizer, engine)
-    precision.restore(checkpoint.progress.loss_scaling)
-    return checkpoint
-
-
-def _resume_warnings(plan: RunPlan, resumed: Checkpoint | None, first: int) -> list[str]:
-    if resumed is None:
-        return []
-    found = []
-    before = ranks_before(plan, resumed)
-    if before != plan.replicas:
-        found.append(
-            f"resumed with {plan.replicas} ranks after {before}: samples were shared out anew, so that each rank "
-            "goes on with others than it held"
+    def run_steps(self) -> None:
+        """Runs all steps, and what happens between them."""
+        context, engine, schedule, memory = self.context, self.context.engine, self.schedule, self.memory
+        if schedule.evaluate_every is not None:
+            self.validation = open_validation_data(context, self.staging, self.reading)
+            self._closing.callback(self.validation.close)
+        context.beat("opening the data")
+        context.status.expect(schedule.steps, schedule.warmup)
+        context.watch.attach(
+            *(self.model, engine, self.source, schedule, context.beat),
+            computes=memory.computes if memory is not None else None,
+            transfers=memory.spans if memory is not None else None,
         )
-    if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
-        found.append(
-            f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before count "
-            f"as {first}"
-        )
-    if plan.sync.wire in ERROR_FEEDBACK:
-        found.append(
-            f"error feedback begins anew: a checkpoint holds nothing of what ranks had not sent (sync.wire "
-            f"{plan.sync.wire}), so that losses differ from those of a run in one go"
-        )
-    return found
+        self.startup_s = time.monotonic() - context.started - self.hashing_s
+        self.pauses = Pauses(self, self.validation)
+        self.pacing = Pacing(schedule, engine.gather, context.status.expect)
+        self.steps = self._loop()
+        engine.end_training()
 
+    def _loop(self) -> LoopResult:
+        loop = TrainingLoop(self, self.timer, self.pauses, self.pacing)
+        try:
+            return loop.run(self.context.folder.node_steps(self.context.place.node_rank))
+        except torch.OutOfMemoryError as error:
+            words = condensed(str(error))
+            traceback.clear_frames(error.__traceback__)  # they hold the activations
+        finally:
+            self.pauses.close()
+        raise self._out_of_memory(words, loop.result.startup_peak_bytes)
 
-def _require_device_for_data(plan: RunPlan, context: RankContext) -> None:
-    """Proves that the device can do what the plan asks of its input."""
-    data = plan.workload.data
-    if data.reader == "nvimagecodec":
-        from dlbench.node.data.images import nvimagecodec
+    def record(self) -> Record | None:
+        """Gathers what all ranks saw and removes what was staged; writes the record on rank 0 and returns it."""
+        context, schedule, gather = self.context, self.schedule, self.context.engine.gather
+        quality, done = self.pauses.result(), schedule.first + self.steps.steps
+        status = "success" if quality is None or quality.reached else "aborted"
+        context.events.add("run_stop", status=status, epoch=schedule.epoch(done), step=done)
+        summary = self.summary()
+        exchange = context.engine.exchange_result()
+        # Ends sampling, for which the other ranks need not wait.
+        summary["watch"] = context.watch.summary()
+        content = RankSummary.model_validate(summary).model_dump(mode="json")
+        everyone = [RankSummary.model_validate(each) for each in gather(content)]
+        self.close_exchange()
+        if self.staging is not None:
+            context.engine.barrier()  # nobody reads or receives what is staged any more
+            self.staging.remove()
+        shuffle = shuffled(context.plan, self.source, [each.samples for each in everyone], gather)
+        settings = self.settings(shuffle)
+        if context.place.rank != 0:
+            return None
+        record = self.make_record(everyone, exchange, settings, shuffle)
+        write_json(context.folder.record, record.model_dump(mode="json"))
+        return record
 
-        if not context.on_gpu:
-            raise EnvironmentLacksError(
-                "data.reader is nvimagecodec, but this rank computes on its CPU: set data.reader to dlbench"
+    def add(self, part: TrainingPart) -> None:
+        """Adds a part, which is closed when training ends, and its doubts to the warnings."""
+        self.parts.append(part)
+        self._closing.callback(part.close)
+        self.context.warnings += part.doubts
+
+    def close(self) -> None:
+        """Ends threads and processes and closes files; what was staged and the exchange of samples stay open."""
+        self._closing.close()
+
+    def close_exchange(self) -> None:
+        """Ends the exchange of samples: all ranks have trained, or this one failed."""
+        if self._exchange is not None:
+            self._exchange.close()
+
+    def _resume_warnings(self) -> list[str]:
+        plan, resumed = self.context.plan, self.resumed
+        if resumed is None:
+            return []
+        warnings = []
+        before, first = ranks_before(plan, resumed), steps_before(self.context, resumed.progress)
+        if before != plan.replicas:
+            warnings.append(
+                f"resumed with {plan.replicas} ranks after {before}: samples were shared out anew, so that each rank "
+                "goes on with others than it held"
             )
-        nvimagecodec()
-    if not context.on_gpu and data.device_prefetch > 1:
-        raise EnvironmentLacksError(
-            f"data.device_prefetch is {data.device_prefetch}, but this rank computes on its CPU, where nothing is "
-            "copied"
+        if not resumed.progress.samples == first * plan.global_batch == resumed.progress.step * plan.global_batch:
+            warnings.append(
+                f"resumed with another global batch ({plan.global_batch}): {resumed.progress.step} steps done before "
+                f"count as {first}"
+            )
+        if plan.sync.wire in ERROR_FEEDBACK:
+            warnings.append(
+                "error feedback begins anew: a checkpoint holds nothing of what ranks had not sent (sync.wire "
+                f"{plan.sync.wire}), so that losses differ from those of a run in one go"
+            )
+        return warnings
+
+    def _out_of_memory(self, words: str, startup_bytes: int | None) -> RunError:
+        """Returns the error that names the batch that fits, where that can be tried."""
+        context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
+        fit = None
+        # Of a network that ranks share, no rank can try a pass alone.
+        is_own = plan.engine.name != "fsdp" or plan.layout.ranks == 1
+        if is_own and train.is_in_core and not train.is_one_program:
+            is_on_device = train.optimizer_state == "device"
+            state_bytes = missing_state_bytes(self.model, self.optimizer, train.optimizer) if is_on_device else 0
+            trial = self.passes
+            passes = fits_in_memory(
+                *(self.model, trial.loss_of, trial.batch_of), context.device, state_bytes, context.beat
+            )
+            fit = largest_batch(passes, trial.samples)
+        return out_of_memory(
+            *(words, fit),
+            rank=context.place.rank,
+            batch=train.batch_per_rank,
+            accumulation=train.gradient_accumulation,
+            startup_bytes=startup_bytes,
         )
-
-
-def _rank_reading(context: RankContext) -> RankReading:
-    """How this rank will read; settled with the other ranks when the data set is opened."""
-    return RankReading(
-        context.plan.workload.data,
-        cores=context.plan.layout.cores_per_rank,
-        is_node_first=context.place.local_rank == 0,
-        ranks=context.engine,
-        device=context.device,
-        beat=context.beat,
-    )
-
-
-def _open_training(
-    context: RankContext, progress: Progress | None, staging: Staging | None, reading: RankReading | None
-) -> tuple[BatchSource, int]:
-    """The training data from where it goes on, and the steps done before, in steps of this plan's global batch."""
-    plan, place = context.plan, context.place
-    data, train = plan.workload.data, plan.workload.train
-    # With another global batch, steps before are counted as if they had been taken with this one.
-    first = round(progress.samples / plan.global_batch) if progress else 0
-    endpoint = None
-    if staging is not None and data.staging == "shard" and place.size > 1:
-        endpoint = ExchangeEndpoint(
-            store=staging.data.store(place.rank),
-            address=own_address(place.num_nodes == 1, plan.system.launch.interface),
-            gather=context.engine.gather,
-            patience_s=plan.measure.stall_timeout_s * PATIENCE,
-        )
-    model = plan.workload.model
-    if train.cuda_graphs != "none":
-        model = model.captured(data)
-    source = build_source(
-        model,
-        data,
-        batch_size=train.batch_per_rank,
-        rank=place.rank,
-        world_size=place.size,
-        seed=train.seed,
-        start=progress.position if progress else None,
-        start_batch=first,
-        staged=staging.data if staging is not None else None,
-        endpoint=endpoint,
-        lister=_lister_for(context, "training"),
-        counts=data.keeps_counts(on_gpu=context.on_gpu),
-        reading=reading,
-        num_parts=train.gradient_accumulation,
-        device=context.device,
-        ranks_per_replica=plan.ranks_per_replica,
-    )
-    return source, first
-
-
-def _open_validation(context: RankContext, state: TrainState) -> EvaluationSource:
-    place, workload, replica = context.place, context.plan.workload, context.plan.ranks_per_replica
-    return build_evaluation(
-        workload.model,
-        workload.data,
-        max_samples=workload.quality.evaluate_samples if workload.quality else None,
-        # No gradients are kept, so what fits training fits here.
-        batch_size=workload.train.batch_per_rank * replica // workload.train.gradient_accumulation,
-        rank=place.rank // replica,
-        world_size=place.size // replica,
-        seed=workload.train.seed,
-        pin_memory=context.on_gpu,
-        counts=workload.data.keeps_counts(on_gpu=context.on_gpu),
-        staged=state.staging.data if state.staging is not None else None,
-        lister=_lister_for(context, "evaluation"),
-        readers=state.reading.readers if state.reading is not None else None,
-    )
-
-
-def _lister_for(context: RankContext, purpose: str) -> Lister:
-    """Through which the ranks of this rank's node list the data for one purpose, e.g. training, once."""
-    place = context.place
-    return Lister(
-        name=f"{place.token} {place.node_rank} {purpose}",
-        first_rank=place.rank - place.local_rank,
-        local_rank=place.local_rank,
-        local_size=place.local_size,
-        timeout_s=context.plan.measure.stall_timeout_s,
-    )
-
-
-def _delivery(context: RankContext, batches: Iterator[Batch], source: BatchSource) -> Delivery | None:
-    """What brings batches to a GPU; on a CPU there is nothing to copy."""
-    if not context.on_gpu:
-        return None
-    workload, decode = context.plan.workload, None
-    if workload.data.reader == "nvimagecodec":
-        from dlbench.node.data.images import RegionDecoder
-
-        network: Any = workload.model  # of images, by the workload's validators
-        is_whole = workload.data.decode == "full"
-        decode = RegionDecoder(context.device, network.image_size, is_whole=is_whole, name=source.sample_name)
-    return Delivery(batches, source.ahead, context.device, workload.data.device_prefetch, decode)
-
-
-def _host_update(context: RankContext, model: nn.Module, optimizer: torch.optim.Optimizer) -> HostUpdater | None:
-    """The update by the host, where that is planned; network and optimizer are as the first step finds them."""
-    plan, train = context.plan, context.plan.workload.train
-    if train.optimizer_state == "device":
-        return None
-    from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
-    from dlbench.node.out_of_core.planning import checkpoint_bytes
-    from dlbench.node.page_locked import require_room
-
-    place, spec = context.place, train.at_batch(plan.global_batch).optimizer
-    kept = checkpoint_bytes(plan, place.rank, model)
-    check_room = partial(require_room, what=SETTING, place=place, gather=context.engine.gather, checkpoint_bytes=kept)
-    trained = (p for p in model.parameters() if p.requires_grad)
-    parameters = host_parameters(trained, context.device, spec, check_room=check_room, beat=context.beat)
-    return HostUpdater(
-        model,
-        optimizer,
-        spec,
-        parameters,
-        overlaps=train.compile == "none",
-        # Our own exchange arranges its buffers, of which gradients are parts, anew after some of its first steps.
-        whole_steps=MGWFBP_STEPS if plan.sync.is_own else 0,
-    )
-
-
-def _train(
-    context: RankContext, state: TrainState, timer: phases.PhaseTimer, pauses: Pauses, pacing: Pacing
-) -> LoopResult:
-    loop = TrainingLoop(context, state, timer, pauses, pacing)
-    try:
-        return loop.run(context.folder.node_steps(context.place.node_rank))
-    except torch.OutOfMemoryError as error:
-        words = condensed(str(error))
-        traceback.clear_frames(error.__traceback__)  # they hold the activations
-    finally:
-        pauses.close()
-    raise _out_of_memory(context, state, words, loop.result.startup_peak_bytes)
-
-
-def _out_of_memory(context: RankContext, state: TrainState, words: str, startup_bytes: int | None) -> RunError:
-    """The line that names the batch that fits, where that can be tried: in core, neither compiled nor captured."""
-    plan, train = context.plan, context.plan.workload.train
-    fit = None
-    # Of a network that ranks share, no rank can try a pass alone.
-    is_own = plan.engine.name != "fsdp" or plan.layout.ranks == 1
-    if is_own and state.memory is None and state.compilation is None and state.graphs is None:
-        loss = loss_for(plan.workload.model, train.label_smoothing)
-        kept = 0 if state.host is not None else missing_state_bytes(state.model, state.optimizer, train.optimizer)
-        passes = fits_in_memory(
-            state.model,
-            sample_loss(state.model, loss, state.precision),
-            sample_batches(plan, context.device),
-            context.device,
-            kept,
-            context.beat,
-        )
-        fit = largest_batch(passes, train.batch_per_rank // train.gradient_accumulation)
-    return out_of_memory(
-        *(words, fit),
-        rank=context.place.rank,
-        batch=train.batch_per_rank,
-        accumulation=train.gradient_accumulation,
-        startup_bytes=startup_bytes,
-    )

@@ -7,7 +7,7 @@ others at once, which then are no cause.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,33 +16,55 @@ from dlbench.datasets.shuffling import ownership_for
 from dlbench.errors import PeerLostError
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
+from dlbench.node.part import TrainingPart
 from dlbench.node.ranks import RankPlace
 from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.context import RankContext
-from dlbench.records.data_path import StagedNode, StagingResult
+from dlbench.records.data_path import StagingResult
+from dlbench.records.rank_summary import RankSummary, StagingSummary
+from dlbench.records.record import RankResult
 from dlbench.specs.plan import RunPlan
 
 _PERIOD_S = 0.5
 
 
 @dataclass(kw_only=True)
-class Staging:
+class Staging(TrainingPart):
     """Staging of a run, as one rank knows it."""
 
+    plan: RunPlan
     data: StagedData
     seconds: float  # Until all nodes were ready.
     verified: str
     node: NodeStaging | None  # On the first rank of each node.
-    warnings: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)  # What went wrong, on the first rank of each node.
 
-    def summary(self) -> dict[str, Any] | None:
-        """What rank 0 needs of this node for the record; None on other ranks."""
+    @property
+    def doubts(self) -> list[str]:
+        return self.problems
+
+    def summary(self, result: RankResult) -> dict[str, Any]:
         if self.node is None:
-            return None
-        found, warnings = self.node.finished()
-        return {"node": None if found is None else found.model_dump(mode="json"), "warnings": warnings}
+            return {}
+        node, warnings = self.node.finished()
+        return {"staging": StagingSummary(node=node, warnings=tuple(warnings))}
 
-    def close(self) -> None:
+    def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
+        data = self.plan.workload.data
+        nodes = [rank.staging.node for rank in everyone if rank.staging is not None and rank.staging.node is not None]
+        result = StagingResult(
+            strategy=data.staging,
+            tier=data.staging_tier,
+            method="on first read" if data.staging == "lazy" else "copy",
+            streams=data.staging_streams,
+            seconds=self.seconds,
+            nodes=tuple(nodes),
+            verified=self.verified,
+            kept=data.keep_staged and not any("not kept" in text for rank in everyone for text in rank.warnings),
+        )
+        return {"staging": result}
+
+    def remove(self) -> None:
         """Removes what was staged on this node, unless it is kept; after the last rank has read."""
         if self.node is not None:
             self.node.close()
@@ -75,11 +97,12 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
         raise
     own = everyone[place.rank - place.local_rank]
     staging = Staging(
+        plan=plan,
         data=StagedData(plan=plan, folder=Path(own["folder"]), evaluates=plan.measure.until == "quality"),
         seconds=time.monotonic() - begun,
         verified=own["verified"],
         node=work,
-        warnings=[text for text in own["warnings"] if place.local_rank == 0],
+        problems=own["warnings"] if place.local_rank == 0 else [],
     )
     context.events.add("staging_stop")
     if work is not None:
@@ -118,23 +141,3 @@ def held_first(plan: RunPlan, place: RankPlace, num_samples: int, progress: Prog
     epoch = progress.position.epoch if progress is not None else 0
     first = place.rank - place.local_rank
     return {rank: ownership.part(epoch, rank).tolist() for rank in range(first, first + place.local_size)}
-
-
-def staging_result(
-    plan: RunPlan, staging: Staging | None, summaries: Sequence[Mapping[str, Any]]
-) -> StagingResult | None:
-    """What the record says of staging; None where there was none."""
-    if staging is None:
-        return None
-    data = plan.workload.data
-    nodes = [one["staging"]["node"] for one in summaries if one.get("staging") and one["staging"]["node"]]
-    return StagingResult(
-        strategy=data.staging,
-        tier=data.staging_tier,
-        method="on first read" if data.staging == "lazy" else "copy",
-        streams=data.staging_streams,
-        seconds=staging.seconds,
-        nodes=tuple(StagedNode.model_validate(node) for node in nodes),
-        verified=staging.verified,
-        kept=data.keep_staged and not any("not kept" in text for one in summaries for text in one["warnings"]),
-    )

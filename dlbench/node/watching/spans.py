@@ -136,13 +136,7 @@ class RankSpans:
         if not self._is_closed:
             self._end_stage(self._stage)
             self._is_closed = True
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            try:
-                writer.close()
-            except OSError as error:
-                self.problem = _reason(error)
-            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
+        self._end_file()
         return {"num": self._num_spans, "dropped": self._given - self._num_spans, "bytes": self._num_bytes}
 
     def _flush(self) -> None:
@@ -153,16 +147,18 @@ class RankSpans:
                 self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self.problem = _reason(error)
+        if not self.problem:
+            self.problem = f"spans could not be written: {error.strerror or error}"
+        self._end_file()
+
+    def _end_file(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with contextlib.suppress(OSError):  # it was reported just now
+            try:
                 writer.close()
-            self._num_spans, self._num_bytes = writer.num_spans, writer.bytes_written
-
-
-def _reason(error: OSError) -> str:
-    return f"spans could not be written: {error.strerror or error}"
+            except OSError as error:
+                self._give_up(error)
+            self._num_spans, self._num_bytes = writer.num_rows, writer.bytes_written
 
 
 @dataclass(slots=True, kw_only=True)

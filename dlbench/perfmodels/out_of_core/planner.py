@@ -19,6 +19,20 @@ from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
 """How early blocks come back, by `train.swap`."""
 PLANNER = "dynamic programming and local search"
+Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
+METHODS: tuple[Method, ...] = (
+    ("none", "none"),
+    ("blocks", "none"),
+    ("none", "offload"),
+    ("none", "streamed"),
+    ("blocks", "streamed"),
+    ("planned", "none"),
+    ("none", "planned"),
+    ("planned", "planned"),
+)
+LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
+LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
+CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out_of_core.search`).
 
 _DECISION: dict[tuple[Recompute, Swap], Decision] = {
     ("none", "none"): "keep",
@@ -85,25 +99,8 @@ def plan_blocks(
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
 
 
-Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
-
-METHODS: tuple[Method, ...] = (
-    ("none", "none"),
-    ("blocks", "none"),
-    ("none", "offload"),
-    ("none", "streamed"),
-    ("blocks", "streamed"),
-    ("planned", "none"),
-    ("none", "planned"),
-    ("planned", "planned"),
-)
-LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
-LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
-CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out_of_core.search`).
-
-
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class CapacityPoint:
     """A method with a batch and a capacity."""
 
     method: Method
@@ -166,7 +163,7 @@ def point(
     starts: Sequence[int] | None = None,
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = CURVE_EFFORT,
-) -> Point:
+) -> CapacityPoint:
     """A method with the chain's batch. One that treats all blocks alike does not know of the capacity: it fits or not.
 
     `rates`: of transfers; None: methods that swap do not fit. `method`: train.recompute and train.swap. `starts`: units
@@ -192,18 +189,7 @@ def point(
         else:
             plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
             plan = plan if plan.predicted.peak_bytes <= capacity_bytes else None
-    return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
-
-
-def _one_by_one(
-    wanted: Iterable[tuple[Chain, int]], rates: TransferRates | None, method: Method, starts: Sequence[int] | None
-) -> tuple[Point, ...]:
-    """Points of chains and capacities; each plan begins with the one before."""
-    found: list[Point] = []
-    for chain, capacity in wanted:
-        known = [plan.blocks for one in found[-1:] if (plan := one.plan)]
-        found.append(point(chain, rates, method, capacity, starts=starts, known=known))
-    return tuple(found)
+    return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
 def against_batch(
@@ -214,9 +200,15 @@ def against_batch(
     batches: Iterable[int],
     *,
     starts: Sequence[int] | None = None,
-) -> tuple[Point, ...]:
-    """With one capacity, batch by batch."""
-    return _one_by_one([(scaled(chain, batch), capacity_bytes) for batch in batches], rates, method, starts)
+) -> tuple[CapacityPoint, ...]:
+    """Returns the points of a method with one capacity, batch by batch; each plan begins with the one before."""
+    points: list[CapacityPoint] = []
+    blocks: list[Sequence[PlannedBlock]] = []
+    for batch in batches:
+        points.append(point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=blocks))
+        plan = points[-1].plan
+        blocks = [] if plan is None else [plan.blocks]
+    return tuple(points)
 
 
 def largest_batch(

@@ -24,13 +24,20 @@ from operator import itemgetter
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.perfmodels.out_of_core.blocks import BlockCosts, cut, spans_of
-from dlbench.perfmodels.out_of_core.simulator import Setting, backward, begin, forward, last_bytes
+from dlbench.perfmodels.out_of_core.simulator import PassSetting, backward, begin, forward, last_bytes
 from dlbench.specs.out_of_core import Chain, Decision, TransferRates
 from dlbench.units import format_bytes
 
 Blocks = tuple[tuple[int, int, Decision], ...]  # First unit, last unit and decision of each block.
 
 FRONT = 12  # Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest.
+EFFORT = 120_000  # Blocks that are simulated at most; about 3 microseconds each.
+PATIENCE = 30  # Random changes in a row that may come to nothing.
+NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
+FEW = 16
+LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
+PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
+DESCENTS = 4  # First plans that are made better.
 
 
 _Way = tuple[int, float, int, tuple[int, int, Decision] | None, "_Way | None"]
@@ -40,7 +47,7 @@ them, and the way before it. Plain, as hundreds of thousands are made."""
 
 def cheapest_fitting(
     costs: BlockCosts,
-    setting: Setting,
+    setting: PassSetting,
     decisions: Sequence[Decision],
     spans: Sequence[tuple[int, int]],
     price: float,
@@ -161,7 +168,7 @@ def _least_peak(
 ) -> int | None:
     """Peak of activations of some plan that keeps to the budget; None: there is none."""
     spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
-    setting = Setting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
+    setting = PassSetting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
     found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
     return None if found is None else found[1]
 
@@ -192,15 +199,6 @@ def exact_bytes(count: int) -> str:
     return f"{count} B" if count < 1024 else f"{count} B ({format_bytes(count)})"
 
 
-EFFORT = 120_000  # Blocks that are simulated at most; about 3 microseconds each.
-PATIENCE = 30  # Random changes in a row that may come to nothing.
-NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
-FEW = 16
-LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
-PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
-DESCENTS = 4  # First plans that are made better.
-
-
 def best_found(
     chain: Chain,
     rates: TransferRates | None,
@@ -212,12 +210,17 @@ def best_found(
     effort: int = EFFORT,
 ) -> Blocks | None:
     """The best plan that was found; None where none fits."""
-    return _Search(chain, Setting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
+    return _Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
 class _Search:
     def __init__(
-        self, chain: Chain, setting: Setting, decisions: Sequence[Decision], starts: Sequence[int] | None, effort: int
+        self,
+        chain: Chain,
+        setting: PassSetting,
+        decisions: Sequence[Decision],
+        starts: Sequence[int] | None,
+        effort: int,
     ) -> None:
         self._chain = chain
         self._costs = BlockCosts(chain)

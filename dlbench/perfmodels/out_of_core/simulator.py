@@ -81,7 +81,7 @@ def simulate(
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
     if rates is None and any(cost.moved_bytes for cost in costs):
         raise ValueError("blocks that are swapped need transfer rates")
-    setting = Setting.of(chain, rates, capacity_bytes, prefetch)
+    setting = PassSetting.of(chain, rates, capacity_bytes, prefetch)
     trace = Trace()
     done = run(costs, setting, trace)
     return Schedule(
@@ -100,7 +100,7 @@ def simulate(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class PassSetting:
     """What is the same for every plan."""
 
     budget: float  # Bytes for activations; infinite: no limit.
@@ -123,7 +123,7 @@ class Setting:
     @classmethod
     def of(
         cls, chain: Chain, rates: TransferRates | None, capacity_bytes: int | None, prefetch: Prefetch = "room"
-    ) -> Setting:
+    ) -> PassSetting:
         """Of a chain within a capacity; no rates: nothing moves."""
         return cls(
             budget=math.inf if capacity_bytes is None else capacity_bytes - chain.fixed_bytes,
@@ -198,7 +198,7 @@ class Trace:
         return tuple(points)
 
 
-def run(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> Pass:
+def run(costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None) -> Pass:
     """Simulates a pass over blocks."""
     done = begin(costs, setting, trace)
     forward(done, costs, range(len(costs)), setting, trace)
@@ -206,7 +206,7 @@ def run(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None
     return done
 
 
-def begin(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None) -> Pass:
+def begin(costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None) -> Pass:
     """A pass at the start of the first block's forward pass."""
     first = costs[0].input_bytes
     if trace:
@@ -216,7 +216,7 @@ def begin(costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = No
 
 
 def forward(
-    done: Pass, costs: Sequence[BlockCost], blocks: range, setting: Setting, trace: Trace | None = None
+    done: Pass, costs: Sequence[BlockCost], blocks: range, setting: PassSetting, trace: Trace | None = None
 ) -> None:
     """Goes on with the forward passes of some blocks, which come next. What it says of a block does not depend on what
     is decided for later ones.
@@ -259,7 +259,7 @@ def forward(
 
 
 def backward(
-    done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None = None, cutoff: float = math.inf
+    done: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None, cutoff: float = math.inf
 ) -> None:
     """Ends a pass after all forward passes: from head and loss on. Where it finds that the pass cannot end before
     `cutoff`, it stops, and leaves its clock there or beyond.
@@ -312,7 +312,7 @@ class _WayBack:
 
     __slots__ = ("_below", "_costs", "_done", "_in_free", "_issued", "_limits", "_next", "_ready", "_setting", "_trace")
 
-    def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: Setting, trace: Trace | None) -> None:
+    def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None) -> None:
         self._done, self._costs, self._setting, self._trace = done, costs, setting, trace
         self._in_free = 0.0
         self._next = len(costs) - 1  # The block that is issued next.

@@ -76,7 +76,7 @@ def watched_layers(layers: Sequence[Layer], spans: Path, run_id: str) -> tuple[l
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counted:
+class CountedMemory:
     """What a rank of a run was seen to hold, as other strategies would; of weights where nothing else is said."""
 
     gamma: float  # Activations over the sum of x and y, at the moment of the backward pass that holds most.
@@ -105,7 +105,7 @@ def by_block(layers: Sequence[Layer]) -> tuple[list[float], list[float]]:
     )
 
 
-def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> Counted | None:
+def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> CountedMemory | None:
     """Of the rank that held most of a run that shares nothing but samples; None where none was watched for it."""
     found = max((rank.held for rank in record.ranks if rank.held is not None), key=lambda one: one.peak, default=None)
     if found is None or plan.strategy not in ("serial", "data"):
@@ -115,7 +115,7 @@ def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> Counted |
     samples = train.batch_per_rank / train.gradient_accumulation
     stays = found.weights + found.optimizer + found.buffers
     pairs = [(samples * left, done) for left, done in backward(elements, weights) if left]
-    return Counted(
+    return CountedMemory(
         gamma=max(0.0, min((found.passes_peak - stays - done) / left for left, done in pairs)),
         scratch=max(0.0, (found.update_peak - stays - found.gradients) / found.weights),
         buckets=0.0 if plan.engine.ddp.views_buckets(on_gpu=on_gpu) else 1.0,
@@ -123,7 +123,7 @@ def counted(layers: Sequence[Layer], plan: RunPlan, record: Record) -> Counted |
     )
 
 
-def as_counted(layers: Sequence[Layer], seen: Counted, name: str, *, slots: int, batch: int, ranks: int) -> float:
+def as_counted(layers: Sequence[Layer], seen: CountedMemory, name: str, *, slots: int, batch: int, ranks: int) -> float:
     """Bytes of a rank under serial, data, zero-1 or fsdp: the more of what passes and update hold, as a run without
     sharding was seen to. `slots`: values of the optimizer for each weight; `batch`: samples of a rank.
 

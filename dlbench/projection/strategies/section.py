@@ -10,11 +10,11 @@ from operator import itemgetter
 
 from dlbench.errors import UserError, nearest
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.ingredients import Ingredients
+from dlbench.projection.ingredients import Ingredients, PointFigures
 from dlbench.projection.projected import Target
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, LayerTimes, counted, gamma, limit, watched_layers
 from dlbench.projection.strategies.network import scaled
-from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, Case, Row, best
+from dlbench.projection.strategies.table import AVERAGE_EVERY, STRATEGIES, StrategyCase, StrategyRow, best
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, columns_of
@@ -46,7 +46,7 @@ def case_of(
     *,
     memory_limit: int | None = None,
     system: SystemSpec | None = None,
-) -> tuple[Case, tuple[str, ...]]:
+) -> tuple[StrategyCase, tuple[str, ...]]:
     """The training of the anchor as strategies share it, and what it rests on, in sentences. `cost_scale`: of the
     network's costs at the anchor (`Projection.cost_scale`). `memory_limit`: bytes of a rank, None: that of a device of
     `system`, None: of the run's.
@@ -61,16 +61,14 @@ def case_of(
         )
     if network is None or record is None:
         raise UserError("--strategy needs costs of messages: --network FILE, or runs of dlbench comm beside RUNS")
-    wanted = ("forward", "backward", "optimizer", "exchange")
-    known = [one.parts for one in anchor.runs if all(name in one.parts for name in wanted)]
-    if not known or anchor.batch_per_rank is None:
+    parts = _mean_parts(anchor)
+    if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
-    parts = {name: statistics.fmean(one[name] for one in known) for name in wanted}
-    gathered_s = statistics.fmean(one.get("gather", 0.0) for one in known)
+    gathered_s = parts.pop("gather")
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
-    case = Case(
+    case = StrategyCase(
         layers=layers,
         times=LayerTimes.split(
             layers,
@@ -93,21 +91,30 @@ def case_of(
         average_every=plan.sync.average_every or AVERAGE_EVERY,
         scatter="allreduce" if record.exchange is not None and record.exchange.carrier == "gloo" else "reduce-scatter",
     )
-    said = (
-        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {len(layers)} layers "
-        f"{'as watched in warm-up' if watched else 'by multiply-adds'}.",
+    by = f"{len(layers)} layers {'as watched in warm-up' if watched else 'by multiply-adds'}"
+    return case, (
+        f"Computing: forward, backward and update of {ranks_text(anchor.ranks)}, shared out over {by}.",
         f"Activations held at once, over all inputs and outputs of layers (gamma): {held_from}.",
         f"Memory: {most_from}.",
         f"Messages: the network's costs times {cost_scale:.3g}, as in the projection, which gives the step of data.",
     )
-    return case, said
 
 
-def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredients] = ()) -> tuple[Row, ...]:
+def _mean_parts(anchor: PointFigures) -> dict[str, float] | None:
+    """Returns seconds of the parts of a step that strategies share or change, means over runs; None: not recorded."""
+    needed = ("forward", "backward", "optimizer", "exchange")
+    recorded = [run.parts for run in anchor.runs if all(name in run.parts for name in needed)]
+    means = {name: [parts.get(name, 0.0) for parts in recorded] for name in (*needed, "gather")}
+    return {name: statistics.fmean(seconds) for name, seconds in means.items()} if recorded else None
+
+
+def measured_rows(
+    case: StrategyCase, ingredients: Ingredients, others: Sequence[Ingredients] = ()
+) -> tuple[StrategyRow, ...]:
     """What the runs did at every measured rank count whose batch is known, beside its row of the model. `others`: of
     groups that may differ in strategy alone, and are left out where they do not, or train otherwise.
     """
-    rows: list[Row] = []
+    rows: list[StrategyRow] = []
     same = [group for group in others if group.training == ingredients.training != "" and group is not ingredients]
     for one, point in [(group, point) for group in (ingredients, *same) for point in group.points]:
         name = point.strategy or ("data" if point.ranks > 1 else "serial")
@@ -119,7 +126,9 @@ def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredi
             found = there.table((name,))
         else:
             why = "the model has no such row; data+tensor is nearest to it, with whole state in each group"
-            found = (Row(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=why),)
+            found = (
+                StrategyRow(strategy=name, ranks=point.ranks, replicas=1, limit=point.ranks, bound_by="", refused=why),
+            )
         measured = statistics.fmean(run.step_s for run in point.runs)
         held, sent = point.memory_bytes, point.sent_bytes
         rows += [
@@ -129,10 +138,10 @@ def measured_rows(case: Case, ingredients: Ingredients, others: Sequence[Ingredi
 
 
 def projected_rows(
-    case: Case, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str], own: str = "data"
-) -> tuple[Row, ...]:
+    case: StrategyCase, targets: Sequence[Target], *, is_strong: bool, strategies: Sequence[str], own: str = "data"
+) -> tuple[StrategyRow, ...]:
     """Strategies at the targets, among them that of the runs, `own`, with the projected step. `case`: of the anchor."""
-    rows: list[Row] = []
+    rows: list[StrategyRow] = []
     asked = [name for name in STRATEGIES if name in ("data", own) or name in strategies]
     for target in targets:
         batch = case.batch if is_strong else case.batch // case.layout.ranks * target.ranks
@@ -147,7 +156,7 @@ def projected_rows(
     return tuple(rows)
 
 
-def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategies") -> Section:
+def section(rows: Sequence[StrategyRow], said: Sequence[str], *, anchor: str = "strategies") -> Section:
     """Rows of several rank counts. `said`: what all of them rest on. `anchor`: unique in a document."""
     modelled = [row for row in rows if row.measured_s is None]
     verdicts = tuple(_verdict(ranks, list(those)) for ranks, those in groupby(modelled, key=lambda row: row.ranks))
@@ -205,7 +214,7 @@ def section(rows: Sequence[Row], said: Sequence[str], *, anchor: str = "strategi
     )
 
 
-def _verdict(ranks: int, rows: Sequence[Row]) -> str:
+def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
     found = best(rows)
     if found is None:
         large = [row for row in rows if row.fits is False]
@@ -222,7 +231,7 @@ def _verdict(ranks: int, rows: Sequence[Row]) -> str:
     return f"{ranks_text(ranks)}: {_named(found)} {where}, {step}{most}."
 
 
-def _beside(row: Row) -> str:
+def _beside(row: StrategyRow) -> str:
     """A measured strategy against its row of the model."""
     step = f"{row.strategy} at {ranks_text(row.ranks)}: {format_seconds(row.measured_s or 0.0)} measured"
     if row.accuracy is None:
@@ -235,7 +244,7 @@ def _beside(row: Row) -> str:
     return f"{step}; {', '.join(more)}."
 
 
-def _shown(rows: Sequence[Row]) -> Iterator[Row]:
+def _shown(rows: Sequence[StrategyRow]) -> Iterator[StrategyRow]:
     """For people: of a strategy with several ways to group ranks its best; nothing that the network cannot have."""
     for _, those in groupby(rows, key=lambda row: (row.ranks, row.strategy, row.measured_s is None)):
         every = list(those)
@@ -244,13 +253,13 @@ def _shown(rows: Sequence[Row]) -> Iterator[Row]:
             yield found
 
 
-def _named(row: Row) -> str:
+def _named(row: StrategyRow) -> str:
     """With the groups of what is next to data: `data+tensor 4 x 8`, four groups of eight ranks."""
     is_grouped = row.strategy.startswith("data+") and not row.refused
     return f"{row.strategy} {row.replicas} x {row.ranks // row.replicas}" if is_grouped else row.strategy
 
 
-def _basis(row: Row) -> str:
+def _basis(row: StrategyRow) -> str:
     if row.refused and row.measured_s is not None:
         return "measured, no model"
     if row.refused:
@@ -263,12 +272,14 @@ def _basis(row: Row) -> str:
 
 
 FIGURES = ("step_s", "compute_s", "communication_s", "exposed_s", "memory_bytes", "sent_bytes", "phi", "fits")
-COLUMNS: tuple[Column[Row], ...] = (
+COLUMNS: tuple[Column[StrategyRow], ...] = (
     Column("ranks", "Ranks", lambda row: row.ranks),
     Column("strategy", "Strategy", lambda row: row.strategy, text=_named),
     Column("replicas", "", lambda row: row.replicas),
-    *columns_of(Row, *FIGURES, of=lambda row: None if row.refused else row),
-    *columns_of(Row, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"),
+    *columns_of(StrategyRow, *FIGURES, of=lambda row: None if row.refused else row),
+    *columns_of(
+        StrategyRow, "limit", "bound_by", "measured_s", "measured_memory_bytes", "measured_sent_bytes", "accuracy"
+    ),
     Column("basis", "Known from", _basis),
     Column("remarks", "Remarks", lambda row: row.refused or "; ".join(row.notes)),
 )

@@ -30,12 +30,12 @@ from typing import NamedTuple, Self
 from dlbench.perfmodels.out_of_core.planner import CURVE_EFFORT, plan_blocks, scaled
 from dlbench.perfmodels.out_of_core.search import DoesNotFitError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.strategies.layers import WEIGHT_BYTES, Counted, LayerTimes, as_counted
+from dlbench.projection.strategies.layers import WEIGHT_BYTES, CountedMemory, LayerTimes, as_counted
 from dlbench.projection.strategies.network import Groups
 from dlbench.report.table import column
 from dlbench.specs.comm import Collective, NetworkModel
 from dlbench.specs.layers import Layer
-from dlbench.specs.out_of_core import Chain, TransferRates, Unit
+from dlbench.specs.out_of_core import BlockPlan, Chain, TransferRates, Unit
 from dlbench.units import format_bytes
 
 BUCKET_BYTES = 25 * 2**20  # Gradients that travel together: the default of DDP's bucket_cap_mb (torch.nn.parallel).
@@ -51,7 +51,7 @@ STRATEGIES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StrategyRow:
     """A strategy at one rank count. No run has shown it unless `measured_s` is there."""
 
     strategy: str
@@ -85,7 +85,7 @@ class Row:
         return None if self.measured_s is None or self.refused else 1 - abs(self.step_s / self.measured_s - 1)
 
 
-def best(rows: Sequence[Row]) -> Row | None:
+def best(rows: Sequence[StrategyRow]) -> StrategyRow | None:
     """The shortest step of those that fit, or that are not known not to, and that train as data parallelism does, which
     local SGD does not; of steps that print alike the first of `STRATEGIES`. None: there is none.
     """
@@ -93,7 +93,7 @@ def best(rows: Sequence[Row]) -> Row | None:
     return min(able, key=lambda row: float(f"{row.step_s:.3g}"), default=None)
 
 
-class _Share(NamedTuple):
+class LayerShare(NamedTuple):
     """What one rank of a group has of a layer (1): of its work, elements and weights."""
 
     work: float = 1.0
@@ -103,7 +103,7 @@ class _Share(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Model:
+class GroupModel:
     """One model on a group of ranks, without the exchange of gradients between groups."""
 
     compute_s: float  # Forward and backward.
@@ -117,7 +117,7 @@ class _Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class StrategyCase:
     """A training on the ranks of `layout`. Pricing raises `UserError`: a level of the network that is needed was never
     measured.
     """
@@ -130,7 +130,7 @@ class Case:
     slots: int  # Values that the optimizer keeps for each weight.
     activation_bytes: int = WEIGHT_BYTES  # Of an element of an activation where it travels.
     gamma: float = 1.0  # Activations held over the sum of x and y (`layers.gamma`).
-    counted: Counted | None = None  # What ranks were seen to hold; None: gamma and the formulas of the table.
+    counted: CountedMemory | None = None  # What ranks were seen to hold; None: gamma and the formulas of the table.
     memory_limit: int | None = None  # Of a rank; None: not known.
     chain: Chain | None = None  # As a run out of core measured it; None: blocks of the network.
     rates: TransferRates | None = None  # Likewise; None: blocks are recomputed, not swapped.
@@ -142,19 +142,19 @@ class Case:
         """The same with so many ranks, and samples of a step."""
         return replace(self, layout=replace(self.layout, ranks=ranks), batch=batch)
 
-    def table(self, strategies: Sequence[str] = STRATEGIES) -> tuple[Row, ...]:
+    def table(self, strategies: Sequence[str] = STRATEGIES) -> tuple[StrategyRow, ...]:
         """Every strategy; of one next to data a row for each way to group the ranks."""
         return tuple(row for name in strategies for row in self._rows(name))
 
     # --- which groups there are, and how far they go
 
-    def _rows(self, name: str) -> Iterator[Row]:
+    def _rows(self, name: str) -> Iterator[StrategyRow]:
         inner, ranks, group = name.removeprefix("data+"), self.layout.ranks, self.layout.group_size
         if inner not in INNER:
             yield self._row(name, 1, 1, "")
             return
         most, reason = self._most(inner)
-        row = Row(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
+        row = StrategyRow(strategy=name, ranks=ranks, replicas=1, limit=None, bound_by=reason)
         if not most:
             yield replace(row, refused=reason)
         elif name == inner:
@@ -201,14 +201,18 @@ class Case:
 
     # --- what a group takes, and what all groups together
 
-    def _row(self, name: str, size: int, most: int, reason: str) -> Row:
-        """Of groups of `size` ranks, of which a model can use `most` for that reason."""
-        inner, ranks = name.removeprefix("data+"), 1 if name == "serial" else self.layout.ranks
-        replicas = ranks // size
+    def _limited(self, name: str, replicas: int, most: int, reason: str) -> StrategyRow:
+        """Returns the row of a strategy with what limits its ranks, before anything is priced."""
         limit, by = self.batch * most, f"batch x {reason}" if reason else "batch"
         if name in ("serial", *INNER):
             limit, by = most, reason or "one rank"
-        row = Row(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
+        return StrategyRow(strategy=name, ranks=self.layout.ranks, replicas=replicas, limit=limit, bound_by=by)
+
+    def _row(self, name: str, size: int, most: int, reason: str) -> StrategyRow:
+        """Of groups of `size` ranks, of which a model can use `most` for that reason."""
+        inner, ranks = name.removeprefix("data+"), 1 if name == "serial" else self.layout.ranks
+        replicas = ranks // size
+        row = self._limited(name, replicas, most, reason)
         if size > most:
             return replace(row, refused=f"{size} ranks share a model, and it has {most} ({reason})")
         if replicas > self.batch:
@@ -241,21 +245,18 @@ class Case:
         elif name == "out-of-core":
             if self.memory_limit is None:
                 return replace(row, refused="it plans for a memory limit, and none is known")
-            chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
-            swap = self.rates is not None
             try:
-                plan = plan_blocks(chain, self.rates, self.memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+                plan = self._planned(batch, self.memory_limit)
             except DoesNotFitError as error:
                 return replace(row, bound_by="memory", refused=str(error))
             compute, held = plan.predicted.pass_s, plan.predicted.peak_bytes
-            done = ", ".join(sorted({block.decision for block in plan.blocks}))
-            notes = (f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {done}",)
+            notes = (self._plan_note(plan),)
         if self.counted is not None and name in ("serial", "data", "zero-1", "fsdp"):
             held = as_counted(self.layers, self.counted, name, slots=self.slots, batch=batch, ranks=ranks)
         fits = None if self.memory_limit is None else held <= self.memory_limit
         return replace(
             row,
-            bound_by="memory" if fits is False else by,
+            bound_by="memory" if fits is False else row.bound_by,
             step_s=compute + update + model.communication_s + exposed + self.rest_s,
             compute_s=compute + update,
             communication_s=model.communication_s + sent,
@@ -268,7 +269,7 @@ class Case:
             notes=notes,
         )
 
-    def _model(self, inner: str, size: int, batch: int) -> _Model | None:
+    def _model(self, inner: str, size: int, batch: int) -> GroupModel | None:
         if inner in ("filter", "channel"):
             return self._by_parts(inner, size, batch)
         if inner == "spatial":
@@ -281,7 +282,17 @@ class Case:
             return self._tensor(size, batch)
         if inner == "pipeline":
             return self._pipeline(size, batch)
-        return self._divided(batch, [_Share()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
+        return self._divided(batch, [LayerShare()] * len(self.layers), 0.0, Groups(self.layout, self.network, 1))
+
+    def _planned(self, batch: int, memory_limit: int) -> BlockPlan:
+        """Returns the plan out of core. Raises `DoesNotFitError`: there is none within the limit."""
+        chain = self._chain(batch) if self.chain is None else scaled(self.chain, batch)
+        swap = self.rates is not None
+        return plan_blocks(chain, self.rates, memory_limit, recompute=True, swap=swap, effort=CURVE_EFFORT)
+
+    def _plan_note(self, plan: BlockPlan) -> str:
+        decisions = ", ".join(sorted({block.decision for block in plan.blocks}))
+        return f"a plan for {'measured blocks' if self.chain else 'blocks of the network'}: {decisions}"
 
     def _chain(self, batch: int) -> Chain:
         """The blocks of the network as a chain, whose activations can be recomputed."""
@@ -302,7 +313,7 @@ class Case:
         halves = self.times.forward, self.times.backward
         return [[batch * sum(half[n] for n in block) for block in self._blocks] for half in halves]
 
-    def _overlapped(self, model: _Model, groups: Groups) -> tuple[float, float]:
+    def _overlapped(self, model: GroupModel, groups: Groups) -> tuple[float, float]:
         """Gradients summed within the backward pass, from the last layer on, as many at a time as a bucket holds: on
         the wire, and past its end.
         """
@@ -338,7 +349,7 @@ class Case:
 
     # --- strategies that share a model
 
-    def _divided(self, batch: int, shares: Sequence[_Share], seconds: float, groups: Groups) -> _Model:
+    def _divided(self, batch: int, shares: Sequence[LayerShare], seconds: float, groups: Groups) -> GroupModel:
         """A group whose ranks all work on all layers, each on its share of them, and exchange for so many seconds."""
         zipped = list(zip(self.layers, shares, strict=True))
         forward, backward = (
@@ -347,7 +358,7 @@ class Case:
         )
         weights = [layer.weights * share.weights for layer, share in zipped]
         elements = sum(layer.inputs * share.inputs + layer.outputs * share.outputs for layer, share in zipped)
-        return _Model(
+        return GroupModel(
             compute_s=sum(forward) + sum(backward),
             communication_s=seconds,
             memory_bytes=self._held(sum(weights), batch * elements),
@@ -360,7 +371,7 @@ class Case:
         """Bytes of weights with gradients and the optimizer's values, and of activations."""
         return WEIGHT_BYTES * ((2 + self.slots) * weights + self.gamma * elements)
 
-    def _by_parts(self, inner: str, size: int, batch: int) -> _Model:
+    def _by_parts(self, inner: str, size: int, batch: int) -> GroupModel:
         """Filter: each rank computes some of a layer's outputs, which are gathered; gradients of inputs are summed.
         Channel: each reads some of its inputs; outputs are summed, gradients of inputs gathered.
 
@@ -380,10 +391,10 @@ class Case:
                 outputs = 0 if layer is last and by_filter else layer.outputs
                 seconds += groups.seconds(forth, batch * outputs * width, width)
                 seconds += groups.seconds(back, batch * layer.inputs * layer.has_gradient * width, width)
-            shares.append(_Share(work=share, weights=share))
+            shares.append(LayerShare(work=share, weights=share))
         return self._divided(batch, shares, seconds, groups)
 
-    def _tensor(self, size: int, batch: int) -> _Model:
+    def _tensor(self, size: int, batch: int) -> GroupModel:
         """Heads and inner features are divided; what two divided layers make is summed, forward and backward.
 
         Each pair of a layer divided by its outputs and one divided by its inputs costs two sums of what enters it
@@ -396,17 +407,17 @@ class Case:
             parts = {"column": layer.filters, "row": layer.channels, "head": heads, "": 0}[layer.tensor]
             share = -(-parts // size) / parts if parts else 1.0
             inputs, outputs = (1.0 if layer.tensor == whole else share for whole in ("column", "row"))
-            shares.append(_Share(share, inputs, outputs, share))
+            shares.append(LayerShare(share, inputs, outputs, share))
             if layer.tensor == "row":
                 seconds += 2 * groups.seconds("allreduce", batch * layer.outputs * width, width)
                 summed += 2 * batch * layer.outputs * width
         return replace(self._divided(batch, shares, seconds, groups), sent_bytes=2 * (1 - 1 / size) * summed)
 
-    def _on_grid(self, grid: tuple[int, ...], batch: int) -> _Model:
+    def _on_grid(self, grid: tuple[int, ...], batch: int) -> GroupModel:
         """Neighbours along the last dimension are neighbouring ranks."""
         size, width = math.prod(grid), self.activation_bytes
         lines = [Groups(self.layout, self.network, n, math.prod(grid[axis + 1 :])) for axis, n in enumerate(grid)]
-        groups, shares, seconds = Groups(self.layout, self.network, size), [_Share()] * len(self.layers), 0.0
+        groups, shares, seconds = Groups(self.layout, self.network, size), [LayerShare()] * len(self.layers), 0.0
         for number, layer in enumerate(self.layers):
             if not layer.extents:
                 if number and self.layers[number - 1].extents:  # what was divided is put together
@@ -414,7 +425,7 @@ class Case:
                 continue
             out = [-(-extent // layer.stride) for extent in layer.extents]
             share = math.prod(-(-extent // n) / extent for extent, n in zip(out, grid, strict=True))
-            shares[number] = _Share(share, share, share)
+            shares[number] = LayerShare(share, share, share)
             before = (layer.kernel - 1) // 2
             reaches = sorted(one for one in (before, layer.kernel - layer.stride - before) if one > 0)
             for axis, (n, line) in enumerate(zip(grid, lines, strict=True)):
@@ -427,7 +438,7 @@ class Case:
                         seconds += line.send_seconds(back * slab)
         return self._divided(batch, shares, seconds, groups)
 
-    def _pipeline(self, size: int, batch: int) -> _Model:
+    def _pipeline(self, size: int, batch: int) -> GroupModel:
         """GPipe (Huang et al. 2019): the parts of a batch go through all stages, and back; then it updates."""
         halves, width = (self.times.forward, self.times.backward), self.activation_bytes
         work = list(map(sum, zip(*self._passes(1), strict=True)))
@@ -448,7 +459,7 @@ class Case:
             sent += 2 * groups.send_seconds(shared * WEIGHT_BYTES / 2)  # a ring of two
             notes.append("the first and the last stage hold the same embedding, and sum its gradient")
         elements = [sum(self.layers[n].inputs + self.layers[n].outputs for n in stage) for stage in stages]
-        return _Model(
+        return GroupModel(
             compute_s=alone,
             communication_s=sent,
             memory_bytes=max(map(self._held, held, [batch * one for one in elements])),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from dlbench.errors import IncompleteDataError
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.rows.shared import parts_of
 from dlbench.records.rows.spans import SpanReader
 
@@ -27,7 +27,7 @@ def damaged_traces(folder: Path, run_id: str, *, whole: bool) -> tuple[str, ...]
         try:
             parts = sorted(parts_of(folder / name).values()) if whole else ()
             for part in parts or [folder / name]:
-                reader = (SpanReader if name.endswith(".spans") else SampleReader)(path=part, run_id=run_id)
+                reader = (SpanReader if name.endswith(".spans") else SamplesReader)(path=part, run_id=run_id)
                 for _ in reader.blocks() if whole else ():
                     pass
         except IncompleteDataError as error:

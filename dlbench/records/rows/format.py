@@ -108,6 +108,11 @@ class BlockWriter:
         if len(self._rows) == self._per_block:
             self.flush()
 
+    @property
+    def num_held(self) -> int:
+        """Rows in memory, which the next `flush` writes."""
+        return len(self._rows)
+
     def _packed(self, row: Sequence[float]) -> bytes:
         try:
             return self._row.pack(*row)

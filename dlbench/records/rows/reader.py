@@ -53,7 +53,8 @@ def read_header(path: Path, format_name: str, content: str, rows: Opened | None 
 class BlockReader:
     """Reads a file block by block, so that memory does not grow with it; of a shared file the part of a rank at once.
 
-    Arguments and errors as of `read_header`. `run_id`: the run that the rows must be of; empty: any.
+    Arguments and errors as of `read_header`. `run_id`: the run that the rows must be of; empty: any. Files of one kind
+    have a reader that checks their header and takes their notes (`take_note`).
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class BlockReader:
         self._rows_there = rows
         self.torn_bytes = 0
         """Bytes behind the last whole block, known when all blocks were read: 0 unless a writer was killed."""
+        self.notes: list[dict[str, Any]] = []
+        """Notes met so far that no `take_note` took."""
         self.header, line = read_header(path, format_name, content or format_name, rows)
         if run_id and self.header.get("run_id", run_id) != run_id:
             other = str(self.header["run_id"])[:80]
@@ -72,12 +75,16 @@ class BlockReader:
         self._seed = zlib.crc32(line)
         self._columns: tuple[tuple[str, str], ...] | None = None
 
-    def blocks(self) -> Iterator[Rows | dict[str, Any]]:
-        """Arrays of rows (structured, by the header's fields) and notes, in the order in which they were written."""
-        dtype = np.dtype(list(self.columns()))
+    def take_note(self, note: dict[str, Any]) -> None:
+        """Takes a note when it is met, before the rows that were written after it."""
+        self.notes.append(note)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yields arrays of rows (structured, by the header's fields) in the order in which they were written."""
+        dtype = np.dtype(list(self.fields()))
         for kind, content in self.contents(dtype.itemsize):
             if kind == NOTE:
-                yield self._note(content)
+                self.take_note(self._note(content))
                 continue
             turned = np.frombuffer(content, dtype=np.uint8).reshape(dtype.itemsize, -1)
             rows: Rows = np.array(turned.T, order="C").view(dtype).reshape(-1)
@@ -85,13 +92,12 @@ class BlockReader:
                 rows[name] = np.cumsum(rows[name], dtype=rows[name].dtype)
             yield rows
 
-    def read(self, names: Collection[str]) -> tuple[dict[str, Values], list[dict[str, Any]]]:
-        """Some columns of all rows, each of shape (rows,), and all notes; much quicker than block by block."""
-        columns = self.columns()
+    def read(self, names: Collection[str]) -> dict[str, Values]:
+        """Returns some columns of all rows, by name, each of shape (rows,); much quicker than block by block."""
+        columns = self.fields()
         size = _row_bytes(columns)
         stretches = _stretches(columns, frozenset(names))
         found: list[list[Values]] = [[] for _ in stretches]
-        notes: list[dict[str, Any]] = []
         held: list[bytes] = []
 
         def turn() -> None:
@@ -103,7 +109,7 @@ class BlockReader:
 
         for kind, content in self.contents(size):
             if kind == NOTE:
-                notes.append(self._note(content))
+                self.take_note(self._note(content))
                 continue
             if held and (len(content) != len(held[0]) or len(held) * len(content) > _TURNED_AT_ONCE):
                 turn()
@@ -113,7 +119,7 @@ class BlockReader:
         for (some, dtype, _), values in zip(stretches, found, strict=True):
             whole = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
             result.update(zip(some, whole, strict=True))
-        return result, notes
+        return result
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
         """Kind and plain content of every block; `row_size` in bytes. Raises IncompleteDataError: one is damaged."""
@@ -182,8 +188,8 @@ class BlockReader:
                 np.cumsum(values[number], axis=1, dtype=dtype, out=values[number])
         return values.reshape(len(names), -1)
 
-    def columns(self) -> tuple[tuple[str, str], ...]:
-        """Name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
         if self._columns is None:
             # The many files of a run have the same columns: they are looked at once.
             asked = [self.header.get("fields"), self.header.get("delta")]
@@ -204,8 +210,8 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     Quicker than file by file where files are small; all of them are held at once. Notes are passed over.
     """
     first = readers[0]
-    columns, delta = first.columns(), first.header["delta"]
-    if any(reader.columns() != columns or reader.header["delta"] != delta for reader in readers):
+    columns, delta = first.fields(), first.header["delta"]
+    if any(reader.fields() != columns or reader.header["delta"] != delta for reader in readers):
         return None
     size = _row_bytes(columns)
     plain = [[content for kind, content in reader.contents(size) if kind == ROWS] for reader in readers]

@@ -12,17 +12,13 @@ account (`{"end": {...}}`).
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader
-
-if TYPE_CHECKING:
-    from dlbench.records.rows.reader import Rows, Values
 
 SAMPLES_FORMAT, SAMPLES_VERSION = "dlbench.samples", 1
 
@@ -47,62 +43,40 @@ def sample_writer(path: Path, header: dict[str, Any], columns: list[tuple[str, s
     )
 
 
-@dataclass(kw_only=True)
-class SampleReader:
-    """Samples of one node, block by block."""
+class SamplesReader(BlockReader):
+    """Samples of one node. `run_id`: the run that they must be of; empty: any."""
 
-    path: Path
-    run_id: str = ""  # The run that they must be of; empty: any.
-    failures: list[dict[str, Any]] = field(default_factory=list)
-    """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
-    end: dict[str, Any] | None = None  # The sampler's own account; None until met, and where it was killed.
-
-    def __post_init__(self) -> None:
-        self._reader = BlockReader(self.path, SAMPLES_FORMAT, "samples", run_id=self.run_id)
-        header = self.header = self._reader.header
-        """node_rank, host, run_id, period_s, unavailable, fields."""
+    def __init__(self, path: Path, run_id: str = "") -> None:
+        super().__init__(path, SAMPLES_FORMAT, "samples", run_id=run_id)
+        self.failures: list[dict[str, Any]] = []
+        """Fields that failed on the way, met so far: `failed`, `time_ns`, `reason`."""
+        self.end: dict[str, Any] | None = None
+        """The sampler's own account; None until met, and where it was killed."""
+        header = self.header
         if header.get("version") != SAMPLES_VERSION:
-            raise IncompleteDataError(f"{self.path}: samples of an unknown version ({header.get('version')!r})")
+            raise IncompleteDataError(f"{path}: samples of an unknown version ({header.get('version')!r})")
         wrong = [key for key, kind in _HEADER_KEYS.items() if not isinstance(header.get(key), kind)]
         if not wrong and not 0 < header["period_s"] < math.inf:
             wrong = ["period_s"]
         if wrong:
-            raise IncompleteDataError(f"{self.path}: the header's `{wrong[0]}` is damaged")
-        columns = self._reader.columns()
-        kinds = {kind for _, kind in columns[len(TIME_FIELDS) :]}
-        if columns[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
-            raise IncompleteDataError(f"{self.path}: the header's `fields` are damaged")
+            raise IncompleteDataError(f"{path}: the header's `{wrong[0]}` is damaged")
+        fields = self.fields()
+        kinds = {kind for _, kind in fields[len(TIME_FIELDS) :]}
+        if fields[: len(TIME_FIELDS)] != TIME_FIELDS or not kinds <= set(SAMPLE_TYPES):
+            raise IncompleteDataError(f"{path}: the header's `fields` are damaged")
 
     @property
     def columns(self) -> list[str]:
         """Names of the sampled fields."""
-        return [name for name, _ in self._reader.columns()[len(TIME_FIELDS) :]]
+        return [name for name, _ in self.fields()[len(TIME_FIELDS) :]]
 
-    @property
-    def torn_bytes(self) -> int:
-        """Bytes behind the last whole block, known when all was read: 0 unless the sampler was killed while writing."""
-        return self._reader.torn_bytes
-
-    def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of the header. Raises IncompleteDataError: a block is damaged."""
+    def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
+        """Begins anew with what the notes say."""
         self.failures.clear()
         self.end = None
-        for block in self._reader.blocks():
-            if isinstance(block, dict):
-                self._take(block)
-            else:
-                yield block
+        return super().contents(row_size)
 
-    def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all samples, by name, each of shape (samples,); much quicker than block by block."""
-        self.failures.clear()
-        self.end = None
-        found, notes = self._reader.read(names)
-        for note in notes:
-            self._take(note)
-        return found
-
-    def _take(self, note: dict[str, Any]) -> None:
+    def take_note(self, note: dict[str, Any]) -> None:
         if "failed" in note:
             self.failures.append(note)
         elif isinstance(note.get("end"), dict):

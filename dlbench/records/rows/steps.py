@@ -6,20 +6,17 @@ times are nanoseconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlbench.errors import DlbenchError, IncompleteDataError, RunError, refused
 from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
-from dlbench.records.rows.reader import BlockReader, read_alike
+from dlbench.records.rows.reader import BlockReader
 from dlbench.records.rows.shared import Opened
-
-if TYPE_CHECKING:
-    from dlbench.records.rows.reader import Rows, Values
 
 STEPS_FORMAT, STEPS_VERSION = "dlbench.steps", 1
 
@@ -38,7 +35,6 @@ FIELDS: tuple[tuple[str, str], ...] = (
     ("samples", "<i4"),  # samples this rank processed in the step
     ("loss", "<f4"),  # this rank's loss, before averaging over ranks
 )
-
 
 LAUNCH_FIELDS: tuple[tuple[str, str], ...] = tuple((f"launch_{phase}_ns", "<i8") for phase in LAUNCHED)
 """Further columns, of GPUs only: how long the device waited for the host's calls within the phase, at most."""
@@ -127,40 +123,16 @@ class StepFile:
         return measured
 
 
-class StepReader:
-    """Steps of one rank, some at a time, so that memory does not grow with the file. `rows`: what was opened already.
-    `run_id`: the run that they must be of; empty: any.
-    """
+class StepReader(BlockReader):
+    """Steps of one rank. `rows`: what was opened already; `run_id`: the run that they must be of; empty: any."""
 
     def __init__(self, path: Path, rows: Opened | None = None, *, run_id: str = "") -> None:
-        self.file = BlockReader(path, STEPS_FORMAT, "step times", rows, run_id)
-        self.header = self.file.header
-        """What the rank said of itself."""
+        super().__init__(path, STEPS_FORMAT, "step times", rows, run_id)
         version, fields = self.header.get("version"), self.header.get("fields")
         self.launches = fields == _ALL_FIELDS
         """Whether rows have `LAUNCH_FIELDS` too."""
         if version != STEPS_VERSION or not (self.launches or fields == _ALL_FIELDS[: len(FIELDS)]):
             raise IncompleteDataError(f"{path}: step times of an unknown version ({version!r})")
-
-    @property
-    def torn_bytes(self) -> int:
-        """Bytes behind the last whole block, known when all was read."""
-        return self.file.torn_bytes
-
-    def blocks(self) -> Iterator[Rows]:
-        """Structured arrays with the fields of `FIELDS`, in the order in which they were written."""
-        for block in self.file.blocks():
-            if not isinstance(block, dict):
-                yield block
-
-    def read(self, names: Collection[str]) -> dict[str, Values]:
-        """Some columns of all rows, by name, each of shape (rows,); much quicker than block by block."""
-        return self.file.read(names)[0]
-
-
-def read_alike_steps(readers: Sequence[StepReader], names: Collection[str]) -> dict[str, Values] | None:
-    """Some columns of several ranks at once, each of shape (ranks, rows); None where their files are not alike."""
-    return read_alike([reader.file for reader in readers], names)
 
 
 def read_steps(path: Path, run_id: str = "") -> StepFile:

@@ -17,6 +17,8 @@ FORECAST = "#b0431e"
 """What a law says and nobody measured: always dotted and hollow as well."""
 PUBLISHED = "#6b5bb5"
 """What others published of the same work."""
+TONE_COLOURS = {"good": "#009e73", "bad": "#d55e00"}
+"""By the tones of verdicts (`dlbench.stats.verdict_words`); what is open has the colour of what surrounds it."""
 
 PART_COLOURS = {
     "input": "#e69f00",

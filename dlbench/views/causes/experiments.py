@@ -15,7 +15,7 @@ from dlbench.records.exchange import ExchangeResult
 from dlbench.records.scan import Run
 from dlbench.report.wording import figure_text
 from dlbench.specs.hostlist import compressed
-from dlbench.specs.sync import MGWFBP_STEPS, layout_problem, read_fusion
+from dlbench.specs.sync import MGWFBP_STEPS, OWN_MGWFBP, OWN_NONE, OWN_SINGLE, UNFUSED, layout_problem
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.units import bytes_option, format_bytes
 from dlbench.views.readers import WARM_SHARE, complement, fetch_share, storage_share
@@ -46,6 +46,14 @@ ROW_TITLES: Mapping[str, str] = {  # The same as lines of a table, below what th
     "prepare": "of it preparing samples",
     "copy": "of it copy to the device",
 }
+
+_PACKED_BY = {
+    "jpeg-tree": "dlbench data pack: shards",
+    "text": "samples in HDF5, as create_pretraining_data.py of NVIDIA's DeepLearningExamples writes them",
+}
+"""What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
+while it is read."""
+_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 NOT_MEASURED = "not measured"  # Instead of a figure where some run says nothing of a cause: that is not no time at all.
 
@@ -120,14 +128,14 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
     is_flat = plan.sync.exchange == "flat"
     if is_flat and case.point.nodes > 1 and may(exchange="hierarchical"):
         yield Experiment("use the hierarchical exchange (--set sync.exchange=hierarchical)")
-    fusion = str(plan.sync.fusion_in_force if result is None else result.fusion)
-    if fusion in ("own:none", "own:single") and may(fusion=read_fusion("own:mgwfbp")):
+    fusion = plan.sync.fusion_in_force if result is None else result.fusion_rule
+    if fusion in (OWN_NONE, OWN_SINGLE) and may(fusion=OWN_MGWFBP):
         short = plan.measure.warmup_steps < MGWFBP_STEPS
         more = f" --set measure.warmup_steps={MGWFBP_STEPS}" if short else ""
         yield Experiment(f"merge messages by their costs (--set sync.fusion=own:mgwfbp{more})")
-    if fusion == "own:none" and may(fusion=read_fusion("own:single")):
+    if fusion == OWN_NONE and may(fusion=OWN_SINGLE):
         yield Experiment("send one message (--set sync.fusion=own:single)")
-    if fusion == "none":
+    if fusion == UNFUSED:
         yield Experiment("fuse gradients (--set sync.fusion=auto)")
     record = case.run.record
     on_cpu = record is None or record.ranks[0].device.startswith("cpu")
@@ -156,14 +164,6 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
     }
     who = late.host if late.rank is None else f"rank {late.rank} on {late.host}"
     yield Experiment(f"look at {who}: {where[late.late_by]}")
-
-
-_PACKED_BY = {
-    "jpeg-tree": "dlbench data pack: shards",
-    "text": "samples in HDF5, as create_pretraining_data.py of NVIDIA's DeepLearningExamples writes them",
-}
-"""What makes another form of a kind of data that is cheaper to read: of single JPEGs, and of raw text that is masked
-while it is read."""
 
 
 def _for_input(case: Case) -> Iterator[Experiment]:
@@ -263,9 +263,6 @@ def _for_memory(case: Case) -> Iterator[Experiment]:
         else:
             smaller = max(parts, case.batch // 2 // parts * parts)
             yield Experiment(f"use a smaller batch per rank (--set train.batch_per_rank={smaller})")
-
-
-_COMPUTE_PARTS = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer"}
 
 
 def _for_compute(case: Case) -> Iterator[Experiment]:

@@ -16,16 +16,18 @@ from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
 from dlbench.analysis.causes import CAUSES, COMPUTE_PARTS, EXCHANGE_PHASE, INPUT_PARTS, WAIT_PARTS, Causes
-from dlbench.analysis.late_ranks import Straggler, main_host, main_straggler, ranking
+from dlbench.analysis.late_ranks import Straggler, main_straggler, ranking
 from dlbench.analysis.scaling import Group, Point
 from dlbench.analysis.slow_nodes import SlowNodes, slow_nodes
 from dlbench.analysis.table import RunTable
 from dlbench.records.registry import describe
 from dlbench.records.scan import Run
 from dlbench.report.wording import lost_text, lost_value, percent, points, repeat_text, units_text
-from dlbench.stats.estimates import MIN_RUNS, Estimate, by_definition, placed, ratio_estimate
+from dlbench.stats.estimates import Estimate, by_definition, ratio_estimate
 from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import judge
+from dlbench.stats.verdict_words import CAUSE
 from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
@@ -39,9 +41,6 @@ Finding = Literal[
     "baseline", "no loss", "small loss", "above ideal", "too few runs", "within noise", "partial", "likely", "found"
 ]
 
-NAMED: Mapping[Finding, str] = {"found": "main cause", "likely": "likely cause", "partial": "certain"}
-"""What the part is called that a finding names."""
-
 _LATE_TITLES = {
     "input": "by {} input",
     "compute": "by {} computing",
@@ -51,7 +50,7 @@ _LATE_TITLES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Diagnosis:
     """The diagnosis of a point."""
 
     line: str  # In one sentence, without the place and the last full stop.
@@ -89,10 +88,10 @@ def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[di
 
 def stands_out(part: Part, adjusted: float) -> bool:
     """Whether a cause loses something for certain: after the correction (`adjusted_p`), and by its own interval."""
-    return adjusted < LEVEL and placed(part.lost, 0, 0) == "above"
+    return judge(part.lost, 0.0, adjusted_p=adjusted, higher_is_worse=True).outcome == "worse"
 
 
-def diagnose(case: Case) -> Verdict:
+def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
     # The parts whose loss is certain, the largest first.
@@ -110,7 +109,7 @@ def diagnose(case: Case) -> Verdict:
             bound_by, tries = RULES[cause]
             name = bound_by if named.lost.value >= BOUND_SHARE * case.whole.lost.value else ""
             experiments = tuple(tries(case))
-    return Verdict(
+    return Diagnosis(
         line=_line(case, finding, named, certain),
         next=_next_text(case, finding, named, experiments),
         finding=finding,
@@ -134,12 +133,12 @@ def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Findi
     if case.is_baseline:
         return "baseline"
     lost = case.whole.lost
-    where = placed(lost, -WORTH_EXPLAINING, WORTH_EXPLAINING)
-    if where == "insufficient":
+    outcome = judge(lost, WORTH_EXPLAINING, higher_is_worse=True).outcome
+    if outcome == "insufficient":
         return "likely" if largest is not None and _is_likely(case.whole, largest) else "too few runs"
-    if where == "below":
+    if outcome == "better":
         return "above ideal"
-    if where == "within":
+    if outcome == "equal":
         return "small loss" if lost.value >= _PRINTED else "no loss"
     if lost.value < WORTH_EXPLAINING or not certain:
         return "within noise"
@@ -159,10 +158,8 @@ def _is_likely(whole: Part, largest: Part) -> bool:
 
 
 def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: Sequence[Experiment]) -> str:
-    if finding == "too few runs":
-        return repeat_text(case.whole.lost)
-    if finding in ("within noise", "partial"):
-        return repeat_text(case.whole.lost, 2 * max(MIN_RUNS, case.whole.lost.units))
+    if finding in ("too few runs", "within noise", "partial"):
+        return repeat_text(case.whole.lost, judge(case.whole.lost, WORTH_EXPLAINING).units_wanted)
     if finding == "baseline":
         # Against waiting for launches alone, which no other rank is needed to see.
         if largest is None or largest.name != "launch" or _share(case, largest) < WORTH_EXPLAINING:
@@ -181,7 +178,7 @@ def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[
         if largest is None:
             return text
         return f"{text}, {percent(_share(case, largest))} {CAUSE_TITLES[largest.name]}{_late(case, largest)}"
-    if finding in NAMED:
+    if CAUSE[finding].tone == "bad":
         assert largest is not None
         return _named_line(case, largest, finding, certain)
     lost = case.whole.lost
@@ -242,7 +239,7 @@ def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Par
         lost = f"{late}; {_lost(case)}"
     else:
         lost = f" of {_lost(case)}{late}"
-    text = f"{NAMED[finding]}: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}{lost}"
+    text = f"{CAUSE[finding].in_sentence}: {CAUSE_TITLES[cause.name]}, {lost_text(cause.lost)}{lost}"
     text += "".join(f"; also {CAUSE_TITLES[part.name]}, {lost_text(part.lost)}" for part in also)
     if finding == "likely":
         return f"{text}; only {units_text(cause.lost)}"
@@ -254,7 +251,7 @@ def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Par
 
 
 def loss_in_brief(point: CausePoint) -> str:
-    """Returns the beginning of `Verdict.line` for a card, with how sure it is; empty where it names no part."""
+    """Returns the beginning of `Diagnosis.line` for a card, with how sure it is; empty where it names no part."""
     verdict = point.verdict
     if point.is_baseline or not verdict.cause:
         return ""
@@ -264,7 +261,7 @@ def loss_in_brief(point: CausePoint) -> str:
         "partial": f" of {lost_value(point.whole.lost)}; larger parts are too uncertain to name",
         "too few runs": f", in {units_text(lost)} only",
     }
-    title = NAMED.get(verdict.finding, "largest part")
+    title = CAUSE[verdict.finding].text or "largest part"
     return f"{title}: {CAUSE_TITLES[verdict.cause]}, {lost_value(lost)}{doubts.get(verdict.finding, '')}"
 
 
@@ -317,7 +314,7 @@ class CausePoint:
     nodes: int
     is_baseline: bool
     run_ids: tuple[str, ...]
-    verdict: Verdict
+    verdict: Diagnosis
     efficiency: Estimate  # A fraction, as in the view `scaling`.
     causes: tuple[CauseShare, ...]  # By `CAUSES`; seconds sum to the mean step, lost shares to 1 - efficiency.
     exchange_phase: Part  # All exchange that shows: `exchange`, on the wire, and `straggler`, waiting.
@@ -427,7 +424,7 @@ def _point(
         adjusted_p=adjusted,
         compute_parts=causes[CAUSES.index("compute")].parts,
         hosts=hosts,
-        main_straggler=main_straggler(ranks, point.ranks) or main_host(hosts, own),
+        main_straggler=main_straggler(ranks, hosts, own),
         exclude=exclude,
     )
     planted_s: dict[int, float] = {}

@@ -19,7 +19,7 @@ from typing import Any
 
 from dlbench.analysis.comparability import averaged_id, planned_id
 from dlbench.analysis.scaling import Group, Point
-from dlbench.analysis.side_by_side import alike, compare, compared, with_train
+from dlbench.analysis.side_by_side import Comparison, alike, compared, with_train
 from dlbench.analysis.table import RunTable
 from dlbench.errors import IncompleteDataError
 from dlbench.lazy import np
@@ -468,11 +468,8 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
     makes other updates and does not.
     """
     rates = table.rates
-    for found in compare(
-        [one for one in others if one.sample.plan.strategy != "local-sgd"],
-        differ_in=lambda run: averaged_id(without_strategy(run)),
-        kind=_method,
-    ):
+    comparison = Comparison(differ_in=lambda run: averaged_id(without_strategy(run)), kind=_method)
+    for found in comparison.of(one for one in others if one.sample.plan.strategy != "local-sgd"):
         if not any(one in groups for one in found.groups):
             continue
         for (ranks, nodes), sides in found.places.items():

@@ -14,8 +14,8 @@ from dlbench.perfmodels.out_of_core.blocks import Operation
 from dlbench.perfmodels.out_of_core.planner import (
     METHODS,
     PREFETCH,
+    CapacityPoint,
     Method,
-    Point,
     against_batch,
     fixed_plan,
     in_core_bytes,
@@ -120,13 +120,13 @@ def memory_plan(
     methods = [method for method in METHODS if swap or method[1] == "none"]
     by_batch = [against_batch(chain, rates, one, capacity_bytes, batches, starts=starts) for one in methods]
 
-    def as_it_is(method: Method) -> Point:
+    def as_it_is(method: Method) -> CapacityPoint:
         """With this batch; a method that treats all blocks alike even where it holds more than the capacity."""
         if "planned" in method:
             return point(chain, rates, method, capacity_bytes, starts=starts)
         moves = rates if method[1] != "none" else None
         fixed = fixed_plan(chain, moves, *method, starts=starts)
-        return Point(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=fixed)
+        return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=fixed)
 
     return CapacityPlan(
         measured=measured,
@@ -144,7 +144,7 @@ def memory_plan(
     )
 
 
-def _forecast(one: Point) -> MethodForecast:
+def _forecast(one: CapacityPoint) -> MethodForecast:
     found = None if one.plan is None else one.plan.predicted
     names = ("pass_s", "peak_bytes", "recompute_s", "stall_s", "swapped_bytes")
     recompute, swap = one.method

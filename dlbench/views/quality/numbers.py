@@ -27,7 +27,7 @@ from dlbench.analysis.comparability import planned_id
 from dlbench.analysis.scaling import Group
 from dlbench.analysis.side_by_side import alike, pair_key, with_train
 from dlbench.analysis.table import RunTable, without_resumed
-from dlbench.perfmodels.training_time import Verdict, consistency
+from dlbench.perfmodels.training_time import TimeVerdict, consistency
 from dlbench.records import record
 from dlbench.records.record import QualityResult, meets
 from dlbench.records.scan import Run
@@ -48,7 +48,16 @@ from dlbench.stats.multiplicity import holm
 from dlbench.stats.pairing import RunKey
 from dlbench.views.noise import model_noise_share, samples_over
 
+METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
+"""What the metrics of `dlbench.records.record.QualityResult` are called."""
 MOST_WARMUP = 10.0  # Times a measured step that a warm-up step may take without making a time a contradiction.
+
+Keys = Mapping[str, RunKey]
+
+_median = partial(of_known, median_estimate)
+_typical = partial(of_known, typical_estimate)
+"""Of what has a ratio next to it, which is one of geometric means."""
+_Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
 
 
 def quality_of(run: Run) -> QualityResult:
@@ -94,7 +103,7 @@ def account(result: QualityResult) -> tuple[float, float, float]:
     return seen[-1].wall_s, seen[-1].train_s, sum(evaluation.eval_s for evaluation in seen)
 
 
-def fit(run: Run, throughput: float) -> Verdict | None:
+def fit(run: Run, throughput: float) -> TimeVerdict | None:
     """Whether throughput, epochs and time in training steps of this run can all be true; None where one is not known.
     `throughput`: samples per second of its measured steps, all ranks together. Time that warm-up steps may have taken
     is no contradiction where later steps fit: of a short run they are a large part.
@@ -105,7 +114,7 @@ def fit(run: Run, throughput: float) -> Verdict | None:
     if last is None or not (epoch and last.epoch and last.train_s):
         return None
 
-    def since(step: int) -> Verdict | None:
+    def since(step: int) -> TimeVerdict | None:
         """Returns the verdict on what was trained from the first evaluation at that step or later to the last one."""
         start = next((one for one in result.evaluations if one.samples >= step * run.plan.global_batch), last)
         if last.epoch <= start.epoch or last.train_s <= start.train_s:
@@ -129,10 +138,6 @@ def is_resumed(run: Run) -> bool:
     return run.record is not None and bool(run.record.first_step)
 
 
-METRIC_TITLES = {"top1": "top-1 accuracy", "masked_lm_accuracy": "masked-LM accuracy", "mae": "mean absolute error"}
-"""What the metrics of `dlbench.records.record.QualityResult` are called."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Factors:
     """Why the baseline's time to quality is `speedup` times as long: the other three multiply to it exactly."""
@@ -143,7 +148,7 @@ class Factors:
     samples: Estimate = field(metadata=column(name="samples_factor"))
     """The baseline's samples to quality over those here: below 1, more samples were needed."""
     rest: Estimate = field(metadata=column(name="rest_factor"))
-    """Evaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
+    """QualityEvaluation, checkpoints, warm-up steps and waits: above 1, less time goes there than at the baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +193,7 @@ class QualityPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class QualityEvaluation:
     """One evaluation of the quality; times in seconds since the start of training."""
 
     samples: int
@@ -201,18 +206,18 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class QualityCurve:
     """All evaluations of one run."""
 
     run_id: str
     ranks: int
     nodes: int
     reached: bool
-    evaluations: tuple[Evaluation, ...]
+    evaluations: tuple[QualityEvaluation, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality:
+class GroupQuality:
     """Training to a quality."""
 
     metric: str
@@ -225,11 +230,27 @@ class Quality:
     predictor_value: float
     headline: tuple[str, str]  # The card's number and what it means.
     points: tuple[QualityPoint, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[QualityCurve, ...]
+
+    @property
+    def goal(self) -> str:
+        """Returns the target in words, e.g. ``mean absolute error of at most 0.3000``."""
+        bound = "at least" if self.higher_is_better else "at most"
+        return f"{self.metric_title} of {bound} {number_text(self.target, self.unit)}"
+
+    @property
+    def num_reached(self) -> int:
+        """Returns the valid runs of all points that met the target."""
+        return sum(point.num_reached for point in self.points)
+
+    @property
+    def num_runs(self) -> int:
+        """Returns the runs of all points that ended."""
+        return sum(point.num_runs for point in self.points)
 
 
-def group_quality(group: Group, table: RunTable) -> Quality | None:
-    """Quality of a group's runs; None if they measure speed, or no record holds a quality."""
+def group_quality(group: Group, table: RunTable) -> GroupQuality | None:
+    """Returns the quality of a group's runs; None if they measure speed, or no record holds a quality."""
     result = next((run.record.quality for run in group.runs if run.record and run.record.quality), None)
     if group.sample.plan.measure.until != "quality" or result is None:
         return None
@@ -238,49 +259,48 @@ def group_quality(group: Group, table: RunTable) -> Quality | None:
     unit = "error" if result.metric == "mae" else "fraction"
     base = cells[min(cells)] if len(cells) > 1 else None
     points = [_point(place, cells[place], base, table.keys, rates, unit) for place in sorted(cells)]
-    title, wanted = METRIC_TITLES[result.metric], group.sample.plan.workload.quality
+    wanted = group.sample.plan.workload.quality
     assert wanted is not None
-    return Quality(
+    found = GroupQuality(
         metric=result.metric,
-        metric_title=title,
+        metric_title=METRIC_TITLES[result.metric],
         unit=unit,
         higher_is_better=result.higher_is_better,
         target=result.target,
         limit=f"{wanted.max_epochs:g} epochs" if wanted.max_epochs else f"{wanted.max_samples:,} samples",
         predictor=result.predictor,
         predictor_value=result.predictor_value,
-        headline=_headline(
-            points,
-            f"{title} of {'at least' if result.higher_is_better else 'at most'} {number_text(result.target, unit)}",
-        ),
+        headline=("", ""),
         points=tuple(points),
         curves=_curves(group),
     )
+    return replace(found, headline=_headline(found))
 
 
-def _headline(points: Sequence[QualityPoint], goal: str) -> tuple[str, str]:
-    """The number of the summary's card and what it means; a failure goes before every speed-up."""
-    base, last = points[0], points[-1]
-    reached, runs = sum(point.num_reached for point in points), sum(point.num_runs for point in points)
-    if reached < runs:
-        return f"{reached} of {runs}", f"runs met {goal}: no speed-up of the time to accuracy"
+def _headline(found: GroupQuality) -> tuple[str, str]:
+    """Returns the number of the summary's card and what it means; a failure goes before every speed-up."""
+    base, last = found.points[0], found.points[-1]
+    if found.num_reached < found.num_runs:
+        big = f"{found.num_reached} of {found.num_runs}"
+        return big, f"runs met {found.goal}: no speed-up of the time to accuracy"
     place = place_text(last.ranks, last.nodes)
-    if last.factors is None or len(points) == 1:
-        return (DASH if last.time is None else value_text(last.time)), f"to {goal} at {place}"
+    if last.factors is None or len(found.points) == 1:
+        return (DASH if last.time is None else value_text(last.time)), f"to {found.goal} at {place}"
     factor, before = last.factors.speedup, place_text(base.ranks, base.nodes)
-    return times_value(factor), f"as soon at {goal} with {place} as with {before}; {basis_text(factor)}"
+    return times_value(factor), f"as soon at {found.goal} with {place} as with {before}; {basis_text(factor)}"
 
 
-def _curves(group: Group) -> tuple[Curve, ...]:
-    names = [one.name for one in fields(Evaluation)]
+def _curves(group: Group) -> tuple[QualityCurve, ...]:
+    names = [one.name for one in fields(QualityEvaluation)]
     return tuple(
-        Curve(
+        QualityCurve(
             run_id=run.plan.run_id,
             ranks=run.plan.layout.ranks,
             nodes=run.plan.layout.nodes,
             reached=run.record.quality.reached,
             evaluations=tuple(
-                Evaluation(**{name: getattr(one, name) for name in names}) for one in run.record.quality.evaluations
+                QualityEvaluation(**{name: getattr(one, name) for name in names})
+                for one in run.record.quality.evaluations
             ),
         )
         for run in group.runs
@@ -288,15 +308,8 @@ def _curves(group: Group) -> tuple[Curve, ...]:
     )
 
 
-Keys = Mapping[str, RunKey]
-
-_median = partial(of_known, median_estimate)
-_typical = partial(of_known, typical_estimate)
-"""Of what has a ratio next to it, which is one of geometric means."""
-
-
 @dataclass
-class _Cell:
+class RunsAtPlace:
     """Runs of one place, by what became of them."""
 
     valid: list[Run] = field(default_factory=list)
@@ -316,14 +329,14 @@ class _Cell:
         return len(self.reached) == self.num_runs > 0
 
 
-def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
+def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], RunsAtPlace]:
     """Runs by ranks and nodes, those without figures included: diverged runs must not vanish."""
     wanted = planned_id(group.sample)
-    cells: dict[tuple[int, int], _Cell] = {}
+    cells: dict[tuple[int, int], RunsAtPlace] = {}
     others = [item.run for item in table.without if item.state != "damaged" and planned_id(item.run) == wanted]
     for run in (*group.runs, *others):
         layout = run.plan.layout
-        cell = cells.setdefault((layout.ranks, layout.nodes), _Cell())
+        cell = cells.setdefault((layout.ranks, layout.nodes), RunsAtPlace())
         if run.state == "valid":
             # A valid run that says nothing of its quality is not one that reached it.
             (cell.valid if run.record and run.record.quality else cell.invalid).append(run)
@@ -333,7 +346,12 @@ def _cells(group: Group, table: RunTable) -> dict[tuple[int, int], _Cell]:
 
 
 def _point(
-    place: tuple[int, int], cell: _Cell, base: _Cell | None, keys: Keys, rates: Mapping[str, float], unit: str
+    place: tuple[int, int],
+    cell: RunsAtPlace,
+    base: RunsAtPlace | None,
+    keys: Keys,
+    rates: Mapping[str, float],
+    unit: str,
 ) -> QualityPoint:
     """`base`: the baseline of several points; `unit`: of the metric."""
     results = {keys[run.plan.run_id]: quality_of(run) for run in cell.valid}
@@ -371,7 +389,7 @@ def _point(
     )
 
 
-def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
+def _factors(cell: RunsAtPlace, baseline: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> Factors | None:
     if not (cell.all_reached and baseline.all_reached):
         return None
     if cell is baseline:
@@ -388,7 +406,7 @@ def _factors(cell: _Cell, baseline: _Cell, keys: Keys, rates: Mapping[str, float
     )
 
 
-def _by_run(cell: _Cell, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
+def _by_run(cell: RunsAtPlace, keys: Keys, rates: Mapping[str, float]) -> dict[str, dict[RunKey, float]] | None:
     """Time, throughput, samples, and time over samples/throughput, of each run; None if a record contradicts itself."""
     found: dict[str, dict[RunKey, float]] = {"time": {}, "rate": {}, "samples": {}, "rest": {}}
     for run in cell.valid:
@@ -430,9 +448,6 @@ class LargeBatch:
     points: tuple[BatchPoint, ...]  # By batch and rate.
 
 
-_Recipe = tuple[int, str, int, int, float]  # Global batch, optimizer, ranks, nodes and learning rate.
-
-
 def large_batches(table: RunTable) -> tuple[LargeBatch, ...]:
     """All sets of two global batches or more."""
     table = without_resumed(table)
@@ -464,7 +479,7 @@ def _batches(name: str, sides: Mapping[_Recipe, Sequence[Run]], table: RunTable)
     keys = {run.plan.run_id: pair_key(run, table.sessions[run.plan.run_id], apart) for run in valid}
     rates = table.rates
     cells = {
-        recipe: _Cell([run for run in members if run in valid], [run for run in members if run not in valid])
+        recipe: RunsAtPlace([run for run in members if run in valid], [run for run in members if run not in valid])
         for recipe, members in sides.items()
     }
     by_run = {recipe: _by_run(cell, keys, rates) for recipe, cell in cells.items() if cell.all_reached}

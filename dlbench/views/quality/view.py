@@ -27,63 +27,60 @@ from dlbench.stats.multiplicity import LEVEL
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import (
     BatchPoint,
-    Curve,
-    Evaluation,
     Factors,
+    GroupQuality,
     LargeBatch,
-    Quality,
+    QualityCurve,
+    QualityEvaluation,
     QualityPoint,
     group_quality,
     large_batches,
 )
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
+MAX_RUNS = 8  # Runs drawn at each rank count.
+MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
+REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
+STAGED_CAPTION = " Time to accuracy includes staging."
+FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
-def quality_verdict(subject: str, quality: Quality) -> str:
+def quality_verdict(subject: str, quality: GroupQuality) -> str:
     """How many runs reached the target, how soon, and why; no speed-up unless all did.
 
     `subject`: the workload in words, with preset, engine, precision, batch and data source.
     """
-    goal = goal_text(quality)
     base, last = quality.points[0], quality.points[-1]
-    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
-    if reached < runs:
-        return f"{subject}: {_not_reached(quality, goal, reached, runs)}"
+    if quality.num_reached < quality.num_runs:
+        return f"{subject}: {_not_reached(quality)}"
     best = "" if last.best is None else f", best value {number_text(last.best.value, quality.unit)}"
     sooner = f"{_time_at(last)} ({reached_text(last.num_reached, last.num_runs)}{best})"
     if last.factors is None or len(quality.points) == 1:
         basis = f"; {basis_text(last.time)}" if last.num_reached > 1 and last.time is not None else ""
-        return f"{subject}: target {goal} met in {sooner}{basis}."
+        return f"{subject}: target {quality.goal} met in {sooner}{basis}."
     factor, s = last.factors.speedup, "s" if last.ranks == 1 else ""
     how = f"need{s} {times_text(factor.inverted('ratio'))} as long as"
     if factor.value >= 1:
         how = f"get{s} there {times_text(factor)} sooner than"
     return (
-        f"{subject}: all {runs_text(runs)} met the target {goal}. {place_of(last)} {how} {place_of(base)} "
-        f"({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
+        f"{subject}: all {runs_text(quality.num_runs)} met the target {quality.goal}. {place_of(last)} {how} "
+        f"{place_of(base)} ({basis_text(factor)}): {_why(last.factors)}. Time to accuracy: {_time_at(base)}, {sooner}."
     )
 
 
-def goal_text(quality: Quality) -> str:
-    """``mean absolute error of at most 0.3000``."""
-    bound = "at least" if quality.higher_is_better else "at most"
-    return f"{quality.metric_title} of {bound} {number_text(quality.target, quality.unit)}"
-
-
-def quality_headline(quality: Quality) -> str:
+def quality_headline(quality: GroupQuality) -> str:
     """How many runs met the target, or how soon, in at most 100 characters."""
     sign = ">=" if quality.higher_is_better else "<="
     goal = f"{quality.metric_title} {sign} {number_text(quality.target, quality.unit)}"
     last = quality.points[-1]
-    reached, runs = (sum(p.num_reached for p in quality.points), sum(p.num_runs for p in quality.points))
-    if reached < runs or last.time is None:
-        return f"{reached_text(reached, runs)} met {goal}"
+    if quality.num_reached < quality.num_runs or last.time is None:
+        return f"{reached_text(quality.num_reached, quality.num_runs)} met {goal}"
     return f"{goal} in {value_text(last.time)} at {place_of(last)} ({runs_text(last.num_runs)})"
 
 
-def _not_reached(quality: Quality, goal: str, reached: int, runs: int) -> str:
+def _not_reached(quality: GroupQuality) -> str:
+    goal, reached, runs = quality.goal, quality.num_reached, quality.num_runs
     counts = ", ".join(f"{point.num_reached} of {point.num_runs} at {place_of(point)}" for point in quality.points)
     if reached == 0:
         known = [(point.best, point) for point in quality.points if point.best]
@@ -133,11 +130,7 @@ def _noise(factor: Estimate) -> str:
     return " (perhaps by chance)" if within else ""
 
 
-MAX_RUNS = 8  # Runs drawn at each rank count.
-MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
-
-
-def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> list[Chart]:
+def quality_charts(group: Group, found: GroupQuality, table: Sheet[QualityPoint]) -> list[Chart]:
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
@@ -160,7 +153,7 @@ def quality_charts(group: Group, found: Quality, table: Sheet[QualityPoint]) -> 
     ]
 
 
-def _rows(found: Quality) -> Rows:
+def _rows(found: GroupQuality) -> Rows:
     drawn: dict[tuple[int, int], int] = {}
     rows: Rows = []
     for curve in found.curves:
@@ -186,7 +179,7 @@ def _rows(found: Quality) -> Rows:
     return rows
 
 
-def _lines(found: Quality, rows: Rows, axis: str, axis_title: str) -> Any:
+def _lines(found: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any:
     places = map(place_of, found.points)
     values = [row["value"] for row in rows] + [found.target, found.predictor_value]
     low, high = min(values), max(values)
@@ -214,7 +207,7 @@ def _lines(found: Quality, rows: Rows, axis: str, axis_title: str) -> Any:
     )
 
 
-def _rules(found: Quality) -> list[Any]:
+def _rules(found: GroupQuality) -> list[Any]:
     """Target and no skill, each named at its line."""
     layers: list[Any] = []
     marks = (
@@ -229,7 +222,7 @@ def _rules(found: Quality) -> list[Any]:
     return layers
 
 
-def _words(found: Quality, axis: str) -> str:
+def _words(found: GroupQuality, axis: str) -> str:
     points = []
     for point in found.points:
         figure, unit = (point.samples, " samples") if axis == "samples" else (point.time, "")
@@ -238,11 +231,6 @@ def _words(found: Quality, axis: str) -> str:
     goal = number_text(found.target, found.unit)
     skill = number_text(found.predictor_value, found.unit)
     return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."
-
-
-REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
-STAGED_CAPTION = " Time to accuracy includes staging."
-FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
 
 
 class QualityView(GroupView):
@@ -254,17 +242,17 @@ class QualityView(GroupView):
     key = "quality"
     after = "start"
 
-    def numbers(self, source: GroupSource) -> Quality | None:
+    def numbers(self, source: GroupSource) -> GroupQuality | None:
         return group_quality(source.group, source.table)
 
-    def shown(self, group: Group, found: Quality) -> Section:
+    def shown(self, group: Group, found: GroupQuality) -> Section:
         sheets: tuple[Sheet[Any], ...] = (
             reached_sheet(group, found),
             _factors_sheet(found),
             _evaluations_sheet(found),
         )
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
-        goal = f"Target: {goal_text(found)} within {found.limit} ({skill})"
+        goal = f"Target: {found.goal} within {found.limit} ({skill})"
         return Section(
             headline=quality_headline(found),
             words=(f"{goal}.",),
@@ -278,7 +266,7 @@ class QualityView(GroupView):
         )
 
 
-def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
+def reached_sheet(group: Group, found: GroupQuality) -> Sheet[QualityPoint]:
     """What the runs at each rank count reached, and how soon; for programs all figures of these points."""
 
     def reached(point: QualityPoint) -> Cell:
@@ -322,7 +310,7 @@ def reached_sheet(group: Group, found: Quality) -> Sheet[QualityPoint]:
     )
 
 
-def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
+def _factors_sheet(found: GroupQuality) -> Sheet[tuple[QualityPoint, Factors]]:
     """Why the time to quality differs from the baseline's; no rows unless all runs reached the target."""
 
     def factor(title: str, name: str) -> Column[tuple[QualityPoint, Factors]]:
@@ -343,13 +331,13 @@ def _factors_sheet(found: Quality) -> Sheet[tuple[QualityPoint, Factors]]:
     )
 
 
-def _evaluations_sheet(found: Quality) -> Sheet[tuple[Curve, Evaluation]]:
+def _evaluations_sheet(found: GroupQuality) -> Sheet[tuple[QualityCurve, QualityEvaluation]]:
     """Every evaluation of every run, for programs: people see the charts."""
-    columns: tuple[Column[tuple[Curve, Evaluation]], ...] = (
-        *columns_of(Curve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
+    columns: tuple[Column[tuple[QualityCurve, QualityEvaluation]], ...] = (
+        *columns_of(QualityCurve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
         Column("metric", "", lambda row: found.metric),
         Column("target", "", lambda row: found.target),
-        *columns_of(Evaluation, *(one.name for one in fields(Evaluation)), of=lambda row: row[1]),
+        *columns_of(QualityEvaluation, *(one.name for one in fields(QualityEvaluation)), of=lambda row: row[1]),
     )
     return Sheet(
         name="evaluations",

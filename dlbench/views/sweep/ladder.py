@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from dlbench.records.scan import Run
 from dlbench.report.wording import basis_text, percent, place_text, times_text
 from dlbench.specs.plan import LadderStep, Published, RunPlan
 from dlbench.stats.estimates import Estimate, paired_logs
 from dlbench.stats.pairing import RunKey
-from dlbench.views.sweep.settings import STEP_VERDICTS, Setting, ratio_of
-
-Rates = Mapping[RunKey, float]
+from dlbench.stats.verdict import ratio_of_logs
+from dlbench.stats.verdict_words import LADDER_STEP
+from dlbench.views.sweep.drafts import Rates, SettingRuns
+from dlbench.views.sweep.settings import SweptSetting
 
 
 def gains_of(rates: Sequence[Rates]) -> tuple[dict[RunKey, float], ...]:
@@ -20,17 +20,17 @@ def gains_of(rates: Sequence[Rates]) -> tuple[dict[RunKey, float], ...]:
     return tuple(next(filter(None, found), {}) for found in logs)
 
 
-def efficiency(plan: RunPlan, rates: Rates, first: Sequence[tuple[Run, Rates]]) -> Estimate | None:
-    """Share of linear scaling of a step, from the same step at the smallest rank count; None there.
+def efficiency(one: SettingRuns, first: Sequence[SettingRuns]) -> Estimate | None:
+    """Returns the share of linear scaling of a step, from the same step at the smallest rank count; None there.
 
     `first`: the steps there, in order; where the step could not act there, the one before it is what it was.
     """
-    order = [step.name for step in plan.series.ladder]
-    upto = order[: order.index(plan.series.step) + 1]
-    ranks = first[0][0].plan.layout.ranks
-    base = [one for run, one in first if one and run.plan.series.step in upto]
-    logs = paired_logs(rates, base[-1]) if base and ranks < plan.layout.ranks else {}
-    return ratio_of(logs).scaled(ranks / plan.layout.ranks, "fraction") if logs else None
+    order = [step.name for step in one.plan.series.ladder]
+    upto = order[: order.index(one.plan.series.step) + 1]
+    ranks, least = one.plan.layout.ranks, first[0].plan.layout.ranks
+    base = [other.rates for other in first if other.rates and other.plan.series.step in upto]
+    logs = paired_logs(one.rates, base[-1]) if base and least < ranks else {}
+    return ratio_of_logs(logs).scaled(least / ranks, "fraction") if logs else None
 
 
 def published_text(found: Published) -> str:
@@ -39,16 +39,17 @@ def published_text(found: Published) -> str:
     return f"{value}: {found.what} ({found.source})"
 
 
-def step_words(plan: RunPlan, settings: Sequence[Setting]) -> str:
+def step_words(plan: RunPlan, settings: Sequence[SweptSetting]) -> str:
     """Which step pays and which does not, in one sentence."""
     parts = []
-    for verdict, words in STEP_VERDICTS.items():
+    for outcome, answer in LADDER_STEP.items():
         those = [
             f"{one.label} ({times_text(one.gain)})" if one.gain else one.label
             for one in settings
-            if one.verdict == verdict
+            if one.outcome == outcome and not one.is_baseline
         ]
-        parts += [f"{words}: {', '.join(those)}"] * bool(those)
+        if those:
+            parts.append(f"{answer.in_sentence}: {', '.join(those)}")
     left = [step.name for step in plan.series.ladder if step.skipped]
     parts += [f"cannot act here: {', '.join(left)}"] * bool(left)
     whole, words = height(plan.series.ladder, settings)
@@ -56,7 +57,7 @@ def step_words(plan: RunPlan, settings: Sequence[Setting]) -> str:
     return f"At {place_text(plan.layout.ranks, plan.layout.nodes)}: {'; '.join(parts)}."
 
 
-def height(steps: Sequence[LadderStep], settings: Sequence[Setting]) -> tuple[Estimate | None, str]:
+def height(steps: Sequence[LadderStep], settings: Sequence[SweptSetting]) -> tuple[Estimate | None, str]:
     """The last step with figures over the baseline, and in words what that is of; None where none has them."""
     base = next(place for place, one in enumerate(settings) if one.is_baseline)
     last = max(place for place, one in enumerate(settings) if one.ratio)

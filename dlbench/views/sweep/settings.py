@@ -1,36 +1,27 @@
-"""One setting of a sweep next to its speed: whether it is the default, what it computes, what its tuning cost."""
+"""One setting of a sweep: its figures and verdict, whether it is the default, what it computes and what it costs."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
-from dlbench.analysis.side_by_side import QUALITY_OPEN, last_loss, trains_apart
+from dlbench.analysis.side_by_side import last_loss, trains_apart
 from dlbench.analysis.table import RunTable
-from dlbench.records.exchange import AutotuneResult
 from dlbench.records.scan import Run
+from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import column, times_cell
-from dlbench.report.wording import DASH, figure_text, times_text, units_text
 from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
-from dlbench.stats.estimates import (
-    Estimate,
-    by_definition,
-    is_other_than,
-    mean_estimate,
-    median_estimate,
-    paired_logs,
-    placed,
-)
-from dlbench.stats.multiplicity import LEVEL
-from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.units import format_bytes, format_number, format_seconds
+from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import Wording
+from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
+from dlbench.units import format_bytes, format_seconds
+from dlbench.views.sweep.autotune import Autotune
 
 _DEFAULTS_KNOWN = ("sync.", "engine.horovod.", "engine.ddp.", "engine.fsdp.")
 """Keys whose default is dlbench's own. Those of a workload or system are in files that a plan no longer names."""
@@ -39,7 +30,7 @@ _SHARED = ("fsdp", "zero-1", "tensor", "fsdp+tensor", "local-sgd")  # Strategies
 _CHANGE_LOSS = ("sync.wire", "sync.average_", "engine.")  # Keys of arithmetic and strategy.
 _SAME_NUMBERS = ("train.recompute", "train.swap", "train.memory.", "train.optimizer_state")
 """Of them those that change where activations and state lie meanwhile, and no number that is computed."""
-SettingVerdict = Literal[
+SettingWord = Literal[
     "baseline",
     "faster",
     "faster per step",
@@ -50,41 +41,12 @@ SettingVerdict = Literal[
     "target missed",
     "no figure",
 ]
-"""Against the baseline, in time to the target where runs train to one, else in throughput. equal: within the margin,
-interval and all. undecided: neither that nor a difference. faster per step: of ranks that train apart, whose updates
-are not those of the baseline."""
+"""Against the baseline, in time to the target where runs train to one, else in throughput. faster per step: of ranks
+that train apart, whose updates are not those of the baseline."""
 
-MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
-MARGIN_TEXT = f"{MARGIN * 100:g} %"
-
-STEP_VERDICTS: Mapping[SettingVerdict, str] = {
-    "faster": "pays",
-    "equal": f"adds nothing (within {MARGIN_TEXT})",
-    "slower": "costs",
-    "faster per step": "pays per step, quality not compared",
-    "undecided": "not certain",
-    "insufficient": "too few repeats to tell",
-    "no figure": "no figure",
-}
-"""What a step adds to those before it, in the order of the sentence."""
-PAYS = {"faster": "yes", "equal": "no", "undecided": "unsure", "insufficient": "too few", "baseline": DASH}
-"""The same in a table."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Autotune:
-    """Horovod's autotuner as one contestant: what its search cost, and when that is paid back."""
-
-    num_runs: int
-    num_finished: int  # Runs in which it had settled before the measured steps.
-    planned_steps: int
-    settled_step: float | None  # Median over runs; None where it settled in none.
-    evaluations: float  # Settings it tried; median over runs.
-    cost: Estimate | None  # What the search cost beyond as many steps afterwards, seconds; None: not recorded.
-    chosen: tuple[str, ...]  # Fusion threshold and cycle time that it chose, in words, each pair once.
-    gain_s: float | None  # Seconds per step by which the tuned setting is faster than the baseline; negative: slower.
-    break_even_steps: float | None  # Steps after which the search is paid back; None: never, or not known.
-    words: str
+COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
+"""Fields of `SweptSetting`: what strategies differ in besides time."""
+_SECONDS: Mapping[str, Any] = {"text": lambda seconds: format_seconds(seconds) if seconds else "0 s"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +63,8 @@ class Losses:
     why: str  # Why there is nothing to compare with; empty where there is.
 
 
-_SECONDS: Mapping[str, Any] = {"text": lambda seconds: format_seconds(seconds) if seconds else "0 s"}
-
-
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class SweptSetting:
     """One combination of the swept keys at one rank count."""
 
     values: tuple[tuple[str, str], ...]
@@ -129,7 +88,9 @@ class Setting:
     is_faster_per_step: bool  # For certain.
     adjusted_p: float | None
     """Of the ratio that decides, after Holm over all comparisons of the report; None at the baseline."""
-    verdict: SettingVerdict
+    verdict: SettingWord
+    outcome: str = field(metadata={HIDDEN: False})
+    """Key of `verdict` in the tables of `dlbench.stats.verdict_words`: of an outcome, or of a state without one."""
     num_runs: int = field(metadata=column("Runs", "runs", is_brief=True))
     num_planned: int = field(metadata=column(name="planned_runs"))  # Runs of the series that were to measure it.
     why: str  # Why the first of the others has no figure; empty where all have.
@@ -157,19 +118,19 @@ class Setting:
         return self.ratio if self.num_reached is None else self.sooner
 
     @property
-    def verdict_title(self) -> str:
-        """`equal` names its margin, `faster per step` what it leaves open, and with a target what was faster; of a
-        ladder's step what it adds.
-        """
+    def answer(self) -> Wording:
+        """Returns the verdict in words: of a ladder's step on what it adds."""
         if self.gain is not None:
-            return STEP_VERDICTS[self.verdict]
-        if self.num_reached is None:
-            more = {"equal": f" within {MARGIN_TEXT}", "faster per step": f"; {QUALITY_OPEN}"}
-            return self.verdict + more.get(self.verdict, "")
-        found = {"faster": "faster to the target", "slower": "slower to the target"}
-        apart = dict.fromkeys(("equal", "undecided", "insufficient"), "not told apart")
-        first = "faster per step, " * (self.is_faster_per_step and self.verdict in ("slower", "target missed"))
-        return first + (found | apart).get(self.verdict, self.verdict)
+            return LADDER_STEP[self.outcome]
+        return (SETTING if self.num_reached is None else SETTING_TO_TARGET)[self.outcome]
+
+    @property
+    def verdict_title(self) -> str:
+        """Returns the verdict in a sentence, and with a target what each step of it is faster by."""
+        text = self.answer.in_sentence
+        if self.gain is None and self.num_reached is not None and self.is_faster_per_step:
+            return f"faster per step, {text}" if self.outcome in ("worse", "target missed") else text
+        return text
 
 
 def value_text(key: str, value: AxisValue) -> str:
@@ -186,6 +147,12 @@ def value_text(key: str, value: AxisValue) -> str:
 def label(values: Mapping[str, AxisValue]) -> str:
     """A setting by its values, in the order of the keys."""
     return ", ".join(value_text(key, value) for key, value in sorted(values.items()))
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """Returns keys as column titles: their last word, or all of them where two would be the same."""
+    short = ["engine" if key == "engine.name" else key.rpartition(".")[2] for key in keys]
+    return short if len(set(short)) == len(short) else list(keys)
 
 
 def options(plan: RunPlan) -> str:
@@ -240,9 +207,6 @@ def changed_arithmetic(plan: RunPlan) -> tuple[str, ...]:
     return (*wire, *apart, *sorted(trained))
 
 
-COSTS = ("memory_bytes", "step_bytes", "packing_s", "carried_s", "merging_s", "gather_s")
-
-
 def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
     """What strategies differ in besides time, medians over the runs with figures: the fields of `Setting`."""
     found: dict[str, list[float]] = {name: [] for name in COSTS}
@@ -262,11 +226,6 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
     return {name: median(values) if values else None for name, values in found.items()}
 
 
-def run_key(run: Run, table: RunTable) -> RunKey:
-    """The repeat of a run with figures, which pairs it with those of the other settings, and its session."""
-    return KnownKey.of("", run.plan.series.repeat, table.sessions[run.plan.run_id])
-
-
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
     """The loss of a setting that changes the arithmetic of the exchange, or what ranks share, next to that of one that
     does not. `runs`: the setting's runs with figures; `all_runs`: those of the cell, by setting, this one and the
@@ -282,7 +241,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     def others(found: Sequence[Run]) -> dict[str, AxisValue]:
         return {key: value for key, value in found[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
 
-    own = {run_key(run, table): last_loss(run) for run in runs}
+    own = {table.repeat_key(run): last_loss(run) for run in runs}
     nothing = Losses(
         own=_median(own), reference=None, reference_label="", difference=None, why="no run of replicas with fp32"
     )
@@ -295,7 +254,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
         return nothing
     if reference is runs:
         return None
-    base = {run_key(run, table): last_loss(run) for run in reference}
+    base = {table.repeat_key(run): last_loss(run) for run in reference}
     seen = {run.record.steps * run.plan.global_batch for run in (*runs, *reference) if run.record is not None}
     if len(seen) > 1:
         return replace(nothing, why=f"unequal samples: {', '.join(map(str, sorted(seen)))}")
@@ -316,210 +275,3 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
 def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
     finite = {key: value for key, value in found.items() if value is not None}
     return median_estimate(finite, "loss") if finite and len(finite) == len(found) else None
-
-
-def autotuned(
-    runs: Sequence[Run], table: RunTable, ratio: Estimate | None, rate_base: float, *, is_faster: bool
-) -> Autotune | None:
-    """What Horovod's autotuner did in the runs of a setting; None where it was off or nothing is recorded. `ratio`: its
-    throughput over the baseline's (`rate_base`, samples per second); `is_faster`: for certain.
-    """
-    records = {run_key(run, table): run.record for run in runs if run.record is not None}
-    by_run = {
-        key: record.exchange.autotune for key, record in records.items() if record.exchange and record.exchange.autotune
-    }
-    if not by_run:
-        return None
-    results = list(by_run.values())
-    costs = {key: result.cost_s for key, result in by_run.items() if result.cost_s is not None}
-    settled = [float(result.settled_step) for result in results if result.settled_step is not None]
-    cost = median_estimate(costs, "s") if costs else None
-    gain = None if ratio is None else runs[0].plan.global_batch / rate_base * (1 - 1 / ratio.value)
-    found = Autotune(
-        num_runs=len(results),
-        num_finished=sum(result.finished for result in results),
-        planned_steps=results[0].planned_steps,
-        settled_step=median_estimate(settled).value if settled else None,
-        evaluations=median_estimate([float(result.evaluations) for result in results]).value,
-        cost=cost,
-        chosen=tuple(dict.fromkeys(map(_chosen_text, results))),
-        gain_s=gain,
-        break_even_steps=cost.value / gain if cost is not None and gain is not None and gain > 0 else None,
-        words="",
-    )
-    return replace(found, words=_autotune_words(found, is_faster=is_faster))
-
-
-def _chosen_text(result: AutotuneResult) -> str:
-    """Fusion threshold and cycle time that the search chose."""
-    threshold, cycle = result.fusion_threshold_bytes, result.cycle_time_ms
-    return (
-        f"{'an unknown threshold' if threshold is None else format_bytes(threshold)} and "
-        f"{'an unknown cycle' if cycle is None else f'{cycle:.3g} ms'}"
-    )
-
-
-def _autotune_words(found: Autotune, *, is_faster: bool) -> str:
-    """What it chose, at what cost, and when that is paid back."""
-    steps = f"{found.planned_steps:,} steps planned"
-    if found.settled_step is not None:
-        steps = f"settled at step {found.settled_step:,.0f} ({steps})"
-    parts = [f"tried {found.evaluations:g} settings, {steps}"]
-    if found.num_finished < found.num_runs:
-        late = found.num_runs - found.num_finished
-        parts.append(f"had not settled before the measured steps in {late} of {found.num_runs} runs")
-    parts.append(f"chose {' or '.join(found.chosen)}")
-    if found.cost is None:
-        return "; ".join([*parts, "cost of the search unknown"])
-    parts.append(f"the search cost {figure_text(found.cost)}")
-    if found.break_even_steps is None:
-        return "; ".join([*parts, "never paid back: a step is no faster than at the baseline"])
-    gain = format_seconds(found.gain_s or 0.0)
-    sure = "" if is_faster else ", a gain that is not certain"
-    return "; ".join(
-        [*parts, f"paid back after {format_number(found.break_even_steps, 3)} steps ({gain} per step{sure})"]
-    )
-
-
-Pair = tuple[str, AxisValue, AxisValue]  # An axis and two of its values: the second over the first.
-
-AxisVerdict = Literal["matters", "no effect", "undecided", "insufficient"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """One setting's throughput, as the comparison of axes needs it."""
-
-    values: Mapping[str, AxisValue]
-    acting: frozenset[str]  # Swept keys that act in this combination.
-    throughput: Mapping[RunKey, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Level:
-    """One value of an axis."""
-
-    value: str
-    effect: Estimate | None
-    """Throughput over that of the axis' first value, all else equal (ratio); None where no combination ran with
-    both."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Axis:
-    """One swept key."""
-
-    key: str
-    levels: tuple[Level, ...]  # The first is the one that the others are measured against.
-    verdict: AxisVerdict
-    words: str  # The verdict in a sentence, with the two values that are furthest apart.
-
-
-def is_within_margin(ratio: Estimate) -> bool:
-    """Whether a ratio lies, interval and all, so near to 1 that it does not matter."""
-    return placed(ratio, 1 - MARGIN, 1 + MARGIN) == "within"
-
-
-def levels_of(settings: Sequence[Measured], references: Mapping[str, AxisValue]) -> dict[str, list[AxisValue]]:
-    """Values of every axis that acts anywhere and has two of them or more, the reference first. `references`: the value
-    of each axis that its others are compared with.
-    """
-    found: dict[str, list[AxisValue]] = {}
-    for key, reference in references.items():
-        # Each value once, in the order of first appearance.
-        seen = list({repr(s.values[key]): s.values[key] for s in settings if key in s.acting}.values())
-        if len(seen) > 1:
-            found[key] = sorted(seen, key=lambda value: not same(value, reference))
-    return found
-
-
-def contrasts(
-    settings: Sequence[Measured], levels: Mapping[str, Sequence[AxisValue]]
-) -> dict[Pair, dict[RunKey, float]]:
-    """Log ratios of throughput of every pair of values of every axis, one for each repeat; `levels` of `levels_of`."""
-    return {
-        (key, a, b): _contrast(settings, key, b, a)
-        for key, values in levels.items()
-        for a, b in itertools.combinations(values, 2)
-    }
-
-
-def axes(
-    levels: Mapping[str, Sequence[AxisValue]], found: Mapping[Pair, Mapping[RunKey, float]], adjusted: Sequence[float]
-) -> tuple[Axis, ...]:
-    """The effect of every axis. `levels` and `found`: as `levels_of` and `contrasts` give them; `adjusted`: the p value
-    of each of `found` after Holm over the whole family.
-    """
-    p_values = dict(zip(found, adjusted, strict=True))
-    return tuple(
-        _axis(key, values, {pair: logs for pair, logs in found.items() if pair[0] == key}, p_values)
-        for key, values in levels.items()
-    )
-
-
-def _axis(
-    key: str, values: Sequence[AxisValue], pairs: Mapping[Pair, Mapping[RunKey, float]], p_values: Mapping[Pair, float]
-) -> Axis:
-    known = {pair: ratio_of(logs) for pair, logs in pairs.items() if logs}
-    is_claimed = any(
-        p_values[pair] < LEVEL and is_other_than(ratio, 1) and not is_within_margin(ratio)
-        for pair, ratio in known.items()
-    )
-    verdict: AxisVerdict = "undecided"
-    if not known or not all(ratio.is_confident for ratio in known.values()):
-        verdict = "insufficient"
-    elif is_claimed:
-        verdict = "matters"
-    elif len(known) == len(pairs) and all(map(is_within_margin, known.values())):
-        verdict = "no effect"
-    count = max((ratio.n for ratio in known.values()), default=0)
-    effects = [by_definition(1.0, count), *(known.get((key, values[0], value)) for value in values[1:])]
-    widest = max(known, key=lambda pair: abs(math.log(known[pair].value)), default=None)
-    return Axis(
-        key=key,
-        levels=tuple(Level(value=value_text(key, v), effect=one) for v, one in zip(values, effects, strict=True)),
-        verdict=verdict,
-        words=_words(verdict, widest, known[widest]) if widest else INCOMPARABLE,
-    )
-
-
-INCOMPARABLE = "insufficient: no two of its values ran with the same values of the others"
-
-
-def _words(verdict: AxisVerdict, widest: Pair, ratio: Estimate) -> str:
-    """The verdict on an axis; `ratio` is that of the second of the `widest` values over the first."""
-    slow, fast = (value_text(widest[0], value) for value in widest[1:])
-    if ratio.value < 1:
-        slow, fast, ratio = fast, slow, ratio.inverted("ratio")
-    text = f"{fast} over {slow} is {times_text(ratio)}, all else equal"
-    return {
-        "matters": f"matters: {text}",
-        "no effect": f"no effect: all values within {MARGIN_TEXT} ({text}); it may stay as it is",
-        "undecided": f"undecided: {text}; neither a difference for certain, nor within {MARGIN_TEXT}",
-        "insufficient": f"insufficient: {units_text(ratio)} ({text})",
-    }[verdict]
-
-
-def _contrast(settings: Sequence[Measured], key: str, top: AxisValue, bottom: AxisValue) -> dict[RunKey, float]:
-    """By repeat: mean log ratio of two values of an axis over the combinations of the other axes that ran with both."""
-    sides: list[dict[tuple[str, ...], Mapping[RunKey, float]]] = []
-    for value in (top, bottom):
-        acting = [s for s in settings if same(s.values[key], value) and key in s.acting]
-        sides.append({tuple(repr(s.values[k]) for k in s.values if k != key): s.throughput for s in acting})
-    logs: dict[RunKey, list[float]] = {}
-    for others in sides[0].keys() & sides[1].keys():
-        for repeat, ratio in paired_logs(sides[0][others], sides[1][others]).items():
-            logs.setdefault(repeat, []).append(ratio)
-    # Repeats that lack a combination would compare something else.
-    whole = max(map(len, logs.values()), default=0)
-    return {repeat: math.fsum(found) / whole for repeat, found in sorted(logs.items()) if len(found) == whole}
-
-
-def ratio_of(logs: Mapping[RunKey, float]) -> Estimate:
-    """The ratio of which these are the logarithms, over repeats."""
-    return mean_estimate(logs).mapped(math.exp, "ratio")
-
-
-def same(one: AxisValue, other: AxisValue) -> bool:
-    """Equal in value and type: 1 is not true, and 1.0 is not 1 where a person wrote them apart."""
-    return repr(one) == repr(other)

@@ -12,7 +12,7 @@ from dlbench.report.table import Sheet, column, columns_of
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.sweep.settings import label, run_key
+from dlbench.views.sweep.settings import label
 
 KEYS = ("train.optimizer.name", "engine.ddp.shard_optimizer")
 """A sweep over one of them has the table."""
@@ -46,7 +46,7 @@ def updates_of(settings: Sequence[Sequence[Run]], table: RunTable) -> tuple[Upda
 
 def _update(runs: Sequence[Run], table: RunTable) -> Update:
     plan = runs[0].plan
-    parts = {run_key(run, table): table.parts[run.plan.run_id] for run in runs}
+    parts = {table.repeat_key(run): table.parts[run.plan.run_id] for run in runs}
     waited: dict[RunKey, float] = {}
     held: list[int] = []
     for run in runs:
@@ -54,7 +54,7 @@ def _update(runs: Sequence[Run], table: RunTable) -> Update:
         ranks = run.record.ranks
         seconds = [one.waits.exchange_s.get("optimizer", 0.0) for one in ranks if one.waits is not None]
         if any(seconds):
-            waited[run_key(run, table)] = sum(seconds) / len(ranks) / table.figures[run.plan.run_id]["steps"]
+            waited[table.repeat_key(run)] = sum(seconds) / len(ranks) / table.figures[run.plan.run_id]["steps"]
         held = held or [one.held.optimizer for one in ranks if one.held is not None]
     # What was in force, not what was asked for.
     settings = runs[0].record.settings if runs[0].record is not None else ()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dlbench.analysis.late_hosts import largest_by_host
 from dlbench.analysis.measures import load_steps
-from dlbench.analysis.slow_nodes import ACCUSED, SlowNodes, slow_nodes
+from dlbench.analysis.slow_nodes import ACCUSED, HostSessions, SlowNodes, slow_nodes, verdicts_of
 from dlbench.analysis.table import tabulate
 from dlbench.records.scan import scan
 from dlbench.specs.plan import RunPlan
@@ -110,6 +110,19 @@ def write_jobs(out: Path, count: int = 6, **about: Any) -> SlowNodes:
 
 
 LATE = (0, 0, 4 * MS, 0)
+
+
+def test_a_host_is_suspected_only_where_sessions_are_too_few_for_a_test() -> None:
+    slow, odd = [1.2, 1.21, 1.19, 1.2, 1.2], [1.0, 1.1, 1.0, 1.1, 1.0]
+    hosts = {
+        "slow": HostSessions(work=slow),
+        "both": HostSessions(work=slow, at_least=[0.1, 0.11, 0.1, 0.09, 0.1]),
+        "odd": HostSessions(work=odd),
+        "few": HostSessions(work=odd[1:2]),
+        "new": HostSessions(work=odd[:1]),
+    }
+    words = ["slow", "slow and slow link", "not shown to be slow", "suspected", "too few sessions"]
+    assert list(verdicts_of(hosts).values()) == words
 
 
 def test_a_slow_link_is_named_and_is_no_slow_host(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data import images as jpeg
 from dlbench.node.data import reader
 from dlbench.node.data.loader import BatchSource, LoadedSource, RankCores
-from dlbench.node.data.reader import Raw, Sample
+from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
-from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import POOL_BATCHES
 from dlbench.node.models.build import build_model, loss_for
 from dlbench.node.models.cosmoflow import network_volume
@@ -32,6 +31,7 @@ from dlbench.specs.workload import CosmoFlowModel, DensityData, ImageData, Model
 from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import encode, write_tree
 from tests.support.sample_readers import NumberReader
+from tests.support.training_data import training_data
 
 h5py = pytest.importorskip("h5py")
 Image = pytest.importorskip("PIL.Image")
@@ -127,7 +127,7 @@ def jpeg_source(
     folder: Path, workers: int = 0, on_bad: Literal["stop", "skip"] = "stop", **changes: Any
 ) -> BatchSource:
     data = ImageData(format="jpeg-tree", source=str(folder), loader_workers=workers, on_bad_sample=on_bad)
-    return build_source(RESNET, data, **{"batch_size": 4, "rank": 0, "world_size": 1, "seed": 3, **changes})
+    return training_data(RESNET, data, **{"batch_size": 4, "seed": 3, **changes})
 
 
 def test_jpeg_batches_fit_the_model(jpeg_folder: Path) -> None:
@@ -228,12 +228,12 @@ class Probe(NumberReader):
     def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(b"x" * (index + 1))
 
-    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
         assert len(data) == self.num_bytes(key[1])
         if key == (1, 0):
             raise MemoryError("a defect")
         about = [os.getpid(), torch.get_num_threads(), len(os.sched_getaffinity(0))]
-        return Sample({"about": np.array(about)})
+        return PreparedSample({"about": np.array(about)})
 
     def num_bytes(self, index: int) -> int:
         return index + 1
@@ -307,7 +307,7 @@ def test_a_killed_loader_process_is_told() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_text_batches_fit_the_model(tmp_path: Path, workers: int) -> None:
     (tmp_path / "a.txt").write_text(sentences(20), encoding="utf-8")
-    source = build_source(
+    source = training_data(
         BERT, text_spec(str(tmp_path), loader_workers=workers), batch_size=3, rank=1, world_size=2, seed=0
     )
     batches = take(source, 4)
@@ -324,7 +324,7 @@ def test_text_batches_fit_the_model(tmp_path: Path, workers: int) -> None:
     about = source.describe()
     json.dumps(about)
     assert about["documents"] == 20
-    reference = build_source(BERT, text_spec(str(tmp_path)), batch_size=3, rank=1, world_size=2, seed=0)
+    reference = training_data(BERT, text_spec(str(tmp_path)), batch_size=3, rank=1, world_size=2, seed=0)
     assert same(batches, take(reference, 4))
 
 
@@ -355,8 +355,8 @@ def test_counts_on_their_way_to_a_gpu_give_the_same_network_input_to_the_bit(
         DensityData(format="density"),
     ):
         sources = [
-            build_source(model, data, batch_size=2, rank=0, world_size=1, seed=4, counts=counts)
-            for counts in (False, True)
+            training_data(model, data.model_copy(update={"volumes": volumes}), seed=4)
+            for volumes in ("float32", "int16")
         ]
         network = build_model(model).eval()
         for _ in range(2):
@@ -379,20 +379,20 @@ def test_volumes_that_do_not_fit_the_model(tmp_path: Path, key: str, value: int)
     model = COSMOFLOW.model_copy(update={key: value})
     data = DensityData(format="hdf5-density", source=str(tmp_path))
     with pytest.raises(UserError, match=rf"has {key} \d+, model.{key} is {value}"):
-        build_source(model, data, batch_size=1, rank=0, world_size=1, seed=0)
+        training_data(model, data, batch_size=1)
 
 
 def test_formats_that_do_not_fit_the_family(tmp_path: Path) -> None:
     data = DensityData(format="hdf5-density", source=str(tmp_path))
     with pytest.raises(UserError, match=r"data.format 'hdf5-density' does not fit model.family 'resnet'"):
-        build_source(RESNET, data, batch_size=1, rank=0, world_size=1, seed=0)
+        training_data(RESNET, data, batch_size=1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_looking_ahead_counts_nothing_as_read_and_changes_no_batch(tmp_path: Path, workers: int) -> None:
     write_volumes(tmp_path, 6)
     data = DensityData(format="density", source=str(tmp_path), loader_workers=workers)
-    plain, looking = (build_source(COSMOFLOW, data, batch_size=2, rank=0, world_size=1, seed=4) for _ in range(2))
+    plain, looking = (training_data(COSMOFLOW, data, seed=4) for _ in range(2))
     looked = [looking.ahead(), looking.ahead()]
     assert looking.recent_reads() == []
     assert looking.epoch_reads() == []
@@ -412,7 +412,7 @@ def test_what_is_wrong_with_a_batch_is_said_when_it_is_asked_for(tmp_path: Path)
     x[:, 0, 0, 0, 0] = -1
     write_volumes(tmp_path, 2, x=x)
     data = DensityData(format="density", source=str(tmp_path))
-    source = build_source(COSMOFLOW, data, batch_size=1, rank=0, world_size=1, seed=4)
+    source = training_data(COSMOFLOW, data, batch_size=1, seed=4)
     assert source.ahead() is None
     assert source.ahead() is None  # nothing is read after it
     assert source.failures == []
@@ -454,7 +454,7 @@ def test_loader_processes_and_the_training_process_of_a_gpu_have_cores_of_their_
     ],
 )
 def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
-    source = build_source(model, data, batch_size=3, rank=0, world_size=2, seed=9)
+    source = training_data(model, data, batch_size=3, world_size=2, seed=9)
     batches = take(source, POOL_BATCHES + 2)
     assert source.num_samples == 3 * POOL_BATCHES
     assert torch.isfinite(loss_for(model)(build_model(model), batches[0]))
@@ -462,7 +462,7 @@ def test_synthetic_batches_fit_the_model(model: ModelSpec, data: Any) -> None:
     assert batches[0][first] is batches[POOL_BATCHES][first]
     assert not same(batches[:1], batches[1:2])
     again, other_rank, later = (
-        build_source(model, data, batch_size=3, rank=r, world_size=2, seed=9, start_batch=b)
+        training_data(model, data, batch_size=3, rank=r, world_size=2, seed=9, start_batch=b)
         for r, b in ((0, 0), (1, 0), (0, 5))
     )
     assert same(take(again, 6), batches)

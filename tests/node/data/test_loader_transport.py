@@ -14,7 +14,7 @@ from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
 from dlbench.node.data.loader import Ledger, LoadedSource
 from dlbench.node.data.loader_transport import LoaderContext, MadeSlots, Slots
-from dlbench.node.data.reader import BatchReader, Fetched, Raw, Sample
+from dlbench.node.data.reader import BatchReader, Fetched, PreparedSample, Raw
 from dlbench.node.data.sharding import Key, ShardedOrder
 from tests.support.sample_readers import NumberReader
 
@@ -77,9 +77,11 @@ class Numbers(NumberReader):
     def fetch(self, index: int, out: object = None) -> Raw:
         return Raw(bytes(8))
 
-    def prepare(self, key: Key, data: bytes, out: Any = None) -> Sample:
+    def prepare(self, key: Key, data: bytes, out: Any = None) -> PreparedSample:
         epoch, index = key
-        return Sample({"x": np.array([index, epoch, index * index], dtype=np.int32), "label": np.asarray(index)})
+        return PreparedSample(
+            {"x": np.array([index, epoch, index * index], dtype=np.int32), "label": np.asarray(index)}
+        )
 
 
 def source(workers: int) -> LoadedSource:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ from dlbench.datasets.making.production import produce
 from dlbench.errors import PeerLostError, UserError
 from dlbench.node.data import one_lister
 from dlbench.node.data.one_lister import Lister
-from dlbench.node.data.source import build_evaluation, build_source
 from dlbench.node.local_sockets import socket_address
+from dlbench.node.training.context import RankContext
+from dlbench.node.training.input_data import open_training_data, open_validation_data
 from dlbench.specs.workload import CosmoFlowModel, DataSpec, DensityData, ImageData, ModelSpec, ResNetModel
 from tests.datasets.test_text import BERT, sentences, text_spec
 from tests.support.jpeg_files import write_tree
 from tests.support.paths import ROOT
+from tests.support.training_data import data_context
 from tests.support.volumes import write_volumes
 
 RESNET = ResNetModel(family="resnet", image_size=32, num_classes=3, stage_blocks=(1, 1, 1, 1), base_width=8)
@@ -112,18 +115,17 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
     if kind == "density":
         pytest.importorskip("h5py")
     model, data = data_of(kind, tmp_path)
-    alone = build_source(model, data, batch_size=2, rank=1, world_size=3, seed=3)
-    evaluated_alone = build_evaluation(model, data, max_samples=None, batch_size=2, rank=1, world_size=3, seed=3)
-    training, evaluation = listers(3), listers(3)
+
+    def opened(context: RankContext) -> Any:
+        threading.current_thread().name = f"rank {context.place.rank}"
+        return open_training_data(context, None, None), open_validation_data(context, None)
+
+    about: dict[str, Any] = {"batch_size": 2, "world_size": 3, "seed": 3}
+    alone, evaluated_alone = opened(data_context(model, data, rank=1, **about))
+    about["token"] = f"test {os.getpid()} {next(NAMES)}"
+    contexts = [data_context(model, data, rank=rank, **about) for rank in range(3)]
     looked.clear()
-
-    def opened(rank: int) -> Any:
-        threading.current_thread().name = f"rank {rank}"
-        about: dict[str, Any] = {"batch_size": 2, "rank": rank, "world_size": 3, "seed": 3}
-        source = build_source(model, data, lister=training[rank], **about)
-        return source, build_evaluation(model, data, max_samples=None, lister=evaluation[rank], **about)
-
-    ranks = on_ranks([lambda rank=rank: opened(rank) for rank in range(3)])
+    ranks = on_ranks([partial(opened, context) for context in contexts])
     assert looked["rank 1"] == looked["rank 2"] == 0
     assert looked["rank 0"] > 0
     source, evaluated = ranks[1]
@@ -141,10 +143,10 @@ def test_one_rank_lists_and_all_read_the_same(kind: str, tmp_path: Path, looked:
 
 def test_failures_are_told_by_the_rank_that_lists(tmp_path: Path) -> None:
     data = ImageData(format="images", source=str(tmp_path / "nowhere"))
-    ranks = [
-        lambda lister=lister: build_source(RESNET, data, batch_size=2, rank=0, world_size=3, seed=3, lister=lister)
-        for lister in listers(3, 2.0)
-    ]
+    token = f"test {os.getpid()} {next(NAMES)}"
+    about: dict[str, Any] = {"batch_size": 2, "world_size": 3, "seed": 3, "token": token, "patience_s": 2.0}
+    contexts = [data_context(RESNET, data, rank=rank, **about) for rank in range(3)]
+    ranks: list[Any] = [partial(open_training_data, context, None, None) for context in contexts]
     first, *others = on_ranks(ranks)
     assert isinstance(first, UserError)
     assert "no such folder" in str(first)

@@ -25,7 +25,7 @@ from dlbench.node.data import reader_rate as rate
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
 from dlbench.node.data.rank_reader import EpochBoundary, NodeCache, RankReading
-from dlbench.node.data.reader import Raw, Sample
+from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
 from dlbench.specs.workload import ImageData
@@ -68,8 +68,8 @@ class Files(NumberReader):
         time.sleep(self._delay_s)
         return Raw((self._folder / str(index)).read_bytes(), "shared" if index % 2 else "local")
 
-    def prepare(self, key: Key, data: bytes, out: object = None) -> Sample:
-        return Sample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
+    def prepare(self, key: Key, data: bytes, out: object = None) -> PreparedSample:
+        return PreparedSample({"key": np.array(key), "data": np.frombuffer(data, np.uint8)})
 
     def num_bytes(self, index: int) -> int:
         return BYTES
@@ -93,7 +93,7 @@ def test_sums_of_epochs_are_what_was_read(tmp_path: Path, workers: int) -> None:
     order = order_of(start=Position(epoch=3, place=8))
     source = LoadedSource(Files(tmp_path, 0.002), order, loader_workers=workers, on_bad_sample="stop")
     batches = [next(source) for _ in range(4)]
-    told = [epoch.to_dict() for epoch in source.epoch_reads()]
+    told = [asdict(epoch) for epoch in source.epoch_reads()]
     source.close()
     spent = time.monotonic_ns() - begun
     assert [(one["epoch"], one["batches"], one["samples"]) for one in told] == [(3, 1, 4), (4, 2, 8), (5, 1, 4)]
@@ -287,7 +287,7 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
         if number in (2, 4) and not workers:
             shares.append(cached_pages(data.files()).share)
         taken.append(next(source))
-    told = [epoch.to_dict() for epoch in source.epoch_reads()]
+    told = [asdict(epoch) for epoch in source.epoch_reads()]
     source.close()
     assert keys_of(taken) == reference
     if cached_pages(data.files()[:1]).share is None:

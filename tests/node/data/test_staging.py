@@ -27,11 +27,12 @@ from dlbench.datasets.staging.place import tier_path
 from dlbench.datasets.staging.samples import STORE_BYTES, choose_kept
 from dlbench.errors import DlbenchError, EnvironmentLacksError, ExitCode, IncompleteDataError, PeerLostError, UserError
 from dlbench.node.data import staging
-from dlbench.node.data.reader import BadSampleError, SampleReader
-from dlbench.node.data.source import build_source, open_training
+from dlbench.node.data.reader import BadSampleError, DataReader
+from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training.staging import Staging, stage_data, staging_result
+from dlbench.node.training.input_data import open_training_data
+from dlbench.node.training.staging import Staging, stage_data
 from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan
@@ -42,6 +43,7 @@ from tests.support.jpeg_files import write_tree
 from tests.support.leftovers import Leftovers
 from tests.support.one_rank import context_of
 from tests.support.rank_places import rank_place
+from tests.support.training_data import data_context
 
 pytest.importorskip("PIL.Image")
 
@@ -84,7 +86,7 @@ def parts_of(plan: RunPlan) -> Callable[[int], Parts]:
     return parts
 
 
-def opened(plan: RunPlan) -> SampleReader:
+def opened(plan: RunPlan) -> DataReader:
     return open_training(plan.workload.model, plan.workload.data, plan.workload.train.seed)
 
 
@@ -113,7 +115,7 @@ def contents(folder: Path) -> Tree:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def own_reader(plan: RunPlan, data: StagedData, rank: int = 0) -> SampleReader:
+def own_reader(plan: RunPlan, data: StagedData, rank: int = 0) -> DataReader:
     source = data.train_source()
     spec = plan.workload.data.model_copy(update={"source": str(source)})
     return data.reader(open_training(plan.workload.model, spec, 0), rank)
@@ -154,9 +156,9 @@ def test_batches_are_those_of_the_source(data: Path, place: Path, strategy: str)
     work, held = staged(plan)
     spec, model = plan.workload.data, plan.workload.model
     batches = []
-    for which in (None, held):
+    for which in (None, cast(Any, SimpleNamespace(data=held))):
         seed = plan.workload.train.seed
-        source = build_source(model, spec, batch_size=2, rank=1, world_size=RANKS, seed=seed, staged=which)
+        source = open_training_data(data_context(model, spec, rank=1, world_size=RANKS, seed=seed), None, which)
         batches.append([next(source) for _ in range(8)])
         source.close()
     assert all((a[name] == b[name]).all() for a, b in zip(*batches, strict=True) for name in a)
@@ -579,11 +581,11 @@ def test_each_node_stages_its_own_ranks_samples(data: Path, place: Path) -> None
     for rank, one in enumerate(found):
         assert sorted(one.data.store(rank).indices()) == sorted(parts[rank])
         assert not one.data.store(1 - rank).folder.exists()
-    told = [{"staging": one.summary(), "warnings": []} for one in found]
-    result = staging_result(plan, found[0], told)
+    told: list[Any] = [SimpleNamespace(**one.summary(cast(Any, None)), warnings=()) for one in found]
+    result = found[0].record(told)["staging"]
     assert [(node.host, node.items) for node in result.nodes] == [("n0", len(parts[0])), ("n1", len(parts[1]))]
     for one in found:
-        one.close()
+        one.remove()
     assert [list((place / name).iterdir()) for name in ("n0", "n1")] == [[], []]
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data.sharding import Position
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.data.text import arranged, parts
 from dlbench.node.models import bert
@@ -20,12 +19,12 @@ from dlbench.node.models.bert import decoder_logits
 from dlbench.node.models.build import Batch, build_model, loss_for
 from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
-from dlbench.node.training.checkpoint import Checkpoint, Progress
-from dlbench.node.training.run_record import parameters_digest
+from dlbench.node.training.checkpoint import Checkpoint
+from dlbench.node.training.checks import parameters_digest
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.forked_runs import planned
 from tests.support.text_batches import BERT, LENGTH, UNPADDED, text_batch
 
@@ -169,9 +168,7 @@ def test_weights_and_gradients_lie_as_activations(workload: str, tmp_path: Path)
 
 
 def _read_under_the_other_form(path: Path, written: tuple[Any, Any], into: tuple[Any, Any]) -> None:
-    progress = Progress(
-        step=1, samples=2, epoch=0.0, position=Position(), train_s=1.0, wall_s=1.0, loss_scaling={}, evaluations=()
-    )
+    progress = progress_at(1)
     write_checkpoint(path, *written, progress, {})
     Checkpoint(path).restore(*into)
     (model, optimizer), (other, restored) = written, into
@@ -223,7 +220,7 @@ def test_the_record_counts_what_attention_was_given() -> None:
     plan = plan_of("bert", "--preset", "ci", "--ranks", "1", "--data", "synthetic")
     kernels, work = Kernels(plan, CPU), plan.workload
     assert isinstance(work.model, BertModel)
-    model, loss = build_model(work.model), kernels.counted(loss_for(work.model))
+    model, loss = build_model(work.model), kernels.around_loss(loss_for(work.model))
     batch = synthetic_batch(work.model, work.data, 2, torch.Generator().manual_seed(6))
     for one in (batch, arranged(batch, work.model)):
         loss(model, one)

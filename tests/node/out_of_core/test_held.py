@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from dlbench.node.out_of_core.held import StepMemory
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.records.record import HeldMemory
 from tests.support.forked_runs import run_forked
@@ -24,12 +25,13 @@ def weighed(optimizer: type[torch.optim.Optimizer], exchange: tuple[int, bool] =
     model.register_buffer("ten", torch.zeros(10))
     update = optimizer(model.parameters(), lr=1e-3)  # type: ignore[call-arg]
     held, batch = StepMemory(SingleEngine().watch_memory, model, update, CPU, exchange), torch.randn(ROWS, WIDTH)
+    schedule = StepSchedule(first=0, end=9, warmup=9, global_batch=1, steps_per_epoch=None)
     for step in range(3):
-        held.before_warmup(is_watched=step == at)
+        held.before_warmup(step - at, schedule)
         model(batch).sum().backward()
         update.step()
         update.zero_grad()
-    held.before_warmup(is_watched=False)
+    held.close()
     assert held.result is not None
     return held.result
 

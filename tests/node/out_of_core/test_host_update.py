@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dlbench.node.data.sharding import Position
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.out_of_core.host_update import (
     GROUPS,
@@ -28,10 +27,10 @@ from dlbench.node.out_of_core.host_update import (
 )
 from dlbench.node.out_of_core.planning import checkpoint_bytes
 from dlbench.node.sync.engine import SingleEngine
-from dlbench.node.training.checkpoint import Checkpoint, Progress, snapshot
+from dlbench.node.training.checkpoint import Checkpoint, snapshot
 from dlbench.node.training.precision import Precision
 from dlbench.specs.training import OptimizerSpec, TrainSpec
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.run_factory import plans
 
 OPTIMIZERS = {
@@ -191,9 +190,7 @@ def test_the_room_that_is_asked_for_checkpoints_is_what_one_takes(name: str) -> 
     model.unused.requires_grad_(False)  # so that no optimizer keeps anything for it
     training = Training(plan.workload.train.at_batch(plan.global_batch).optimizer, model=model)
     training.steps(0, 1)
-    progress = Progress(
-        step=1, samples=1, epoch=0, position=Position(), train_s=0, wall_s=0, loss_scaling={}, evaluations=()
-    )
+    progress = progress_at(1)
     assert (
         checkpoint_bytes(plan, 0, model)
         == snapshot(SingleEngine().whole_state(model, training.optimizer), progress, {}).num_bytes
@@ -221,9 +218,7 @@ def test_a_checkpoint_is_the_same_and_either_goes_on_with_it(
     first.steps(0, 3)
     first.close()
     assert_same(whole, first)
-    progress = Progress(
-        step=3, samples=3, epoch=0, position=Position(), train_s=0, wall_s=0, loss_scaling={}, evaluations=()
-    )
+    progress = progress_at(3)
     write_checkpoint(path, first.model, first.optimizer, progress, {})
     second = start(after)
     whole.steps(3, 6)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from dlbench.errors import UserError
 from dlbench.node.ranks import RankPlace
+from dlbench.node.step_schedule import StepSchedule
 from dlbench.node.sync.engine import Engine
 from dlbench.node.sync.groups import Communicators
 from dlbench.node.sync.local_sgd import LocalSgd
-from dlbench.node.training.run_record import average_warnings
-from dlbench.node.training.step_schedule import StepSchedule
+from dlbench.node.training.checks import average_warnings
 from dlbench.records.exchange import ExchangeResult
 from dlbench.records.record import Setting
 from dlbench.records.rows.steps import read_steps

@@ -25,7 +25,7 @@ from dlbench.node.sync.build_engine import build_engine
 from dlbench.node.training import loop
 from dlbench.node.training.checkpoint import Checkpoint, give_shares, snapshot
 from dlbench.node.training.phases import timer_for
-from dlbench.node.training.run import prepare
+from dlbench.node.training.run import Rank
 from dlbench.records.folder import RunFolder, create, prepare_output
 from dlbench.records.record import Record
 from dlbench.records.rows.steps import read_steps
@@ -102,7 +102,7 @@ def read_each(path: Path, files: list[Path]) -> int:
     engine = build_engine(plan, RunFolder(path.parent), place, device, None)
     engine.start()
     context = context_of(plan, engine=engine, place=place)
-    state = prepare(context, timer_for(device, synchronise=False), str(files[0]))
+    state = Rank(context, timer_for(device, synchronise=False)).prepare(str(files[0]))
     differing = []
     for file in files:
         read = Checkpoint.on_all_ranks(

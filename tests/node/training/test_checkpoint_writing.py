@@ -23,13 +23,11 @@ from torch._subclasses import FakeTensorMode
 
 from dlbench.errors import IncompleteDataError, MachineError, PeerLostError, UserError
 from dlbench.node import page_locked
-from dlbench.node.data.sharding import Position
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint
 from dlbench.node.training.checkpoint import (
     Checkpoint,
     CheckpointWriter,
-    Progress,
     Snapshot,
     find_checkpoint,
     snapshot,
@@ -37,24 +35,11 @@ from dlbench.node.training.checkpoint import (
 )
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.records.scan import Run
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.forks import run_ranks
 from tests.support.one_rank import trained
 
 CPU = torch.device("cpu")
-
-
-def progress(step: int) -> Progress:
-    return Progress(
-        step=step,
-        samples=step,
-        epoch=0.0,
-        position=Position(),
-        train_s=0.0,
-        wall_s=0.0,
-        loss_scaling={},
-        evaluations=(),
-    )
 
 
 # A small training, to be killed
@@ -138,7 +123,7 @@ def train_and_write(folder: Path, moment: int) -> None:
             writer.begin(
                 folder / "checkpoints" / f"step-{step:08d}.safetensors",
                 SingleEngine().whole_state(model, optimizer),
-                progress(step),
+                progress_at(step),
                 {},
             )
 
@@ -177,7 +162,7 @@ def test_a_kill_at_any_call_leaves_the_last_whole_checkpoint_and_training_goes_o
         assert steps(model, optimizer, first, lambda step: None) == expected[first:], moment
         # What a kill left goes with the next checkpoint.
         path = folder / "checkpoints" / "step-00000009.safetensors"
-        write_checkpoint(path, model, optimizer, progress(9), {})
+        write_checkpoint(path, model, optimizer, progress_at(9), {})
         assert not list(path.parent.glob(".*"))
     assert found == {0, 2, 4, 6, 8}
 
@@ -326,7 +311,7 @@ def test_the_copy_of_a_gpus_state_is_waited_for_on_the_stream_that_computes(monk
     with FakeTensorMode():
         model, optimizer = on_gpu()
         monkeypatch.setattr(torch.Tensor, "copy_", copied)
-        taken = snapshot(SingleEngine().whole_state(model, optimizer), progress(1), {})
+        taken = snapshot(SingleEngine().whole_state(model, optimizer), progress_at(1), {})
     assert done == ["cuda to cpu, queued", "synchronised"]
     assert [tensor.device for tensor in taken.tensors.values()] == [CPU]
 
@@ -456,14 +441,14 @@ def test_rank_0_alone_reads_and_all_ranks_go_on_alike(
     monkeypatch.setattr(checkpoint, "_BUCKET", bucket)
     model, optimizer = net()
     steps(model, optimizer, 4, lambda step: None)
-    write_checkpoint(tmp_path / "step-00000008.safetensors", model, optimizer, progress(8), {"train.seed": 0})
+    write_checkpoint(tmp_path / "step-00000008.safetensors", model, optimizer, progress_at(8), {"train.seed": 0})
     ranks = Ranks(3)
     found = ranks.on_each(lambda rank: ranks.resume(rank, tmp_path))
     total = sum(t.nbytes for t in load_file(tmp_path / "step-00000008.safetensors").values())
     assert -(-total // bucket) <= ranks.broadcasts <= total
     for one in found:
         assert one.path == tmp_path / "step-00000008.safetensors"
-        assert one.progress == progress(8)
+        assert one.progress == progress_at(8)
         other, fresh = net()
         one.restore(other, fresh)
         assert all(
@@ -485,7 +470,7 @@ def test_what_rank_0_cannot_read_ends_all_ranks_and_one_says_why(tmp_path: Path)
 def test_ranks_are_alive_while_rank_0_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "TURN_S", 0.01)
     monkeypatch.setattr(checkpoint, "_PIECE", 8)
-    write_checkpoint(tmp_path / "step-00000001.safetensors", *net(), progress(1), {})
+    write_checkpoint(tmp_path / "step-00000001.safetensors", *net(), progress_at(1), {})
     digest, heard, waited = checkpoint._digest, [threading.Semaphore(0) for _ in range(2)], list[bool]()
 
     def slow(header: Any, tensors: Any, visit: Callable[[str, int, memoryview], object]) -> str:

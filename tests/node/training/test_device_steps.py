@@ -56,9 +56,9 @@ def trained(gpu: FakeGpu, folder: Path, parts: int, call_ns: int, run_ns: int) -
 
     timer, notes = CudaTimer(), Notes(gpu)
     kernels: dict[str, Work] = {"forward": work, "backward": work, "update": work}
-    context, state = empty_training(timer, warmup=WARMUP, measured=MEASURED, parts=parts, watchdog=notes, **kernels)
+    state = empty_training(timer, warmup=WARMUP, measured=MEASURED, parts=parts, watchdog=notes, **kernels)
     notes.beats.clear()
-    result = TrainingLoop(context, state, timer).run(folder / "rank-0.steps")
+    result = TrainingLoop(state, timer).run(folder / "rank-0.steps")
     assert (result.steps, state.schedule.held) == (WARMUP + MEASURED, HELD)
     return read_steps(folder / "rank-0.steps"), notes
 
@@ -111,8 +111,8 @@ def test_peaks_of_measured_steps_are_their_own(gpu: FakeGpu, tmp_path: Path, mon
     monkeypatch.setattr(torch.cuda, "empty_cache", empty)
     monkeypatch.setattr(torch.cuda, "manual_seed", lambda seed: None)
     timer = CudaTimer()
-    context, state = empty_training(timer, warmup=WARMUP, measured=MEASURED, forward=forward)
-    context.device, state.delivery = torch.device("cuda", 0), cast(Delivery, Delivered())
-    found = TrainingLoop(context, state, timer).run(tmp_path / "rank-0.steps")
+    state = empty_training(timer, warmup=WARMUP, measured=MEASURED, forward=forward)
+    state.context.device, state.delivery = torch.device("cuda", 0), cast(Delivery, Delivered())
+    found = TrainingLoop(state, timer).run(tmp_path / "rank-0.steps")
     assert (found.startup_peak_bytes, held) == (30 * gib, {"allocated": 2 * gib, "reserved": 2 * gib})
     assert emptied == [HELD.start]

@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from dlbench.errors import IncompleteDataError, UserError
-from dlbench.node.data.sharding import Position
 from dlbench.node.models.bert import BertForPreTraining
-from dlbench.node.training.checkpoint import Progress
 from dlbench.node.training.initial_weights import load_initial
 from dlbench.specs.weights_file import own_name, require_weights
 from dlbench.specs.workload import BertModel, ResNetModel
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 
 VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 90, 16, 2, 4, 32, 12
 Tensors = dict[str, Tensor]
@@ -144,9 +142,8 @@ def test_public_names_give_the_logits_of_a_plain_forward_pass(
     tensors, path = published(), tmp_path / "model.safetensors"
     save_file(form(tensors), path)
     model = network()
-    found = load_initial(str(path), model, spec())
+    setting = load_initial(str(path), model, spec())
     require_equal_logits(tensors, model)
-    (setting,) = found.settings()
     assert setting.key == "checkpoint.initialize_from"
     assert not setting.is_without_effect
     assert "46 tensors with BERT's public names, 1 tied" in setting.evidence
@@ -159,8 +156,8 @@ def test_padding_and_positions_beyond_ours_are_cut_and_told(tmp_path: Path) -> N
     model = network()
     found = load_initial(str(path), model, spec())
     require_equal_logits({name: tensor.half().float() for name, tensor in tensors.items()}, model)
-    assert "word_embedding.weight cut from 96 to 90 rows" in found.said
-    assert "position_embedding.weight cut from 20 to 12 rows" in found.said
+    assert "word_embedding.weight cut from 96 to 90 rows" in found.evidence
+    assert "position_embedding.weight cut from 20 to 12 rows" in found.evidence
 
 
 def spec(vocabulary: int = VOCABULARY) -> BertModel:
@@ -241,9 +238,7 @@ def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_p
     """Of phase 1, whose table of positions may be longer."""
     torch.manual_seed(4)
     before = BertForPreTraining(VOCABULARY, HIDDEN, LAYERS, HEADS, INNER, 20, dropout=0.1)
-    progress = Progress(
-        step=7, samples=56, epoch=0.5, position=Position(), train_s=1.0, wall_s=1.0, loss_scaling={}, evaluations=()
-    )
+    progress = progress_at(7)
     folder = tmp_path / "checkpoints"
     for step in (5, 7):  # the newest of a run's folder is taken
         path = folder / f"step-{step:08d}.safetensors"
@@ -253,6 +248,6 @@ def test_our_own_checkpoint_gives_its_weights_and_nothing_of_its_optimizer(tmp_p
     state = before.state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, state[name][: len(tensor)]), name
-    assert "dlbench's checkpoint of step 7, without its optimizer" in found.said
+    assert "dlbench's checkpoint of step 7, without its optimizer" in found.evidence
     with pytest.raises(UserError, match=r"does not fit: mlm_bias has shape \[90\], this network's \[80\]"):
         load_initial(str(path), network(vocabulary=80), spec())

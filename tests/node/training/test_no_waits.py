@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from dlbench.errors import EnvironmentLacksError
-from dlbench.node.data.source import build_source
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models import resnet
 from dlbench.node.models.build import build_model, network_of
@@ -26,12 +25,13 @@ from dlbench.node.sync.wire import OverflowCount, build_wire, magnitudes
 from dlbench.node.training.loop import TrainingLoop
 from dlbench.node.training.phases import StepTimes
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.run import prepare
+from dlbench.node.training.run import Rank
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.sync import Wire
 from tests.support.device_waits import DEVICE, Waits, watched
 from tests.support.one_rank import context_of
 from tests.support.run_factory import plans
+from tests.support.training_data import training_data
 
 
 class NoTimer:
@@ -73,8 +73,8 @@ def steps(plan: RunPlan, engine: Engine, *, warm: int = 1) -> Waits:
     context = context_of(plan, engine=engine, device=DEVICE)
     seen = Waits()
     with patch("dlbench.node.training.run.parameters_digest", lambda model: ""):  # there are no values to hash
-        state = prepare(context, timer)
-    loop = TrainingLoop(context, state, timer)
+        state = Rank(context, timer).prepare()
+    loop = TrainingLoop(state, timer)
     plain = loop._step
 
     def step(number: int) -> tuple[int, torch.Tensor]:
@@ -103,9 +103,7 @@ def test_samples_on_the_device_are_not_copied() -> None:
 def test_samples_on_the_device_are_refused_where_the_device_is_the_cpu() -> None:
     workload = plan_of("resnet50", **{"data.synthetic_on": "device"}).workload
     with pytest.raises(EnvironmentLacksError, match=r"data\.synthetic_on device: .* use host"):
-        build_source(
-            *(workload.model, workload.data), batch_size=1, rank=0, world_size=1, seed=0, device=torch.device("cpu")
-        )
+        training_data(workload.model, workload.data, batch_size=1)
 
 
 @pytest.fixture

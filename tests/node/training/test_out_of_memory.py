@@ -13,13 +13,8 @@ from hypothesis import strategies as st
 
 from dlbench.errors import RunError
 from dlbench.node.models.build import loss_for
-from dlbench.node.out_of_core.device_memory import (
-    MAX_TRIALS,
-    BatchFit,
-    largest_batch,
-    missing_state_bytes,
-    out_of_memory,
-)
+from dlbench.node.out_of_core import device_memory
+from dlbench.node.out_of_core.device_memory import BatchFit, largest_batch, missing_state_bytes, out_of_memory
 from dlbench.node.training import run
 from dlbench.specs.training import OptimizerSpec
 from tests.support.one_rank import trained
@@ -38,7 +33,7 @@ def test_the_largest_batch_is_found_by_few_trials(most: int, more: int) -> None:
     below = min(most + more, 4096)
     fit = largest_batch(passes, below)
     assert fit == BatchFit(batch=most, is_largest=True, trials=len(tried))
-    assert len(tried) <= MAX_TRIALS
+    assert len(tried) <= device_memory.MAX_TRIALS
     assert max(tried, default=0) < below
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dlbench.node.training.step_schedule import HELD_STEPS, WATCHED_STEPS, Pacing, StepSchedule, plan_schedule
+from dlbench.node.step_schedule import HELD_STEPS, WATCHED_STEPS, Pacing, StepSchedule, plan_schedule
 from tests.support.run_factory import plans
 
 

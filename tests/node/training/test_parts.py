@@ -27,32 +27,30 @@ from dlbench.node.models.bert import MaskedLmAccuracy
 from dlbench.node.models.cosmoflow import MeanAbsoluteError
 from dlbench.node.models.optimizers import Lamb, LearningRate
 from dlbench.node.models.resnet import Top1
+from dlbench.node.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training import checkpoint, precision
-from dlbench.node.training.checkpoint import Checkpoint, Progress, find_checkpoint
+from dlbench.node.training.checkpoint import Checkpoint, find_checkpoint
+from dlbench.node.training.noise_scale import NoiseProbe, estimate_noise_scale
 from dlbench.node.training.pauses import Pauses
-from dlbench.node.training.state import NoiseProbe, estimate_noise_scale
-from dlbench.node.training.step_schedule import WATCHED_STEPS, StepSchedule, plan_schedule
 from dlbench.records.record import Evaluation
 from dlbench.specs.training import OptimizerSpec, ScheduleSpec, TrainSpec
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
+from tests.support.one_rank import trained as run_of_one_rank
 from tests.support.paths import DATA
-from tests.support.run_factory import plans
+from tests.support.run_factory import plans, record_of
 
 # --- the course of a run
 
 
+def course_of(**changes: Any) -> StepSchedule:
+    fields = {"first": 0, "end": 100, "warmup": 0, "global_batch": 8, "steps_per_epoch": None}
+    return StepSchedule(**{**fields, **changes})
+
+
 @given(first=st.integers(0, 50), steps=st.integers(1, 200), every=st.floats(1, 60))
 def test_pauses_come_once_each_multiple_and_at_the_end(first: int, steps: int, every: float) -> None:
-    course = StepSchedule(
-        first=first,
-        end=first + steps,
-        warmup=0,
-        global_batch=8,
-        steps_per_epoch=None,
-        evaluate_every=every,
-        checkpoint_every=None,
-    )
+    course = course_of(first=first, end=first + steps, evaluate_every=every)
     pauses = [done for done in range(first + 1, first + steps + 1) if course.evaluates(done)]
     assert pauses[-1] == first + steps
     assert not any(course.saves(done) for done in range(first, first + steps + 1))
@@ -85,8 +83,8 @@ def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
         events=SimpleNamespace(add=note),
         place=SimpleNamespace(rank=0),
     )
-    state = SimpleNamespace(schedule=course, resumed=None, source=SimpleNamespace(order=None))
-    pauses = Noted(cast(Any, context), cast(Any, state), None)
+    state = SimpleNamespace(context=context, schedule=course, resumed=None, source=SimpleNamespace(order=None))
+    pauses = Noted(cast(Any, state), None)
     for done in range(course.first + 1, course.end + 1):
         events.append("step")
         if (course.stops(done) or course.ends_epoch(done)) and pauses(done, 0.0):
@@ -105,10 +103,10 @@ def noted(course: StepSchedule, *, met_after: int | None = None) -> list[str]:
 def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_evaluated(
     first: int, steps: int, per_epoch: float, every: float, saves: bool, met_after: int
 ) -> None:
-    course = StepSchedule(
-        first=first, end=first + steps, warmup=0, global_batch=8, steps_per_epoch=per_epoch,
-        evaluate_every=every, checkpoint_every=every if saves else None,
-    )  # fmt: skip
+    saved = every if saves else None
+    course = course_of(
+        first=first, end=first + steps, steps_per_epoch=per_epoch, evaluate_every=every, checkpoint_every=saved
+    )
     found = noted(course, met_after=met_after)
     for before, event, after in zip(["", *found], found, [*found[1:], ""], strict=False):
         if event.startswith("epoch_start"):
@@ -133,23 +131,13 @@ def test_every_epoch_that_begins_is_trained_and_none_begins_before_the_last_was_
     ],
 )
 def test_the_watched_window_leaves_the_first_step_out(warmup: int, window_steps: int, window: list[int]) -> None:
-    course = StepSchedule(
-        first=7, end=100, warmup=warmup, global_batch=8, steps_per_epoch=None, window_steps=window_steps
-    )
+    course = course_of(first=7, warmup=warmup, window_steps=window_steps)
     assert list(course.window) == window
 
 
 @given(warmup=st.integers(0, 40), window_steps=st.integers(0, 64), deciding=st.sampled_from([0, 4, 12]))
 def test_layers_are_watched_where_they_disturb_no_figure(warmup: int, window_steps: int, deciding: int) -> None:
-    course = StepSchedule(
-        first=0,
-        end=100,
-        warmup=warmup,
-        global_batch=8,
-        steps_per_epoch=None,
-        window_steps=window_steps,
-        deciding_steps=deciding,
-    )
+    course = course_of(warmup=warmup, window_steps=window_steps, deciding_steps=deciding)
     window, exchange = set(course.window), set(range(course.watch_from, warmup))
     assert window <= set(range(warmup))
     assert len(window) <= window_steps
@@ -315,16 +303,7 @@ def test_an_evaluation_sees_each_sample_once(num: int, batch: int, world: int) -
 
 # --- checkpoints
 
-PROGRESS = Progress(
-    step=7,
-    samples=56,
-    epoch=0.5,
-    position=Position(epoch=0, place=56),
-    train_s=1.5,
-    wall_s=2.5,
-    loss_scaling={},
-    evaluations=(),
-)
+PROGRESS = progress_at(7, samples=56, epoch=0.5, position=Position(epoch=0, place=56))
 TRAINED = {"model.family": "cosmoflow", "train.seed": 0}
 
 
@@ -373,16 +352,10 @@ def test_checkpoints_of_form_1_still_read() -> None:
     evaluation = Evaluation(
         step=2, epoch=0.25, samples=16, train_s=0.5, wall_s=1.0, value=0.125, loss=2.5, eval_s=0.25, eval_samples=8
     )
-    expected = Progress(
-        step=3,
-        samples=24,
-        epoch=0.375,
-        position=Position(epoch=0, place=24),
-        train_s=0.75,
-        wall_s=1.5,
-        loss_scaling={"scale": 1024.0},
-        evaluations=(evaluation, evaluation.model_copy(update={"value": None})),
-    )
+    expected = progress_at(
+        3, samples=24, epoch=0.375, position=Position(epoch=0, place=24), train_s=0.75, wall_s=1.5,
+        loss_scaling={"scale": 1024.0}, evaluations=(evaluation, evaluation.model_copy(update={"value": None})),
+    )  # fmt: skip
     assert read.progress == expected
     read.require({"model.family": "cosmoflow", "train.seed": 0, "train.optimizer.name": "sgd"})
     model = nn.Linear(2, 1)
@@ -489,11 +462,11 @@ def test_what_a_cpu_cannot_do_is_refused_with_the_reason(kind: str, monkeypatch:
         precision.Precision(train_spec(precision=kind), CPU)
     allowed = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
     assert allowed.is_emulated
-    assert "speed says nothing" in allowed.warnings[0]
+    assert "speed says nothing" in allowed.doubts[0]
     assert ", emulated in fp32 arithmetic" in allowed.text
     flags_show({kind}, monkeypatch)
     native = precision.Precision(train_spec(precision=kind, allow_emulation=True), CPU)
-    assert (native.is_emulated, native.warnings) == (False, [])
+    assert (native.is_emulated, native.doubts) == (False, [])
     assert "emulated" not in native.text
 
 
@@ -547,7 +520,8 @@ def test_the_noise_scale_of_known_gradients() -> None:
 def test_the_probe_sees_each_part_before_the_exchange() -> None:
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
-    probe = NoiseProbe(model, accumulation=4)
+    probe = NoiseProbe(4, small_batch=2, large_batch=8)
+    probe.watch(model)
     batch = torch.randn(8, 6)
     norms = []
     for part in batch.split(2):
@@ -560,11 +534,21 @@ def test_the_probe_sees_each_part_before_the_exchange() -> None:
     for parameter in model.parameters():
         assert parameter.grad is not None
         parameter.grad /= scale
-    probe.end_step(torch.tensor(scale))
+    probe.before_update(torch.tensor(scale))
     whole = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     ((small, large),) = probe.squared_norms()
     assert small == pytest.approx(np.mean(norms), rel=1e-5)
     assert large == pytest.approx(whole, rel=1e-5)
+
+
+def test_what_a_plan_adds_acts_in_every_step_and_is_in_the_record(tmp_path: Path) -> None:
+    added = {"measure__noise_scale": True, "fault__step_delay_s": 0.01, "train__optimizer_state": "host"}
+    record = record_of(run_of_one_rank(tmp_path, 3, train__batch_per_rank=4, train__gradient_accumulation=2, **added))
+    assert record.noise_scale is not None
+    assert (record.noise_scale.steps, record.noise_scale.small_batch, record.noise_scale.large_batch) == (7, 2, 4)
+    assert record.host_update is not None
+    assert 0.03 <= record.ranks[0].planted_s < 0.07  # of measured steps alone
+    assert [s.key for s in record.settings if s.key.startswith("train.")] == ["train.optimizer_state"]
 
 
 # --- metrics

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dlbench.errors import EnvironmentLacksError, RunError
 from dlbench.machine.cuda_parts import compiler_lacks
 from dlbench.node.data.synthetic import synthetic_batch
 from dlbench.node.models.build import build_model, loss_for
+from dlbench.node.part import TrialPasses
 from dlbench.node.training import programs
 from dlbench.node.training.precision import Precision
 from dlbench.node.training.programs import Compilation, NetworkGraphs, require_mode
@@ -89,7 +91,7 @@ def test_compiling_before_the_first_step_changes_nothing_and_calls_no_hook(monke
         return batch_of(samples)
 
     compilation = Compilation(plan, CPU)
-    compilation.network(model, model, loss_with(model), sampled, said.append)
+    compilation.after_wrap(replace(passes_of(model, samples=4), batch_of=sampled, beat=said.append), model)
     assert compiled == [{"dynamic": False, "mode": "default"}]
     assert sizes == [4]  # of one part
     assert said == ["compiling the network, pass 1 of 1"]
@@ -163,15 +165,22 @@ def capturing(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     return made
 
 
-def captured(plan: RunPlan, model: nn.Module) -> NetworkGraphs:
-    graphs = NetworkGraphs(plan, GPU)
-    graphs.capture(model, Precision(plan.workload.train, CPU), loss_with(model), batch_of(8), lambda _what: None)
+def passes_of(model: nn.Module, samples: int = 8) -> TrialPasses:
+    nothing: Any = lambda _what: None  # noqa: E731
+    return TrialPasses(
+        model=model, loss_of=loss_with(model), batch_of=batch_of, samples=samples, beat=nothing, stage=nothing
+    )
+
+
+def captured(plan: RunPlan, model: nn.Module, device: torch.device = GPU) -> NetworkGraphs:
+    graphs = NetworkGraphs(plan, device, Precision(plan.workload.train, CPU))
+    graphs.before_wrap(passes_of(model))
     return graphs
 
 
 def test_no_network_is_captured_on_a_cpu() -> None:
     with pytest.raises(EnvironmentLacksError, match="network: this rank computes on a CPU"):
-        NetworkGraphs(plan_of("train.cuda_graphs=network"), CPU)
+        captured(plan_of("train.cuda_graphs=network"), Network(), CPU)
 
 
 @pytest.mark.parametrize(("engine", "passes"), [("single", 3), ("ddp", 11)])

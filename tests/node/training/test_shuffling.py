@@ -15,14 +15,13 @@ from dlbench.node.data.sharding import HeldOrder, Position
 from dlbench.node.training.checkpoint import (
     SHARED_BY,
     Checkpoint,
-    Progress,
     require_same_holders,
     trained_identity,
 )
-from dlbench.node.training.run_record import sample_summary, shuffled
+from dlbench.node.training.shuffle_record import sample_summary, shuffled
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
-from tests.support.checkpoints import write_checkpoint
+from tests.support.checkpoints import progress_at, write_checkpoint
 from tests.support.run_factory import plans
 from tests.support.sample_readers import NumberReader
 
@@ -37,16 +36,7 @@ def plan_of(ranks: int = 2, shuffle: str = "local", **data: Any) -> RunPlan:
 
 def checkpoint_of(path: Path, plan: RunPlan, place: int) -> Checkpoint:
     model = nn.Linear(1, 1)
-    progress = Progress(
-        step=4,
-        samples=8,
-        epoch=1.0,
-        position=Position(epoch=1, place=place),
-        train_s=1.0,
-        wall_s=1.0,
-        loss_scaling={},
-        evaluations=(),
-    )
+    progress = progress_at(4, epoch=1.0, position=Position(epoch=1, place=place))
     optimizer = torch.optim.SGD(model.parameters())
     write_checkpoint(path, model, optimizer, progress, {**trained_identity(plan), SHARED_BY: plan.layout.ranks})
     return Checkpoint(path)

@@ -18,19 +18,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlbench.node.watching import clocks
-from dlbench.node.watching.clocks import (
-    MAX_DRIFT_PPM,
-    ClockFollower,
-    ClockServer,
-    Exchange,
-    OffsetEstimate,
-    compare,
-    estimate,
-    greeting,
-    publish,
-    worth_keeping,
-)
-from dlbench.perfetto.rows import make_axis
+from dlbench.node.watching.clocks import MAX_DRIFT_PPM, ClockFollower, ClockServer, Exchange, OffsetEstimate
+from dlbench.perfetto.clocks import make_axis
 from dlbench.records.clocks import ClockLine, ClockPoint
 from tests.support import skewed_clocks
 
@@ -83,7 +72,7 @@ def test_of_many_exchanges_the_best_is_taken(other: OtherClock, begin: int, dela
     for there, work, back in delays:
         seen.append(exchange(other, begin, there, work, back))
         begin = seen[-1].returned_ns + 1
-    found = estimate(seen)
+    found = clocks.estimate(seen)
     assert found.num_exchanges == len(seen)
     assert found.bound_ns == min(one.bound_ns for one in seen)
     assert abs(found.offset_ns - other.offset(found.local_ns)) <= found.bound_ns
@@ -135,7 +124,7 @@ def test_no_points_make_a_line_worse_than_it_says(
 def test_a_run_of_one_comparison_has_one_point(serve: Serve, tmp_path: Path) -> None:
     """`clock.json` came when the run ended: a second burst directly behind the first would tell nothing."""
     path = tmp_path / "clock.json"
-    publish(path, serve(), "t")
+    clocks.publish(path, serve(), "t")
     follower = ClockFollower(path, "t")
     follower._ending.set()
     follower.start()
@@ -149,9 +138,9 @@ def test_points_made_in_a_busy_network_are_left_out() -> None:
         return OffsetEstimate(local_ns=minute * 60 * SECOND, offset_ns=0, bound_ns=bound, num_exchanges=20)
 
     seen = [one(0, 20_000), one(1, 5_000_000), one(2, 200_000), one(3, 200_001), one(4, 900_000)]
-    assert worth_keeping(seen) == (seen[0], seen[2], seen[4])
-    assert worth_keeping(seen[:2]) == tuple(seen[:2])
-    assert worth_keeping([]) == ()
+    assert clocks.worth_keeping(seen) == (seen[0], seen[2], seen[4])
+    assert clocks.worth_keeping(seen[:2]) == tuple(seen[:2])
+    assert clocks.worth_keeping([]) == ()
 
 
 Serve = Callable[..., ClockServer]
@@ -176,7 +165,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
 @pytest.mark.parametrize("skew_ns", [0, 12_345_678_901, -(10**15)])
 def test_a_skewed_clock_is_recovered_within_the_bound(serve: Serve, skew_ns: int) -> None:
     server = serve(lambda: time.monotonic_ns() + skew_ns)
-    found = estimate(compare(server.address, server.port, "t", 200, timeout_s=60))
+    found = clocks.estimate(clocks.compare(server.address, server.port, "t", 200, timeout_s=60))
     assert found.num_exchanges == 200
     assert abs(found.offset_ns - skew_ns) <= found.bound_ns
 
@@ -184,12 +173,13 @@ def test_a_skewed_clock_is_recovered_within_the_bound(serve: Serve, skew_ns: int
 def test_a_wrong_token_is_refused(serve: Serve) -> None:
     server = serve()
     with pytest.raises(OSError, match=r"closed|reset|Broken pipe"):
-        compare(server.address, server.port, "another", 5, timeout_s=60)
-    assert len(compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
+        clocks.compare(server.address, server.port, "another", 5, timeout_s=60)
+    assert len(clocks.compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
 
 
 @pytest.mark.parametrize(
-    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000, b"", greeting("t")[:39], greeting("t") + b"abc"]
+    "noise",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000, b"", clocks.greeting("t")[:39], clocks.greeting("t") + b"abc"],
 )
 def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes) -> None:
     server = serve()
@@ -197,19 +187,19 @@ def test_garbage_on_the_port_leaves_the_others_alone(serve: Serve, noise: bytes)
         with suppress(OSError):  # closed while it was still talking
             other.sendall(noise)
             other.shutdown(socket.SHUT_WR)
-        assert len(compare(server.address, server.port, "t", 20, timeout_s=60)) == 20
+        assert len(clocks.compare(server.address, server.port, "t", 20, timeout_s=60)) == 20
         other.settimeout(60)
         with suppress(ConnectionResetError):  # what it sent was not all read: as good as closed
             assert other.recv(1) == b""
     assert server.problem == ""
 
 
-@pytest.mark.parametrize("said", [b"", greeting("t")])
+@pytest.mark.parametrize("said", [b"", clocks.greeting("t")])
 def test_a_silent_connection_is_closed_in_time(serve: Serve, said: bytes) -> None:
     server = serve()
     with socket.create_connection((server.address, server.port)) as silent:
         silent.sendall(said)
-        assert len(compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
+        assert len(clocks.compare(server.address, server.port, "t", 5, timeout_s=60)) == 5
         silent.settimeout(60)
         assert silent.recv(1) == b""
 
@@ -217,13 +207,13 @@ def test_a_silent_connection_is_closed_in_time(serve: Serve, said: bytes) -> Non
 def test_no_connection_is_answered_for_ever(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clocks, "MAX_ROUNDS", 30)
     server = serve()
-    assert len(compare(server.address, server.port, "t", 1000, timeout_s=60)) == 30
+    assert len(clocks.compare(server.address, server.port, "t", 1000, timeout_s=60)) == 30
 
 
 def test_nodes_that_ask_at_once_are_served_in_turn(serve: Serve) -> None:
     server = serve()
     with ThreadPoolExecutor(8) as pool:
-        bursts = list(pool.map(lambda _: compare(server.address, server.port, "t", 50, timeout_s=60), range(8)))
+        bursts = list(pool.map(lambda _: clocks.compare(server.address, server.port, "t", 50, timeout_s=60), range(8)))
     assert [len(one) for one in bursts] == [50] * 8
     spans = sorted((one[0].received_ns, one[-1].answered_ns) for one in bursts)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
@@ -235,7 +225,7 @@ def test_a_follower_compares_at_the_start_and_at_the_end(serve: Serve, tmp_path:
     follower.start()
     path.write_text("{", encoding="utf-8")  # as a reader may find it on a shared file system
     server = serve(lambda: time.monotonic_ns() + 3 * SECOND)
-    publish(path, server, "t")
+    clocks.publish(path, server, "t")
     until = time.monotonic() + 60
     while not follower._estimates and time.monotonic() < until:
         time.sleep(0.01)
@@ -250,12 +240,12 @@ def test_a_follower_compares_at_the_start_and_at_the_end(serve: Serve, tmp_path:
 def test_a_follower_says_why_it_has_no_point(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "clock.json"
     follower = ClockFollower(path, "t")
-    publish(path, serve(), "of the start before")
+    clocks.publish(path, serve(), "of the start before")
     follower.start()
     assert follower.finish() == ((), "node 0 did not say in clock.json where it answers about its clock")
 
     gone = serve()
-    publish(path, gone, "t")
+    clocks.publish(path, gone, "t")
     gone.close()
     follower = ClockFollower(path, "t")
     follower.start()

@@ -30,7 +30,7 @@ from dlbench.node.watching.agent import (
 )
 from dlbench.node.watching.sampling import PARTS, SLOW_EVERY, SamplerOrder, Sampling
 from dlbench.records.folder import RunFolder, create
-from dlbench.records.rows.samples import SampleReader
+from dlbench.records.rows.samples import SamplesReader
 from dlbench.records.watch import NodeWatch
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.watch import WatchSpec
@@ -84,8 +84,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def rows_of(path: Path) -> tuple[list[Any], SampleReader]:
-    reader = SampleReader(path=path)
+def rows_of(path: Path) -> tuple[list[Any], SamplesReader]:
+    reader = SamplesReader(path=path)
     return [row for block in reader.blocks() for row in block], reader
 
 
@@ -387,7 +387,7 @@ def test_one_node_is_sampled_from_start_to_end(tmp_path: Path) -> None:
     assert watch.measured_cpu_s is not None
     assert 0 <= watch.measured_cpu_s <= watch.cpu_s
     assert watch.wall_s >= 0.5
-    assert (watch.clock.points, watch.clock.problem, watch.clock.bound_ns) == ((), "", 0)
+    assert (watch.clock.points, watch.clock.problem, watch.clock.bound_at(0)) == ((), "", 0)
     assert abs(watch.clock.wall_offset_ns - (time.time_ns() - time.monotonic_ns())) < SECOND
     assert not folder.clock.exists(), "one node has nothing to compare its clock with"
     times = [int(row["time_ns"]) for row in rows]

@@ -55,8 +55,8 @@ def test_columns_at_once_are_those_of_the_blocks(tmp_path: Path, file: tuple[Any
     fields, _, content, _ = file
     names = data.draw(st.lists(st.sampled_from([name for name, _ in fields]), unique=True))
     reader = BlockReader(path, "dlbench.test")
-    found, notes = reader.read(names)
-    blocks = [block for block in reader.blocks() if not isinstance(block, dict)]
+    found, notes = reader.read(names), [*reader.notes]
+    blocks = list(reader.blocks())
     assert found.keys() == set(names)
     for name in names:
         wanted = np.concatenate([block[name] for block in blocks]) if blocks else np.zeros(0)
@@ -69,10 +69,11 @@ def test_many_rows_are_turned_in_several_goes(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     rows = [(number, number * 3, number / 7) for number in range(100_000)]
     write(path, [("a", "<i8"), ("b", "<i4"), ("c", "<f8")], ["a"], rows, 333)
-    found, notes = BlockReader(path, "dlbench.test").read({"c", "a"})
+    reader = BlockReader(path, "dlbench.test")
+    found = reader.read({"c", "a"})
     assert found["a"].tolist() == [row[0] for row in rows]
     assert found["c"].tolist() == [row[2] for row in rows]
-    assert notes == []
+    assert reader.notes == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -88,28 +89,17 @@ def test_damage_is_found_as_it_is_block_by_block(tmp_path: Path, data: st.DataOb
         place = data.draw(st.integers(0, len(whole) - 1))
         whole[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(whole))
-    assert at_once(path) == by_block(path)
+    assert outcome(path, at_once=True) == outcome(path, at_once=False)
 
 
-def at_once(path: Path) -> object:
+def outcome(path: Path, *, at_once: bool) -> object:
     try:
         reader = BlockReader(path, "dlbench.test")
-        found, notes = reader.read(("a", "b"))
+        blocks = [reader.read(("a", "b"))] if at_once else list(reader.blocks())
     except IncompleteDataError as error:
         return str(error)
-    return found["a"].tolist(), found["b"].tolist(), notes, reader.torn_bytes
-
-
-def by_block(path: Path) -> object:
-    try:
-        reader = BlockReader(path, "dlbench.test")
-        blocks = list(reader.blocks())
-    except IncompleteDataError as error:
-        return str(error)
-    rows = [block for block in blocks if not isinstance(block, dict)]
-    notes = [block for block in blocks if isinstance(block, dict)]
-    columns = [[value for block in rows for value in block[name].tolist()] for name in ("a", "b")]
-    return columns[0], columns[1], notes, reader.torn_bytes
+    columns = [[value for block in blocks for value in block[name].tolist()] for name in ("a", "b")]
+    return columns, reader.notes, reader.torn_bytes
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -129,7 +119,7 @@ def test_files_that_are_alike_are_read_together(
     together = read_alike(readers, ("b", "c", "d"))
     assert together is not None
     for number, reader in enumerate(readers):
-        alone, _ = reader.read(("b", "c", "d"))
+        alone = reader.read(("b", "c", "d"))
         assert together.keys() == alone.keys()
         assert all(together[name][number].tobytes() == alone[name].tobytes() for name in alone)
 

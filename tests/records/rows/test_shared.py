@@ -17,11 +17,12 @@ from dlbench.analysis.measures import measure
 from dlbench.errors import IncompleteDataError, RunError
 from dlbench.perfetto.export import write_perfetto
 from dlbench.perfetto.rows import Notes
-from dlbench.perfetto.run import Selection, read_trace_run
+from dlbench.perfetto.run import read_trace_run
 from dlbench.records.folder import RunFolder
 from dlbench.records.rows.damage import damaged_traces
+from dlbench.records.rows.reader import read_alike
 from dlbench.records.rows.shared import HEAD_BYTES, chunk, opened
-from dlbench.records.rows.steps import StepReader, StepWriter, read_alike_steps, read_steps
+from dlbench.records.rows.steps import StepReader, StepWriter, read_steps
 from dlbench.records.scan import read_run
 from tests.support.watch_factory import gathered, large_run
 
@@ -62,7 +63,7 @@ def test_ranks_share_the_file_of_their_node(tmp_path: Path) -> None:
             one.append((rank, *ROW))
     assert sorted(path.name for path in tmp_path.glob("*.steps")) == ["node-0000.steps", "node-0001.steps"]
     readers = [StepReader(folder.steps(rank)) for rank in range(4)]
-    found = read_alike_steps(readers, ("step",))
+    found = read_alike(readers, ("step",))
     assert found is not None
     assert found["step"].ravel().tolist() == [0, 1, 2, 3]
     assert str(folder.steps(3)) == f"{tmp_path}/node-0001.steps/rank-0003"
@@ -195,7 +196,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     for run in (one, other):
         notes = Notes()
         path = tmp_path / "trace.json"
-        write_perfetto(*read_trace_run(run, Selection(ranks=(0, 1, 2, 3)), notes), notes, path)
+        write_perfetto(*read_trace_run(run, notes), notes, path)
         assert notes.problems == {}
         texts.append(path.read_bytes())
     assert texts[0] == texts[1]

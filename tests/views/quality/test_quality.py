@@ -20,7 +20,7 @@ from dlbench.stats.estimates import mean_estimate
 from dlbench.views import model
 from dlbench.views.doubts import group_doubts
 from dlbench.views.noise import NoisePoint, advice, doubled_batch
-from dlbench.views.quality.numbers import Quality, group_quality
+from dlbench.views.quality.numbers import GroupQuality, group_quality
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.utilisation import peak_of, utilisation
 from tests.support.run_factory import (
@@ -58,7 +58,7 @@ def write_pair(out: Path, *, repeats: int = 5, fails: Sequence[int] = (), state:
         write_run(out, plan, step((110 if two else 100) * (1 + 0.01 * plan.series.repeat)), story)
 
 
-def read(out: Path) -> tuple[Group, RunTable, Quality]:
+def read(out: Path) -> tuple[Group, RunTable, GroupQuality]:
     table = tabulate(scan(out))
     (group,) = groups(table)
     quality = group_quality(group, table)

@@ -35,7 +35,7 @@ from dlbench.records.comm import read_network
 from dlbench.records.exchange import ExchangeResult, GradientTime, Message
 from dlbench.records.record import Setting
 from dlbench.specs.plan import RunPlan
-from dlbench.specs.sync import MGWFBP_STEPS, Fusion
+from dlbench.specs.sync import MGWFBP_STEPS, OWN_SINGLE
 
 WATCHED_STEPS = MGWFBP_STEPS - 1
 """Backward passes that own:mgwfbp takes its times from; the first pass, which sets things up, is not among them."""
@@ -70,7 +70,7 @@ class OwnExchange(EngineOverLibrary):
         self._sequence: list[int] = []
         self._fusion = plan.sync.fusion_in_force
         if self._fusion.rule == "mgwfbp":
-            self._fusion = Fusion(by="dlbench", rule="single")
+            self._fusion = OWN_SINGLE
 
     def start(self) -> None:
         self._library.allow_groups()

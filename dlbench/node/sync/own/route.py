@@ -374,19 +374,9 @@ def calibrate(
 
         def sample(messages: int, number: int = number, count: int = count) -> tuple[float, bool]:
             vectors = torch.split(arena[: messages * count].normal_(), count)  # sums of sums would overflow
-
-            def send() -> None:
-                for vector in vectors:
-                    exchange(number, vector)
-
             _any(world, arena.device, False)
             clock.settle()
-            if in_stream is not None:
-                seconds, is_late = in_stream.time(send, messages, number)
-                return seconds / messages, is_late
-            start = time.monotonic()
-            send()
-            return (time.monotonic() - start) / messages, False
+            return _time_of_one(partial(exchange, number), vectors, in_stream, number)
 
         # The last rank to start waits for nobody: its time is the message's.
         single = min(gather([sample(1), sample(1)][1][0]))
@@ -412,6 +402,26 @@ def calibrate(
     # Every rank fits the same numbers, and yet rank 0 decides: processors may round differently.
     line = fit_line(name, len(world.ranks), sizes, slowest).model_copy(update={"launch_bound": tuple(late_sizes)})
     return LineCost.model_validate(gather(line.model_dump(mode="json"))[0])
+
+
+def _time_of_one(
+    exchange: Callable[[torch.Tensor], object],
+    vectors: Sequence[torch.Tensor],
+    in_stream: StreamTimer | None,
+    number: int,
+) -> tuple[float, bool]:
+    """Returns the seconds of a message of several back to back, and whether the stream did not wait for all of them."""
+
+    def send() -> None:
+        for vector in vectors:
+            exchange(vector)
+
+    if in_stream is not None:
+        seconds, is_late = in_stream.time(send, len(vectors), number)
+        return seconds / len(vectors), is_late
+    start = time.monotonic()
+    send()
+    return (time.monotonic() - start) / len(vectors), False
 
 
 def _any(world: RankGroup, device: torch.device, here: bool) -> bool:

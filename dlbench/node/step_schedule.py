@@ -28,6 +28,12 @@ HELD_STEPS = 3  # Warm-up steps in which a GPU is held back, to show what kernel
 _TIMED_STEPS = 4
 """Of the warm-up at least, before those in which something is watched, where seconds are wanted: the later half of them
 says how long a step is."""
+SHORT_WINDOW_S = 20.0
+"""A GPU's power is read once a second and is the mean of one (`dlbench.machine`): twenty values and fewer say little of
+energy, and clocks still follow the temperature."""
+
+_LATE_STEPS = 50  # Steps of the warm-up, the last ones, whose median counts.
+_SHORT = 0.9  # Share of the wanted seconds below which it is said that they were not reached.
 
 
 @dataclass(kw_only=True)
@@ -186,14 +192,6 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
     return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
-
-
-SHORT_WINDOW_S = 20.0
-"""A GPU's power is read once a second and is the mean of one (`dlbench.machine`): twenty values and fewer say little of
-energy, and clocks still follow the temperature."""
-
-_LATE_STEPS = 50  # Steps of the warm-up, the last ones, whose median counts.
-_SHORT = 0.9  # Share of the wanted seconds below which it is said that they were not reached.
 
 
 class Pacing:

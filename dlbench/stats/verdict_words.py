@@ -1,0 +1,124 @@
+"""The words of all verdicts, once: what each outcome is called where a question was asked.
+
+By question a table from an outcome (`dlbench.stats.verdict.Outcome`), or from a state beside the outcomes that allows
+no comparison, to its answer: the word in JSON and CSV, which users' CI reads and which never changes, the words in
+sentences and in the narrow cells of tables, and the tone from which marks, ratings and the colours of charts follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dlbench.stats.verdict import Question, Tone, Wording
+
+SETTING_MARGIN = 0.02  # Differences within this share, interval and all, are no reason to choose a setting.
+SETTING_MARGIN_TEXT = f"{SETTING_MARGIN * 100:g} %"
+QUALITY_OPEN = "quality not compared"  # Of ranks that train apart, whose updates are not those of replicas.
+
+GATE: Question = {
+    "worse": Wording("regressed", "bad"),
+    "insufficient": Wording("insufficient"),
+    "undecided": Wording("inconclusive"),
+    "better": Wording("improved", "good"),
+    "equal": Wording("equivalent", "good"),
+}
+"""Runs against a baseline."""
+FLOOR: Question = {
+    "worse": Wording("missed", "bad"),
+    "insufficient": Wording("insufficient", text="cannot say"),
+    "undecided": Wording("inconclusive", text="cannot say"),
+    "better": Wording("met", "good"),
+}
+"""Runs against a throughput that they must reach."""
+GATE_TONES: Mapping[str, Tone] = {one.word: one.tone for table in (GATE, FLOOR) for one in table.values()}
+"""Tones of the gate's words in JSON: bad is a failure of a test, good a pass, open an error."""
+GATE_ORDER = ("regressed", "missed", "insufficient", "inconclusive", "improved", "equivalent", "met")
+"""The first that is there stands for many."""
+
+SETTING: Question = {
+    "baseline": Wording("baseline"),
+    "better": Wording("faster", "good"),
+    "faster per step": Wording("faster per step", text=f"faster per step; {QUALITY_OPEN}"),
+    "worse": Wording("slower", "bad"),
+    "equal": Wording("equal", text=f"equal within {SETTING_MARGIN_TEXT}"),
+    "undecided": Wording("undecided"),
+    "insufficient": Wording("insufficient"),
+    "target missed": Wording("target missed"),
+    "no figure": Wording("no figure"),
+}
+"""A setting against the baseline, by throughput."""
+SETTING_TO_TARGET: Question = {
+    **SETTING,
+    "better": Wording("faster", "good", "faster to the target"),
+    "faster per step": Wording("faster per step"),
+    "worse": Wording("slower", "bad", "slower to the target"),
+    "equal": Wording("equal", text="not told apart"),
+    "undecided": Wording("undecided", text="not told apart"),
+    "insufficient": Wording("insufficient", text="not told apart"),
+}
+"""The same by the time to a target."""
+LADDER_STEP: Question = {
+    "better": Wording("faster", "good", "pays", "yes"),
+    "equal": Wording("equal", text=f"adds nothing (within {SETTING_MARGIN_TEXT})", cell="no"),
+    "worse": Wording("slower", "bad", "costs", "slower"),
+    "faster per step": Wording("faster per step", text=f"pays per step, {QUALITY_OPEN}", cell="faster per step"),
+    "undecided": Wording("undecided", text="not certain", cell="unsure"),
+    "insufficient": Wording("insufficient", text="too few repeats to tell", cell="too few"),
+    "no figure": Wording("no figure"),
+    "target missed": Wording("target missed"),
+    "baseline": Wording("baseline", cell="–"),
+}
+"""What a step of a ladder adds to those before it, in the order of the sentence."""
+AXIS: Question = {
+    "better": Wording("matters"),
+    "equal": Wording("no effect", text=f"no effect within {SETTING_MARGIN_TEXT}"),
+    "undecided": Wording("undecided"),
+    "insufficient": Wording("insufficient"),
+}
+"""Whether a swept key matters, in the order of the sentence."""
+DECOMPOSITION: Question = {
+    "better": Wording("differ"),
+    "worse": Wording("differ"),
+    "equal": Wording("agree"),
+    "undecided": Wording("undecided"),
+    "insufficient": Wording("insufficient"),
+}
+"""Whether what is saved without a phase agrees with the length of the phase."""
+PRECISION: Question = {
+    "better": Wording("faster", "good", "is faster than"),
+    "worse": Wording("slower", "bad", "is slower than"),
+    "equal": Wording("equal", text="cannot be distinguished from"),
+    "undecided": Wording("undecided", text="cannot be distinguished from"),
+    "insufficient": Wording("insufficient", text="has too few runs for a verdict against"),
+}
+"""A precision against the reference."""
+HOST: Question = {
+    "worse": Wording("slow", "bad"),
+    "slow link": Wording("slow link", "bad", "slow link or NIC"),
+    "slow and slow link": Wording("slow and slow link", "bad", "slow and slow link or NIC"),
+    "suspected": Wording("suspected"),
+    "undecided": Wording("not shown to be slow"),
+    "insufficient": Wording("too few sessions"),
+    "not used lately": Wording("not used lately"),
+}
+"""A host against the other hosts of its runs: its own work, and the moment at which it leaves exchanges."""
+TREND: Question = {
+    "worse": Wording("regression", "bad"),
+    "better": Wording("improvement", "good"),
+    "equal": Wording("no change"),
+    "insufficient": Wording("too few nights"),
+}
+"""A level of a trend against the one before."""
+CAUSE: Question = {
+    "found": Wording("found", "bad", "main cause"),
+    "likely": Wording("likely", "bad", "likely cause"),
+    "partial": Wording("partial", "bad", "certain"),
+    "baseline": Wording("baseline"),
+    "no loss": Wording("no loss", "good"),
+    "small loss": Wording("small loss", "good"),
+    "above ideal": Wording("above ideal"),
+    "too few runs": Wording("too few runs"),
+    "within noise": Wording("within noise"),
+}
+"""What is lost of the efficiency, and whether a part of the step is shown to lose it; the text is what that part is
+called."""
