@@ -146,6 +146,8 @@ def test_csv_holds_every_point(made: CollectivesReport) -> None:
     points = table_rows(made, "points")
     assert [float(point["time_s"]) for point in points] == [row.time.value for row in rows(made)]
     assert {point["fastest"] for point in points} == {"True", "False"}
+    ratios = [float(point["predicted_s"]) / float(point["time_s"]) for point in points if point["predicted_s"]]
+    assert ratios == [float(point["predicted_over_measured"]) for point in points if point["predicted_s"]] != []
     fits = table_rows(made, "fits")
     assert {row["name"] for row in fits} >= {"inside", "across", "reduction", "gloo ring", "mpi flat"}
     assert [row["run_id"] for row in table_rows(made, "runs")] == [run.run_id for run in made.runs]

@@ -18,7 +18,7 @@ from dlbench.comm.costs import cost
 from dlbench.comm.doubts import group_doubts
 from dlbench.comm.fits import NetworkFit, fit_all, fit_one
 from dlbench.comm.measurements import CollectiveGroup, MeasuredSeries, Measurement, SeriesName
-from dlbench.comm.prediction_page import layout_text, predictions_document
+from dlbench.comm.prediction_page import layout_text, predictions_document, times_sheet
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.report import assemble
 from dlbench.comm.wording import fit_caption
@@ -310,13 +310,13 @@ def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> Non
     (fit,) = fit_all(table).fits
     poor = {one.algorithm: one.worst for one in fit.network.errors if one.is_poor}
     assert set(poor) == {"ring"}
-    (found,) = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES)).predictions
+    predictions = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES))
+    (found,) = predictions.predictions
     assert {one.name for one in found.series if one.poor_error is not None} == {"ring"}
+    assert not [time for time in times_sheet(predictions, found).rows if time.is_best and "poor fit" in time.name]
     assert "ring" not in found.best
     assert all("ring" not in (one.title, *one.tied) for one in found.ranges)
 
-
-# Fits
 
 BOX: dict[str, Any] = {
     "system": "box",
