@@ -125,9 +125,6 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
     }
 
 
-# What yields no figure, and why
-
-
 def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Path) -> None:
     (plan,) = factory.comm_plans(algorithms="ring", backends="gloo", sizes="4KiB,8KiB", repeats=1)
 
