@@ -82,9 +82,6 @@ def run_cli(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, ["comm", *(str(argument) for argument in arguments)])
 
 
-# All formats print the same
-
-
 def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport, page: str) -> None:
     texts = {value_text(row.time) for row in rows(made)}
     texts |= {value_text(row.busbw) for row in rows(made) if row.busbw}

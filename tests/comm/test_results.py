@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,10 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
             return {"times_s": [], "correct": None, "problem": "gathers equal parts only"}
         return {"correct": False, "max_error": 0.5} if point["num_bytes"] == 4096 else {}
 
-    factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
+    folder = factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
+    shutil.copytree(folder.path, tmp_path / "copy")
+    (copied,) = table_of(tmp_path).without
+    assert copied.why.endswith("a copy is no repeat and is left out")
     group = only(tmp_path)
     assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
     assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
