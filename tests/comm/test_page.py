@@ -82,9 +82,6 @@ def run_cli(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, ["comm", *(str(argument) for argument in arguments)])
 
 
-# All formats print the same
-
-
 def test_every_time_and_rate_stands_in_markdown_and_html(made: CollectivesReport, page: str) -> None:
     texts = {value_text(row.time) for row in rows(made)}
     texts |= {value_text(row.busbw) for row in rows(made) if row.busbw}
@@ -146,6 +143,8 @@ def test_csv_holds_every_point(made: CollectivesReport) -> None:
     points = table_rows(made, "points")
     assert [float(point["time_s"]) for point in points] == [row.time.value for row in rows(made)]
     assert {point["fastest"] for point in points} == {"True", "False"}
+    ratios = [float(point["predicted_s"]) / float(point["time_s"]) for point in points if point["predicted_s"]]
+    assert ratios == [float(point["predicted_over_measured"]) for point in points if point["predicted_s"]] != []
     fits = table_rows(made, "fits")
     assert {row["name"] for row in fits} >= {"inside", "across", "reduction", "gloo ring", "mpi flat"}
     assert [row["run_id"] for row in table_rows(made, "runs")] == [run.run_id for run in made.runs]

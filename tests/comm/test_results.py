@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dlbench.comm.costs import cost
 from dlbench.comm.doubts import group_doubts
 from dlbench.comm.fits import NetworkFit, fit_all, fit_one
 from dlbench.comm.measurements import CollectiveGroup, MeasuredSeries, Measurement, SeriesName
-from dlbench.comm.prediction_page import layout_text, predictions_document
+from dlbench.comm.prediction_page import layout_text, predictions_document, times_sheet
 from dlbench.comm.predictions import PredictionRequest, predict_all
 from dlbench.comm.report import assemble
 from dlbench.comm.wording import fit_caption
@@ -125,9 +126,6 @@ def test_runs_are_grouped_by_what_may_be_compared(tmp_path: Path) -> None:
     }
 
 
-# What yields no figure, and why
-
-
 def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Path) -> None:
     (plan,) = factory.comm_plans(algorithms="ring", backends="gloo", sizes="4KiB,8KiB", repeats=1)
 
@@ -136,7 +134,10 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
             return {"times_s": [], "correct": None, "problem": "gathers equal parts only"}
         return {"correct": False, "max_error": 0.5} if point["num_bytes"] == 4096 else {}
 
-    factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
+    folder = factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
+    shutil.copytree(folder.path, tmp_path / "copy")
+    (copied,) = table_of(tmp_path).without
+    assert copied.why.endswith("a copy is no repeat and is left out")
     group = only(tmp_path)
     assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
     assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
@@ -310,13 +311,13 @@ def test_an_algorithm_that_the_fit_misses_gives_no_advice(tmp_path: Path) -> Non
     (fit,) = fit_all(table).fits
     poor = {one.algorithm: one.worst for one in fit.network.errors if one.is_poor}
     assert set(poor) == {"ring"}
-    (found,) = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES)).predictions
+    predictions = predict_all(fit.network, (16,), PredictionRequest(sizes=SIZES))
+    (found,) = predictions.predictions
     assert {one.name for one in found.series if one.poor_error is not None} == {"ring"}
+    assert not [time for time in times_sheet(predictions, found).rows if time.is_best and "poor fit" in time.name]
     assert "ring" not in found.best
     assert all("ring" not in (one.title, *one.tied) for one in found.ranges)
 
-
-# Fits
 
 BOX: dict[str, Any] = {
     "system": "box",
