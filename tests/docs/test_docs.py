@@ -366,7 +366,7 @@ def test_every_file_of_a_run_is_described() -> None:
         ("dlbench/views/doubts.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/analysis/core_load.py", r"^LOAD_CODES = (.*)$", "measuring.md"),
         ("dlbench/node/training/checks.py", r'(?:name=|_same\()"([a-z ]+)"', "formats.md"),
-        ("dlbench/views/systems.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
+        ("dlbench/views/placement.py", r'(?:code=|yield \(?\s*)"([a-z-]+)"', "measuring.md"),
         ("dlbench/records/rows/steps.py", r"^PHASES = (.*)$", "measuring.md"),
         ("dlbench/node/models/build.py", r"^MetricName = Literal\[(.*)\]$", "workloads.md"),
         ("dlbench/datasets/volumes.py", r"^CONTAINERS: .* = \{(.*)\}$", "formats.md"),
