@@ -158,7 +158,7 @@ COMMANDS = {
     "report RUNS": "txt html md json",
     "compare NIGHTS NIGHTS --where-a tag.half=old --where-b tag.half=new": "txt html md json xml",
     "diagnose --full RUNS": "txt json",
-    "project RUNS --to 8": "txt html md json",
+    "project runs RUNS --to 8": "txt html md json",
     "history list --store STORE": "txt",
     "history list --store STORE --format csv": "txt.csv",
     "history trends --store STORE": "txt html md json",
