@@ -102,10 +102,8 @@ class CommandGroups(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            removed = removed_command(args)
-            if removed is not None:
-                ctx.fail(removed)
-            ctx.fail(f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}")
+            unknown = f"unknown command {args[0]!r}: {nearest(args[0], self.list_commands(ctx))}"
+            ctx.fail(removed_command(args) or unknown)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -145,7 +143,6 @@ def main() -> None:
 
 
 def _run() -> int:
-    """Runs the command and says how it ended, if there is something to say; returns the exit code."""
     try:
         # Not click's standalone mode, in which Ctrl-C would end with 1, the code of a failed check.
         returned = cli(standalone_mode=False)

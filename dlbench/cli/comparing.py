@@ -38,8 +38,6 @@ _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
 
 def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
-    """Reads an option's share, such as `2%` or `0.02`."""
-
     def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
         share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
@@ -390,7 +388,6 @@ def check(
 def _refuse_sides(
     baseline: Path | None, candidate: Path | None, paired: Path | None, at_least: Sequence[str], where: Sequence[str]
 ) -> None:
-    """Refuses sides of `check` that do not go together. `where`: what chooses the runs of one side."""
     if paired is not None:
         if baseline is not None or candidate is not None:
             raise UserError("--paired: holds both sides; leave out --baseline and --candidate")

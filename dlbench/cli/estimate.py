@@ -54,7 +54,6 @@ def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> floa
 
 
 def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A count, in digits or as 2.5e6."""
     number = _positive(ctx, param, text)
     if number is not None and not number.is_integer():
         raise UserError(f"{param.opts[0]} {text!r}: must be a whole number, e.g. 2500000 or 2.5e6")
@@ -131,7 +130,11 @@ def estimate(
         )
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
         raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
-    _refuse_inert(per_rank, ranks, efficiency)
+    if per_rank and ranks is None:
+        raise UserError("--per-rank: needs the number of ranks: give --ranks")
+    for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
+        if value is not None and not per_rank:
+            raise UserError(f"{option} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
     _estimate_workload(
         what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated
     )
@@ -187,7 +190,6 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
-    """Price and budget as `dlbench.views.time_to_train.Asked` has them."""
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
@@ -200,7 +202,6 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
 
 
 def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
-    """Prints the estimate of runs, and ends with the code of the answer; `asked`: fields of `Asked`."""
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
@@ -213,14 +214,6 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
     finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
     if not all(answer.is_met for one in times for answer in one.answers):
         sys.exit(int(ExitCode.REGRESSION))
-
-
-def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
-    if per_rank and ranks is None:
-        raise UserError("--per-rank: needs the number of ranks: give --ranks")
-    for name, value in (("--ranks", ranks), ("--efficiency", efficiency)):
-        if value is not None and not per_rank:
-            raise UserError(f"{name} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:

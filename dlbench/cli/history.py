@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import click
 
 from dlbench.cli.choosing import note, open_store
-from dlbench.cli.options import FILE, OUTPUT, F, InOrder, value_option, write_output
+from dlbench.cli.options import FILE, OUTPUT, InOrder, value_option, write_output
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
 from dlbench.errors import ExitCode, UserError, nearest
 from dlbench.report.wording import clean, runs_text
@@ -25,26 +25,21 @@ if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
 
 
-def store_option(function: F) -> F:
-    """`--store`, which `open_store` takes."""
-    return click.option(
-        "--store",
-        type=FILE,
-        envvar="DLBENCH_HISTORY",
-        metavar="DIR",
-        help="Folder of the history (default: what DLBENCH_HISTORY names).",
-    )(function)
-
-
-def where_option(function: F) -> F:
-    """`--where`, which `dlbench.history.entry.parse_where` takes."""
-    return click.option(
-        "--where",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
-        "may be given several times, and all must hold.",
-    )(function)
+store_option = click.option(
+    "--store",
+    type=FILE,
+    envvar="DLBENCH_HISTORY",
+    metavar="DIR",
+    help="Folder of the history (default: what DLBENCH_HISTORY names).",
+)
+where_option = click.option(
+    "--where",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
+    "may be given several times, and all must hold.",
+)
+_VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
 @click.group(cls=InOrder)
@@ -60,9 +55,6 @@ def history() -> None:
       dlbench history import runs
       dlbench history list --where workload=resnet50
     """
-
-
-_VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
 @history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")

@@ -29,7 +29,6 @@ _OF_READERS = ("seconds", "like", "rate")
 
 
 def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
-    """A number above zero; not-a-number is none."""
     if value is not None and not 0 < value <= 1e15:
         raise UserError(f"{param.opts[0]} {value}: must be a number above zero")
     return value
@@ -111,7 +110,6 @@ def _request(workload: str, ranks: str, repeats: int, system: str, tiers: bool, 
 
 
 def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
-    """Runs the series and reports the stalls; returns the exit code."""
     from dlbench.cli.report import emit, require_modules
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
@@ -148,7 +146,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     seconds = options["seconds"] or DEFAULT_SECONDS
     orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
     if options["dry_run"]:
-        from dlbench.jobs.node_program import reader_command
+        from dlbench.jobs.node_program import READING, supervised
         from dlbench.jobs.scripts.words import quoted
 
         for order in orders:
@@ -156,7 +154,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
                 f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:"
             )
             click.echo(f"# {json.dumps(order)}")
-            click.echo(quoted(reader_command(sys.executable)).encode())
+            click.echo(quoted(supervised(sys.executable, READING)).encode())
         return
     require_modules("io", "numpy")
     shared.require_torch(first.system)
@@ -207,7 +205,6 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
 
 
 def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
-    """What an accelerator needs: asked for, as a run took it, or published."""
     from dlbench.perfmodels.storage_demand import PUBLISHED, Demand
 
     if options["rate"] is not None:

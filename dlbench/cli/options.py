@@ -128,7 +128,6 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
 
 
 def _variable_missing(system: SystemSpec) -> str | None:
-    """Which variable that a job refers to it will not get from here."""
     for name, given in system.launch.environment.items():
         source = None if isinstance(given, str) else given.variable
         if system.scheduler == "slurm" and source is not None and source not in os.environ:
@@ -140,11 +139,9 @@ def _variable_missing(system: SystemSpec) -> str | None:
 
 
 def _asks_for_no_gpus(plan: RunPlan) -> str | None:
-    """What is odd about a preset for GPUs on a cluster whose system file has none."""
     system, workload = plan.system, plan.workload
-    if workload.meant_for != "gpu" or system.scheduler == "none" or system.node.gpus:
-        return None
-    if system.slurm.gpu_request != "none":
+    is_asked = system.node.gpus or system.slurm.gpu_request != "none"
+    if workload.meant_for != "gpu" or system.scheduler == "none" or is_asked:
         return None
     return (
         f"preset {workload.preset} of {workload.name} is made for GPUs, and system {system.name} has none (node.gpus) "
@@ -153,7 +150,6 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
 
 
 def _gpus_not_asked(plan: RunPlan) -> str:
-    """Returns that jobs ask for no GPU, though the system file says that nodes have some; empty: they ask."""
     system, slurm = plan.system, plan.system.slurm
     is_asked = slurm.gpu_request != "none" or any("gpu" in word for word in (*slurm.extra, *slurm.srun_args))
     if system.scheduler != "slurm" or not system.node.gpus or is_asked:
@@ -169,9 +165,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     from dlbench.jobs.local import product_rate
     from dlbench.units import format_seconds
 
-    if any(plan.measure.until != "steps" for plan in plans):
-        return ""
-    rate = product_rate()
+    rate = None if any(plan.measure.until != "steps" for plan in plans) else product_rate()
     if rate is None:
         return ""
     seconds = 0.0
@@ -297,7 +291,6 @@ def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None)
 
 
 def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Path:
-    """A path that is written into commands and scripts."""
     from dlbench.specs.files import text_problem
 
     absolute = str(value.absolute())

@@ -68,12 +68,12 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     else:
         asked = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
-            from dlbench.jobs.node_program import profile_command
+            from dlbench.jobs.node_program import MODULE, supervised
             from dlbench.jobs.scripts.words import quoted
 
             click.echo("# measures the plan on its standard input:")
             click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
-            click.echo(quoted(profile_command(asked.system.python or sys.executable)).encode())
+            click.echo(quoted(supervised(asked.system.python or sys.executable, MODULE)).encode())
             return
         found = _of_workload(asked)
     from dlbench.cli.report import emit
@@ -83,7 +83,6 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
 
 
 def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
-    """The training of one rank with a plan for the capacity."""
     from dlbench.specs.requests import Request, parse_set
 
     if capacity is None:
@@ -138,7 +137,6 @@ def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity:
 
 
 def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPlan:
-    """From what a run says; nothing is measured."""
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes, scaled
     from dlbench.records.scan import read_run
     from dlbench.specs.out_of_core import MemorySpec

@@ -177,7 +177,6 @@ class ProgressLines:
         return f"{head}: {', '.join(shown)}{later}"
 
     def _place(self, plan: LaunchPlan) -> str:
-        """What distinguishes a run from the others of its series."""
         words = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
         series = _series(plan)
         return words if series.repeats == 1 else f"{words}, repeat {series.repeat + 1}"

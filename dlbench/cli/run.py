@@ -116,7 +116,6 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
 
 
 def _tell_comparison(request: Request, found: Scan) -> None:
-    """What the variants or sides of a series show."""
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH, fitted
     from dlbench.report.wording import clean
@@ -206,7 +205,6 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
 
 
 def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
-    """Returns the precision, the batch per rank and how long the steps of a training last at least."""
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
@@ -258,17 +256,16 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
     """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series."""
     from dlbench.jobs import local
-    from dlbench.jobs.local import RunOutcome
     from dlbench.records.folder import create
 
     on_progress = lines.begin(plan)
     try:
         outcome = local.run(plan, create(root, plan), on_progress)
     except DlbenchError as error:
-        outcome = RunOutcome(exit_code=error.exit_code, detail=str(error))
+        outcome = local.RunOutcome(exit_code=error.exit_code, detail=str(error))
     except OSError as error:
         code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
-        outcome = RunOutcome(exit_code=code, detail=os_error_words(error))
+        outcome = local.RunOutcome(exit_code=code, detail=os_error_words(error))
     lines.end(plan, outcome)
     return outcome
 

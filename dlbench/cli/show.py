@@ -22,6 +22,7 @@ from pydantic_core import PydanticUndefined
 from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
+from dlbench.specs.files import Kind
 from dlbench.specs.merge import SettingLayers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.specs.sync import Fusion
@@ -225,15 +226,13 @@ def show(
     if name is None:
         raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
-    from dlbench.specs.files import available, find
+    from dlbench.specs.files import available, find, read_yaml
     from dlbench.specs.requests import parse_set
 
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        from dlbench.specs.files import read_yaml
-
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
@@ -296,7 +295,6 @@ def _mark(origin: str) -> str:
 
 
 def _who(origin: str) -> str:
-    """A file by its name; a preset as ``preset ci``."""
     if origin.endswith(")") and " (preset " in origin:
         return origin.rpartition(" (")[2].rstrip(")")
     return origin if origin.startswith("--") else Path(origin).name
@@ -334,7 +332,7 @@ def ls(as_json: bool) -> None:
     Example:
       DLBENCH_PATH=$HOME/dlbench-site dlbench ls
     """
-    content = {"workloads": _workloads(), "systems": _systems()}
+    content = {"workloads": _listed("workloads"), "systems": _listed("systems")}
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
@@ -366,35 +364,22 @@ def _heading(row: dict[str, Any]) -> str:
     return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
 
 
-def _workloads() -> list[dict[str, Any]]:
-    from dlbench.specs.choices import WorkloadFile
+def _listed(kind: Kind) -> list[dict[str, Any]]:
+    from dlbench.specs.choices import WorkloadFile, choose_system_with_origins
     from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []
-    for name, path in available("workloads").items():
+    for name, path in available(kind).items():
         row: dict[str, Any] = {"name": name, "file": str(path)}
         try:
-            file = WorkloadFile(path)
-            row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
-            row["presets"] = {
-                key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()
-            }
-        except DlbenchError as error:
-            row["problem"] = f"unusable: {error}"
-        rows.append(row)
-    return rows
-
-
-def _systems() -> list[dict[str, Any]]:
-    from dlbench.specs.choices import choose_system_with_origins
-    from dlbench.specs.files import available
-
-    rows: list[dict[str, Any]] = []
-    for name, path in available("systems").items():
-        row: dict[str, Any] = {"name": name, "file": str(path)}
-        try:
-            system = choose_system_with_origins(str(path), {})[0]
-            row |= {"title": system.title, "modelled": system.modelled}
+            if kind == "workloads":
+                file = WorkloadFile(path)
+                row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
+                abouts = {preset: str(content.get("about", "")) for preset, content in file.presets.items()}
+                row["presets"] = {preset: " ".join(about.split()) for preset, about in abouts.items()}
+            else:
+                system = choose_system_with_origins(str(path), {})[0]
+                row |= {"title": system.title, "modelled": system.modelled}
         except DlbenchError as error:
             row["problem"] = f"unusable: {error}"
         rows.append(row)

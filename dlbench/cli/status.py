@@ -280,7 +280,6 @@ def cancel(series: str, out: Path) -> None:
     """
     from dlbench.jobs.campaign.ended import cancel_run, cancel_series
     from dlbench.jobs.campaign.series_file import read_series, scheduler_named, series_path
-    from dlbench.jobs.scheduler import read_submission
 
     is_run = any(RunFolder(path).plan.exists() for path in (Path(series), out / series))
     if is_run and not series_path(out, series, "json").exists():

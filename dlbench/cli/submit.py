@@ -93,7 +93,6 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 
 
 def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
-    """The plans on the nodes that --same-nodes or --rotate-nodes ask for."""
     from dlbench.jobs.campaign.campaign import on_node_sets
 
     same, rotate = options["same_nodes"], options["rotate_nodes"]

@@ -65,7 +65,6 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
 
 
 def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> None:
-    """What was written, and what a reader must know, on standard error."""
     from dlbench.report.wording import clean
 
     lines = []

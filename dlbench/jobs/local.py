@@ -159,7 +159,6 @@ def _stopped_ranks(done: LaunchedRun, stopped: Collection[int]) -> tuple[int, ..
 
 
 def _is_news(done: LaunchedRun, ending: Ending, cause: RankStatus | None) -> bool:
-    """Whether how a process ended says more of the cause than the ranks do."""
     if cause is None:
         return True
     if cause.failure == "own" and cause.exit_code is not None:
@@ -365,7 +364,6 @@ def require_launcher(system: SystemSpec, path: str | None = None) -> None:
 
 
 def _program(launcher: LauncherName) -> str:
-    """What holds the ranks: `mpirun` or `srun`; empty: nothing."""
     return "" if launcher == "local" else launcher.partition("-")[0]
 
 

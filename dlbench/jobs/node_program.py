@@ -44,11 +44,6 @@ _KINDS: Mapping[int, type[DlbenchError]] = {
 }
 
 
-def reader_command(python: str) -> list[str]:
-    """The program under its supervisor."""
-    return supervised(python, READING)
-
-
 def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     """Reads as the order says; returns when all its repeats are done.
 
@@ -56,12 +51,7 @@ def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
     or does not fit the model. `IncompleteDataError`: samples are damaged. `EnvironmentLacksError` or `RunError` or
     `KeyboardInterrupt`: as `answer_of`.
     """
-    return answer_of(reader_command(python), order, ReadingRate, "the readers' process")
-
-
-def profile_command(python: str) -> list[str]:
-    """The program under its supervisor."""
-    return supervised(python, MODULE)
+    return answer_of(supervised(python, READING), order, ReadingRate, "the readers' process")
 
 
 def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
@@ -72,7 +62,7 @@ def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
     swap file;
     else as `answer_of`. `RunError` or `KeyboardInterrupt`: as `answer_of`.
     """
-    return answer_of(profile_command(python), order, MemoryProfile, "the profile's process")
+    return answer_of(supervised(python, MODULE), order, MemoryProfile, "the profile's process")
 
 
 def supervised(python: str, module: str) -> list[str]:

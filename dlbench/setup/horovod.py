@@ -322,7 +322,6 @@ def _run_pip(arguments: list[str], folder: Path) -> None:
 
 
 def _compile(source: Path, environment: Mapping[str, str], log: Path, say: Callable[[str], None]) -> None:
-    """Runs the build; its output goes to `log`, and a sign of life to `say` every ten seconds."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose"]
     command += ["--no-build-isolation", "--no-deps", "--wheel-dir", str(source.parent / "wheels"), str(source)]
     start = time.monotonic()
@@ -418,17 +417,14 @@ class Patch:
 
 
 PATCHES = (
-    Patch(
-        file="CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
-    ),
-    Patch(
-        file="horovod/torch/CMakeLists.txt",
-        old="set(CMAKE_CXX_STANDARD 14)",
-        new="set(CMAKE_CXX_STANDARD 20)",
-        reason="headers of torch >= 2.1 need C++17, newer ones C++20",
+    *(
+        Patch(
+            file=file,
+            old="set(CMAKE_CXX_STANDARD 14)",
+            new="set(CMAKE_CXX_STANDARD 20)",
+            reason="headers of torch >= 2.1 need C++17, newer ones C++20",
+        )
+        for file in ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
     ),
     Patch(file="setup.py", old="'RelWithDebInfo'", new="'Release'", reason="the same -O3, without debug symbols"),
     Patch(file="CMakeLists.txt", old=_CUDA_CHECK, new=_CUDA_CHECK_FOR_GPUS, reason="a build for CPUs needs no nvcc"),

@@ -186,13 +186,12 @@ def _horovod() -> Iterable[Probe]:
         return
     operations = [name for name in ("gloo", "mpi", "nccl", "cuda") if answer[name]]
     missing = [name for name in ("gloo", "mpi", "nccl", "cuda") if not answer[name]]
-    detail = f"{answer['version']}, built with {', '.join(operations)}" + (
-        f"; without {', '.join(missing)}" if missing else ""
-    )
+    detail = f"{answer['version']}, built with {', '.join(operations)}"
+    if missing:
+        detail += f"; without {', '.join(missing)}"
     if not answer["readback"]:
-        yield Probe(
-            "Horovod", "problem", f"{detail}; not dlbench's build: settings in force cannot be read back", remedy
-        )
+        detail += "; not dlbench's build: settings in force cannot be read back"
+        yield Probe("Horovod", "problem", detail, remedy)
         return
     yield Probe("Horovod", "ok", detail)
     if not answer["mpi"] and shutil.which("mpicxx"):
@@ -208,19 +207,13 @@ def _horovod() -> Iterable[Probe]:
 
 
 def _horovod_on_gpus(answer: dict[str, Any]) -> Iterable[Probe]:
-    """What a Horovod next to a torch for CUDA lacks."""
     if not answer["nccl"]:
         lacks = find_cuda_parts(answer["torch_cuda"], Path(answer["torch_file"]).parent.parent)
-        came = not isinstance(lacks, str)
-        yield Probe(
-            "Horovod with NCCL",
-            "problem" if came else "absent",
-            "Horovod was built without NCCL, and NCCL and nvcc are here now"
-            if came
-            else f"Horovod was built without NCCL; {lacks}",
-            "dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)",
-            "engine horovod on two and more GPUs (ddp needs nothing more)",
-        )
+        state: State = "absent" if isinstance(lacks, str) else "problem"
+        why = f"; {lacks}" if isinstance(lacks, str) else ", and NCCL and nvcc are here now"
+        remedy = "dlbench setup horovod (builds it anew, with NCCL, where nothing lacks)"
+        needed_for = "engine horovod on two and more GPUs (ddp needs nothing more)"
+        yield Probe("Horovod with NCCL", state, f"Horovod was built without NCCL{why}", remedy, needed_for)
     elif not answer["free_timeline"]:
         yield Probe(
             "Horovod's timeline",
@@ -308,17 +301,13 @@ def _scratch() -> Iterable[Probe]:
     ):
         if place is None:
             continue
+        title = f"Scratch {name}"
         try:
-            free = shutil.disk_usage(place).free
+            detail = f"{place}, {format_bytes(shutil.disk_usage(place).free)} free"
         except OSError as error:
-            yield Probe(
-                f"Scratch {name}", "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists"
-            )
+            yield Probe(title, "problem", f"{place}: {error.strerror}", f"point {name} to a folder that exists")
             continue
-        writable = os.access(place, os.W_OK)
-        yield Probe(
-            f"Scratch {name}",
-            "ok" if writable else "problem",
-            f"{place}, {format_bytes(free)} free" + ("" if writable else ", not writable"),
-            "" if writable else "ask for write permission",
-        )
+        if os.access(place, os.W_OK):
+            yield Probe(title, "ok", detail)
+        else:
+            yield Probe(title, "problem", f"{detail}, not writable", "ask for write permission")

@@ -92,7 +92,6 @@ def refusal(plan: LaunchPlan) -> DlbenchError | None:
 
 
 def _python_of(system: SystemSpec) -> str | None:
-    """The interpreter of the ranks, where it is one that can be asked here."""
     if system.modules or system.modules_init or system.setup or system.container.kind != "none":
         return None
     if any(name in system.launch.environment for name in _LOADERS_OWN):
@@ -117,7 +116,6 @@ def _packages(plan: LaunchPlan) -> Iterator[tuple[str, str, str]]:
 
 @cache
 def _where(python: str) -> dict[str, Any] | None:
-    """What is installed for an interpreter, and when what decides about Horovod's build changed."""
     answer = ask(_WHERE, python=python)
     return None if isinstance(answer, str) else answer
 

@@ -102,7 +102,6 @@ Tag = Annotated[
 
 
 def _known_precision(value: object) -> object:
-    """Says why a precision that people know is not offered. Raises `ValueError`: it is fp8."""
     if value == "fp8":
         raise ValueError(
             "fp8 is not built: it needs scaled matrix products of another library (Transformer Engine, torchao), whose "

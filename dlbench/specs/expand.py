@@ -191,7 +191,6 @@ class _Chosen:
         self._systems: dict[str, SystemSpec] = {}
 
     def of(self, place: SeriesSpec) -> tuple[Choices, SystemSpec]:
-        """Raises UserError: a wrong key or value."""
         settings, of_system = _split_overrides(self._request, place, self.file.origin(place.step))
         system = self._systems.get(repr(of_system))
         if system is None:
@@ -233,7 +232,6 @@ def _plan(
 def _common(
     request: SeriesRequest, run_id: str, moment: datetime, layout: LayoutSpec, system: SystemSpec
 ) -> dict[str, Any]:
-    """What the plans of all kinds of runs begin with."""
     return {
         "run_id": run_id,
         "created": moment.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -359,8 +357,9 @@ def expand_comm(
             note = f"{', '.join(grouped)} left out at {ranks} ranks: {problem}; see --group-size"
             if note not in notes:
                 notes.append(note)
+        name = f"{series}-comm-{spec['collective']}-p{index:02d}-n{ranks:04d}-k{repeat:02d}"
         place = CommSeries(id=series, repeat=repeat, repeats=request.repeats, position=len(plans))
-        plans.append(_comm_plan(request, chosen, layout, system, place, index, moment))
+        plans.append(_comm_plan(chosen, _common(request, name, moment, layout, system), place))
     refuse_inert(((key, "--set") for key in request.overrides), plans)
     return CommRuns(plans=plans, notes=tuple(notes))
 
@@ -423,7 +422,6 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
 
 
 def _usual_backends(transport: str, system: SystemSpec, installed: frozenset[str]) -> tuple[tuple[str, ...], list[str]]:
-    """The references that this launcher, these nodes and this installation allow."""
     chosen, notes = [], []
     if transport == "torch":
         chosen.append("nccl" if system.node.gpus else "gloo")
@@ -452,24 +450,12 @@ def _pairs(request: CommRequest, layout: LayoutSpec) -> dict[str, Any]:
     }
 
 
-def _comm_plan(
-    request: CommRequest,
-    spec: dict[str, Any],
-    layout: LayoutSpec,
-    system: SystemSpec,
-    place: CommSeries,
-    index: int,
-    moment: datetime,
-) -> CommPlan:
-    name = f"{place.id}-comm-{spec['collective']}-p{index:02d}-n{layout.ranks:04d}-k{place.repeat:02d}"
+def _comm_plan(spec: dict[str, Any], common: dict[str, Any], place: CommSeries) -> CommPlan:
+    # A single iteration may take its whole timeout without a sign of life.
+    patience_s = max(600.0, 2 * spec["timeout_s"])
     try:
-        return CommPlan(
-            **_common(request, name, moment, layout, system),
-            comm=CommSpec.model_validate(spec),
-            series=place,
-            # A single iteration may take its whole timeout without a sign of life.
-            stall_timeout_s=max(600.0, 2 * request.timeout_s),
-        )
+        return CommPlan(**common, comm=CommSpec.model_validate(spec), series=place, stall_timeout_s=patience_s)
     except ValidationError as error:
         kind = CommSpec if error.title == CommSpec.__name__ else CommPlan
-        raise UserError(f"{layout.ranks} ranks on {system.name}: {problem_of(kind, error)}") from None
+        where = f"{common['layout'].ranks} ranks on {common['system'].name}"
+        raise UserError(f"{where}: {problem_of(kind, error)}") from None

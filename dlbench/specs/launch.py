@@ -129,18 +129,13 @@ class VariableSource(Spec):
 
 
 def _referenced(value: object) -> object:
-    """`env:NAME` as `{variable: NAME}`."""
     found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     return {"variable": found[1]} if found else value
 
 
-def _form_of_variable(value: object) -> str:
-    return "source" if isinstance(value, dict | VariableSource) else "text"
-
-
 Variable = Annotated[
     Annotated[str, Tag("text")] | Annotated[VariableSource, Tag("source")],
-    Discriminator(_form_of_variable),
+    Discriminator(lambda value: "source" if isinstance(value, dict | VariableSource) else "text"),
     BeforeValidator(_referenced),
 ]
 
@@ -254,7 +249,6 @@ def _hosts(value: object) -> object:
 
 
 def _bare_type(value: str) -> str:
-    """Returns a type of GPU. Raises `ValueError`: it holds more of a request, such as gpu:a100 or a100:4."""
     parts = re.split("[:/,=]", value)
     if len(parts) == 1 and value != "gpu":
         return value

@@ -268,6 +268,5 @@ def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool
 
 
 def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:
-    """The last constraint of that name; None without."""
     found = [value for one in metadata if (value := getattr(one, name, None)) is not None]
     return found[-1] if found else None

@@ -255,7 +255,6 @@ def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
 
 
 def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
-    """The same run with one thing taken away. Raises `UserError`: the run is not possible without it."""
     content: dict[str, Any] = plan.model_dump(mode="json")
     content["run_id"] += SUFFIXES[which]
     content["series"]["variant"] = which

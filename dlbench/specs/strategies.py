@@ -64,7 +64,6 @@ def strategy_problem(
 
 
 def _refused(key: str, asked: dict[str, tuple[bool, str]], remedy: str = "leave one of them out") -> str | None:
-    """The first of the settings that is asked for, with why it does not go with `key`."""
     for what, (is_asked, why) in asked.items():
         if is_asked:
             return f"{key}: {what} does not go with it: {why}; {remedy}"

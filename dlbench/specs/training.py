@@ -400,7 +400,6 @@ class TrainSpec(Spec):
 
     @model_validator(mode="after")
     def _graphs_are_possible(self) -> Self:
-        """What cannot be captured as CUDA graphs, on any device."""
         asked = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
         if self.cuda_graphs != "none":
             asked = f"cuda_graphs {self.cuda_graphs}"

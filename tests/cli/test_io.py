@@ -42,7 +42,7 @@ print(json.dumps({"format": "dlbench.reading-rate", "kind": "jpeg-tree", "num_sa
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
-    return partial(answer_with, monkeypatch, tmp_path / "readers.py", "reader_command")
+    return partial(answer_with, monkeypatch, tmp_path / "readers.py")
 
 
 @pytest.fixture

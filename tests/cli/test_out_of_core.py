@@ -25,7 +25,7 @@ ANSWER = MemoryProfile(
 
 @pytest.fixture
 def answering(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Answering:
-    return partial(answer_with, monkeypatch, tmp_path / "profile.py", "profile_command")
+    return partial(answer_with, monkeypatch, tmp_path / "profile.py")
 
 
 def plan(*words: object) -> Result:
@@ -79,7 +79,7 @@ def test_a_capacity_that_no_plan_fits_ends_with_the_smallest_that_would(answerin
 
 
 def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_program, "profile_command", lambda python: ["/nowhere"])
+    monkeypatch.setattr(node_program, "supervised", lambda python, module: ["/nowhere"])
     (planned,) = method_plans([("planned", "planned")], batches=(32,), repeats=1)
     (in_core,) = method_plans([("none", "none")], batches=(32,), repeats=1)
     told = write_memory_run(tmp_path, planned)

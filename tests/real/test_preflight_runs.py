@@ -11,7 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from dlbench.jobs.preflight.check import job_of, plan_of, trial, write_script
+from dlbench.jobs.preflight.check import job_of, plan_of, render_preflight, trial
 from dlbench.records.preflight import PreflightFolder, PreflightReport
 from dlbench.specs.choices import choose_system
 from tests.conftest import Cli
@@ -106,7 +106,7 @@ def accepts_every_example(folder: Path, box: Box, monkeypatch: pytest.MonkeyPatc
         plan = plan_of(choose_system(name, {}), 2, machine_cores=1, now=NOW)
         where = PreflightFolder(folder / name)
         where.path.mkdir()
-        write_script(job_of(plan), where, "/usr/bin/python3")
+        where.run.script.write_text(render_preflight(job_of(plan), where, "/usr/bin/python3"))
         finding = trial(job_of(plan), where, {**box.environment, "PATH": "/usr/bin:/bin"})
         assert finding.state == "ok", f"{name}: {finding.found}"
 

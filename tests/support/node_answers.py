@@ -17,10 +17,10 @@ Answering = Callable[[str], None]
 """Takes the text of the program, in Python."""
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, program: Path, command: str, text: str) -> None:
+def answer_with(monkeypatch: pytest.MonkeyPatch, program: Path, text: str) -> None:
     program.write_text(text, encoding="utf-8")
     words = [sys.executable, "-P", "-m", "dlbench.supervisor", sys.executable, str(program)]
-    monkeypatch.setattr(node_program, command, lambda python: words)
+    monkeypatch.setattr(node_program, "supervised", lambda python, module: words)
 
 
 def one_line(result: Result, code: ExitCode = ExitCode.USAGE) -> str:

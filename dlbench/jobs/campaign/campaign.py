@@ -1,9 +1,5 @@
 """A campaign: the jobs of a series before they are submitted, and what they may cost in node-hours.
 
-How long runs will take: from earlier runs of the same configuration in the folder of all runs, else the time limit.
-
-What scales is the number of steps; start-up, evaluations and the end of a run stay as they were.
-
 Few jobs wait less than many, and repeats on the same nodes differ less: runs share a job where they ask Slurm for the
 same things. Inside a job they keep the order of the series, in which repeats are interleaved over points.
 
@@ -30,7 +26,6 @@ from dlbench.errors import UserError
 from dlbench.jobs.scripts.job import Job, limit_seconds, requested, time_text
 from dlbench.opening import read_json
 from dlbench.records.folder import MAX_JSON, RunFolder
-from dlbench.specs.comm import CommPlan
 from dlbench.specs.hostlist import compressed, expanded
 from dlbench.specs.launch import EARLY_S
 from dlbench.specs.plan import LaunchPlan, RunPlan
@@ -123,7 +118,6 @@ def job_of(plans: Sequence[LaunchPlan], seconds: Mapping[str, float] | None = No
 
 
 def _array(plans: Sequence[LaunchPlan], given: Mapping[str, float], chain: bool) -> Job:
-    """Jobs of their own, each given what the longest needs."""
     if len(plans) == 1:
         return job_of(plans, given)
     every = [given[plan.run_id] for plan in plans]
@@ -313,7 +307,6 @@ def _length(measure: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def _key(plan: Mapping[str, Any]) -> str:
-    """What of a plan decides how long it takes, but for the number of its steps."""
     content = {key: value for key, value in plan.items() if key not in _NOT_DECIDING}
     if "measure" in content:
         content["measure"] = {key: value for key, value in content["measure"].items() if key not in _LENGTH}
@@ -424,8 +417,3 @@ def refuse_above(campaign: Campaign, most: float) -> None:
         f"--max-node-hours {most:g}: {runs} may take {bound:,.4g} node-hours (nodes x time limit); "
         "raise it, give fewer --repeats or nodes, or a shorter --time"
     )
-
-
-def _repeat(plan: LaunchPlan) -> int:
-    assert isinstance(plan, RunPlan | CommPlan)
-    return plan.series.repeat

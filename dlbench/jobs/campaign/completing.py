@@ -192,7 +192,6 @@ def submit(
 
 
 def _find(scheduler: Slurm, job: Job, folder: RunFolder, comment: str) -> str:
-    """The id of the job that was submitted from a folder, if the scheduler knows it; empty if not."""
     for wait_s in _LOOKS_S:
         time.sleep(wait_s)
         queue = scheduler.query(clusters=scheduler.clusters(job))

@@ -305,8 +305,6 @@ def _clear(folder: RunFolder) -> None:
     """Takes away what would say that the run is submitted; what its job said stays, under another name.
 
     What a run left that had begun goes aside, as slurm/earlier.j2 does it when Slurm starts a job again.
-
-    Raises `RunError`: a file cannot be removed.
     """
     try:
         if not never_began(folder):

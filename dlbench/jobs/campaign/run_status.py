@@ -223,7 +223,6 @@ def _run_status(run: LaunchedRun, submission: Submission | None, queue: Queue) -
 
 
 def _is_cancelled(run: LaunchedRun, submission: Submission, queued: QueuedJob | None) -> bool:
-    """Returns whether the run ended because its job was cancelled; of a job that Slurm forgot, its log says so."""
     if has_own_end(run.folder):
         return False
     if queued is None:
@@ -265,7 +264,6 @@ def _unlisted(submission: Submission, queue: Queue) -> str:
 
 
 def _expected(run: LaunchedRun, submission: Submission, queued: QueuedJob) -> str:
-    """What a job that has not ended is about."""
     if queued.phase == "waiting":
         parts = [f"({queued.reason})"] * bool(queued.reason) + [queued.advice] * bool(queued.advice)
         parts += [f"expected start {queued.starts}"] * bool(queued.starts)

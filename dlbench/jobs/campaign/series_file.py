@@ -111,7 +111,6 @@ def submission_status(root: Path, series_id: str) -> SubmissionStatus:
 
 
 def _state(root: Path, job: SeriesJob, known: dict[str, str]) -> tuple[JobState, str]:
-    """Of a job, and Slurm's id."""
     noted = known.get(job.runs[0], "")
     if noted not in ("", WRITTEN):
         return "submitted", noted
@@ -329,7 +328,6 @@ def append(path: Path, text: str) -> None:
 
 
 def _appending(path: Path) -> IO[str]:
-    """Raises RunError: the file cannot be written."""
     try:
         if is_stream(path):
             raise RunError(f"{path}: cannot be written: is no file")

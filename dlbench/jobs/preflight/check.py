@@ -115,11 +115,6 @@ class Waited:
     reason: str = ""  # Slurm's word for why it was pending.
 
 
-def write_script(job: Job, folder: PreflightFolder, python: str) -> None:
-    """Puts the job's script into its folder. Raises `RunError`: it cannot be written."""
-    write_atomic(folder.run.script, render_preflight(job, folder, python))
-
-
 def trial(job: Job, folder: PreflightFolder, environment: Mapping[str, str]) -> Finding:
     """What `sbatch --test-only` says to the arguments of the submission itself."""
     program, *arguments = sbatch_arguments(job, folder.run)
@@ -231,7 +226,7 @@ def _looked(
     plan: CommPlan, folder: PreflightFolder, timeout_s: float, notify: Callable[[str], None], *, starts_job: bool
 ) -> PreflightReport:
     job = job_of(plan)
-    write_script(job, folder, sys.executable)
+    write_atomic(folder.run.script, render_preflight(job, folder, sys.executable))
     tried = trial(job, folder, job_environment([plan]))
     if not starts_job or tried.state == "wrong":
         code = ExitCode.ENVIRONMENT if tried.state == "wrong" else ExitCode.OK
@@ -271,7 +266,6 @@ def _looked(
 
 
 def _script_failed(folder: PreflightFolder) -> str:
-    """The last word of a script that ended badly; empty where it did not."""
     code = ""
     with suppress(OSError, ValueError):
         code = read_text(folder.ended, 64).strip()
@@ -294,7 +288,7 @@ def _hosts(folder: PreflightFolder) -> list[str]:
 
 
 def _judged(
-    plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str = ""
+    plan: CommPlan, folder: PreflightFolder, before: tuple[Finding, ...], hosts: list[str], job_id: str
 ) -> PreflightReport:
     nodes = judge(plan, folder, hosts)
     silent = [node.host for node in nodes if len(node.ranks) < plan.layout.ranks_per_node]

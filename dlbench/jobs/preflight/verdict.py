@@ -87,7 +87,6 @@ def _host(
 
 
 def _problems(plan: CommPlan, seen: Sequence[SeenRank], common: Mapping[str, str]) -> Iterator[str]:
-    """What a run would fail of, or be wrong by."""
     for one in seen:
         yield from one.problems
         yield from (f"{name} does not import: {why}" for name, why in one.broken.items() if name in ("torch", "numpy"))
@@ -127,9 +126,6 @@ def _doubts(plan: CommPlan, seen: Sequence[SeenRank]) -> Iterator[str]:
         )
         if one.compiler:
             yield f"train.compile and fused LAMB and LARS fail there: {one.compiler}"
-
-
-# The exchange
 
 
 def exchange_finding(plan: CommPlan, folder: PreflightFolder) -> tuple[Finding, dict[str, str]]:

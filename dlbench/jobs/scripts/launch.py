@@ -149,7 +149,6 @@ def threading_options(plan: LaunchPlan) -> list[str]:
 
 
 def _gpus_per_node(plan: LaunchPlan) -> str:
-    """Returns type and number of the GPUs that are asked for on a node, as Slurm writes them."""
     slurm = plan.system.slurm
     typed = f"{slurm.gpu_type}:" if slurm.gpu_type else ""
     count = plan.system.node.gpus if slurm.gpu_count == "node" else plan.layout.ranks_per_node
@@ -388,7 +387,6 @@ def _name(plan: LaunchPlan, others: Sequence[Mapping[str, object]]) -> str:
 
 
 def _whose(job: Job, plan: LaunchPlan) -> str:
-    """By what a way of starting differs from others of its job, in words."""
     layout = plan.layout
     parts = []
     if len({(one.layout.nodes, one.layout.ranks) for one in job.plans}) > 1:
@@ -402,7 +400,6 @@ def _whose(job: Job, plan: LaunchPlan) -> str:
 
 
 def _options(job: Job, folder: RunFolder, comment: str) -> list[str]:
-    """Every option of a job, each once, by its long name."""
     # In the path of --output Slurm expands percent signs.
     output = f"{str(folder.path).replace('%', '%%')}/slurm-{'%A_%a' if job.is_array else '%j'}.out"
     options = sbatch_options(job.shape, job_name=job.name, time_limit=job.time_limit, warn_script=job.passes_warning_on)

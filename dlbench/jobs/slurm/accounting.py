@@ -1,11 +1,7 @@
-"""What Slurm's accounting says of runs: queue wait, node-hours, memory, energy. One call of sacct for a cluster's jobs.
-
-What was said once is kept with the run, in `accounting.json`.
+"""What Slurm says of jobs: squeue of those it still lists, sacct of those it has forgotten, and of what they cost.
 
 Slurm counts the energy of whole nodes by the plugin of `AcctGatherEnergyType` (RAPL, IPMI, XCC, pm_counters); that is
 the job's own only where it has its nodes to itself (sacct(1), ConsumedEnergy).
-
-What Slurm says of many jobs: one call of squeue, and one of sacct for those that it has forgotten.
 
 The reasons for which a job waits (`squeue`, %r) are those of Slurm's page of job reason codes and of `slurm.h`.
 """

@@ -24,7 +24,7 @@ def build_engine(
     only keeps the ranks in touch.
     """
     module, _, name = ENGINES[plan.engine.name].on_ranks.partition(":")
-    engine: Engine = getattr(import_module(module), name).for_plan(plan, folder, place, device, gpu)
+    engine: Engine = getattr(import_module(module), name)(plan, folder, place, device, gpu)
     if place.size == 1:
         return engine
     if plan.sync.exchange == "none":

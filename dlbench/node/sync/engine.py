@@ -11,17 +11,14 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dlbench.node.ranks import RankPlace
 from dlbench.records.exchange import ExchangeResult
-from dlbench.records.folder import RunFolder
-from dlbench.records.record import CollectiveWaits, RankGpu, Setting
-from dlbench.specs.plan import RunPlan
+from dlbench.records.record import CollectiveWaits, Setting
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -95,13 +92,6 @@ class Engine:
     _optimizer: Any = None  # As `prepare` returned it.
     beat: Callable[[str], None] = staticmethod(lambda what: None)
     """Tells the watchdog what moved: where a rank stands that waits for others in vain."""
-
-    @classmethod
-    def for_plan(
-        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
-    ) -> Self:
-        """The engine of one rank, not started yet; `gpu` is this rank's, None on a CPU."""
-        return cls()
 
     def start(self) -> None:
         """Finds the other ranks."""
@@ -240,6 +230,9 @@ class Engine:
 
 class SingleEngine(Engine):
     """One rank and nothing to synchronise: the yardstick for what an engine costs at one rank."""
+
+    def __init__(self, *_: object) -> None:
+        """Takes what every engine of a plan is given: plan, folder, place, device, and this rank's GPU or None."""
 
 
 class EngineOverLibrary(Engine):

@@ -55,8 +55,8 @@ class RankGroup(Protocol):
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
         """`vector` becomes that of the rank with index `root`."""
 
-    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
-        """The tensors of all ranks, by index; their lengths may differ, unless they are said to be equal."""
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of all ranks, of equal lengths, by index."""
 
 
 class Communicators(Protocol):
@@ -187,21 +187,10 @@ class TorchGroup:
     def broadcast(self, vector: torch.Tensor, root: int) -> None:
         dist.broadcast(vector, src=self.ranks[root], group=self.process_group)
 
-    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
-        if equal:
-            alike = [torch.empty_like(tensor) for _ in self.ranks]
-            dist.all_gather(alike, tensor, group=self.process_group)
-            return alike
-        own = torch.tensor([tensor.numel()], dtype=torch.int64, device=tensor.device)
-        lengths = [torch.empty_like(own) for _ in self.ranks]
-        dist.all_gather(lengths, own, group=self.process_group)
-        counts = [int(length) for length in lengths]
-        # torch.distributed gathers equal shapes only.
-        padded = torch.zeros(max(counts), dtype=tensor.dtype, device=tensor.device)
-        padded[: tensor.numel()] = tensor
-        found = [torch.empty_like(padded) for _ in self.ranks]
-        dist.all_gather(found, padded, group=self.process_group)
-        return [part[:count] for part, count in zip(found, counts, strict=True)]
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        gathered = [torch.empty_like(tensor) for _ in self.ranks]
+        dist.all_gather(gathered, tensor, group=self.process_group)
+        return gathered
 
 
 def _wait(work: dist.Work | None) -> None:

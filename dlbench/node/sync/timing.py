@@ -3,14 +3,8 @@
 On a GPU the host only orders work. So a message waits for its gradients, and the step for its messages, by events
 between streams, and moments are events too, read when the run is over.
 
-When the gradients of a step are ready, and which messages are under way meanwhile, is watched for a few warm-up steps.
-Hooks on the parameters exist only while that window is open, so that measured steps carry none of them.
-
 A barrier does not release all ranks at once: over TCP they wake some 10 us apart. Where one operation is as short as
 that, several are timed back to back, as nccl-tests does, and a rank that is early waits in the first of them only.
-
-On a GPU a short operation takes less than the host's call of it, so that back to back they would show the host's rate.
-The stream is held back until the host has queued all that is timed: see `StreamTimer`.
 """
 
 from __future__ import annotations
@@ -247,6 +241,7 @@ class WatchedStep:
 class BackwardWatch:
     """The window of watched steps of one rank. Used by an engine: `attach` once, `open` and `close` between steps, and
     within every step `begin`, `backward_ended` and `exchange_ended`, which do nothing while the window is closed.
+    Hooks on the parameters exist only while it is open, so that measured steps carry none of them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -454,7 +449,7 @@ class InStream(NamedTuple):
 
 
 class StreamTimer:
-    """Times operations in the stream in force, without the host's calls between them.
+    """Times operations in the stream in force, without the host's calls, which can take longer, between them.
 
     The device sleeps, then meets the other ranks, and then begins; meanwhile the host queues. Where the device has not
     passed the first event when the last one is queued, none of it waited for the host. How long to sleep is learnt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,12 +41,6 @@ class TorchRanks(Engine):
             self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._wire = plan.sync.library_wire
         self._left: object = None
-
-    @classmethod
-    def for_plan(
-        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
-    ) -> Self:
-        return cls(plan, folder, place, device, gpu)
 
     def start(self) -> None:
         if self._backend == "nccl" and self._device.type != "cuda":

@@ -1,8 +1,5 @@
 """What gradients look like on the wire: as they are, as 16-bit numbers, or only their largest entries.
 
-A vector of gradients goes in, its sum over ranks comes out; in between it travels by whatever exchange is planned.
-Which gradients travel together is decided by the caller, and PowerSGD is left to DDP's own hook.
-
 topk sends the largest entries of a bucket, and the rest waits. Error feedback (Stich et al. 2018, "Sparsified SGD with
 memory"): e <- e + g; send the k largest of |e|; e <- e - sent. Nothing is lost, it comes later; without it training
 stalls.
@@ -210,7 +207,7 @@ class TopkWire(WireFormat):
             # Indices and values travel as one message, for one start-up.
             message = torch.cat([indices.to(torch.int32), values.view(torch.int32)])
             with self.carrying():
-                gathered = world.gather_all(message, equal=True)
+                gathered = world.gather_all(message)
             for other in gathered:
                 places, numbers = other.chunk(2)
                 vector.index_add_(0, places, numbers.view(torch.float32))

@@ -117,7 +117,7 @@ def test_the_end_of_the_backward_pass_is_the_last_scatter_of_the_step_before() -
 
     marks: list[int] = []
     done: list[str] = []
-    watch = CommWatch(torch.device("cpu"), lambda: marks.append(len(done)))
+    watch = CommWatch(torch.device("cpu"), lambda: marks.append(len(done)), lambda what: None, "gloo")
     watch.close()
     for scatters in (3, 3, 2, 3):
         done.clear()
@@ -155,7 +155,7 @@ class StreamClock(Clock):
 
 
 def test_on_a_gpu_exposed_is_what_the_computing_stream_waited() -> None:
-    watch = CommWatch(torch.device("cpu"), lambda: None)
+    watch = CommWatch(torch.device("cpu"), lambda: None, lambda what: None, "gloo")
     watch.clock = StreamClock()
     of_one: dict[str, Any] = {"num_bytes": 8, "num_tensors": 1, "ranks": 2, "rounds": 1}
     step = WatchedCalls(

@@ -179,7 +179,6 @@ class FsdpEngine(TorchRanks):
             torch._foreach_mul_(gradients, factor.to(gradients[0].device))
 
     def _sum(self, tensor: torch.Tensor, group: Any) -> None:
-        """Sums a small tensor over a group; the update or clipping waits for it."""
         there = tensor.to(self._device)  # NCCL takes none of the host, where offloaded gradients lie.
         what = {"method": REDUCE, "phase": "optimizer", "module": "", "num_tensors": 1}
         self._watch.carry(lambda: dist.all_reduce(there, group=group), there, group, **what)

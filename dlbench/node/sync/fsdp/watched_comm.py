@@ -70,11 +70,7 @@ class CommWatch:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        mark_backward: Callable[[], None],
-        beat: Callable[[str], None] = lambda what: None,
-        backend: str = "gloo",
+        self, device: torch.device, mark_backward: Callable[[], None], beat: Callable[[str], None], backend: str
     ) -> None:
         self.clock = clock_for(device)
         # Gloo's reduce-scatter is an all-reduce of which a rank keeps its share (ProcessGroupGloo.cpp, torch 2.13).

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -100,12 +100,6 @@ class HorovodEngine(Engine):
         self._steps = 0
         self._is_measuring = False
 
-    @classmethod
-    def for_plan(
-        cls, plan: RunPlan, folder: RunFolder, place: RankPlace, device: torch.device, gpu: RankGpu | None
-    ) -> Self:
-        return cls(plan, folder, place, device, gpu)
-
     def allow_groups(self) -> None:
         os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
 
@@ -163,7 +157,6 @@ class HorovodEngine(Engine):
         os.environ |= variables
 
     def _meet(self) -> None:
-        """Gloo's rendezvous: rank 0 serves the keys and says where."""
         place = self._place
         patience_s = self._stall_timeout_s * rendezvous.PATIENCE
         endpoint = open_endpoint(self._address_file, place, self._interface, patience_s, serve_horovod)
@@ -313,7 +306,6 @@ class HorovodEngine(Engine):
         return [self._threshold(), cycle, *(self._seen() if self._place.size > 1 else ()), operations]
 
     def _seen(self) -> list[Setting]:
-        """What of the requested synchronisation the timeline and the autotuner's log show."""
         types = () if self._summary is None else self._summary.timeline.types
         wire = wire_of(types) if types else self._wire
         how = "compressor given to DistributedOptimizer"
@@ -381,16 +373,11 @@ class HorovodGroup:
         name = f"{self._name('broadcast', vector)}.{root}"
         self._hvd.broadcast_(vector, self.ranks[root], name=name, process_set=self._set)
 
-    def gather_all(self, tensor: torch.Tensor, *, equal: bool = False) -> list[torch.Tensor]:
-        hvd = self._hvd
-        # Lengths differ between steps, so the length is no part of these names.
+    def gather_all(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        # Lengths differ between steps, so the length is no part of this name.
         name = f"dlbench.{self._set.process_set_id}.gather.{tensor.dtype}"
-        lengths = [tensor.numel()] * len(self.ranks)
-        if not equal:
-            own = torch.tensor([tensor.numel()], dtype=torch.int64)
-            lengths = hvd.allgather(own, name=f"{name}.lengths", process_set=self._set).tolist()
-        found: torch.Tensor = hvd.allgather(tensor, name=name, process_set=self._set)
-        return list(torch.split(found, lengths))
+        gathered: torch.Tensor = self._hvd.allgather(tensor, name=name, process_set=self._set)
+        return list(torch.split(gathered, tensor.numel()))
 
     def _name(self, operation: str, vector: torch.Tensor) -> str:
         return f"dlbench.{self._set.process_set_id}.{operation}.{vector.dtype}.{vector.numel()}"

@@ -208,7 +208,6 @@ def _entries(text: str) -> Iterator[dict[str, Any] | None]:
 
 
 def _message(group: _FusedGroup) -> FusedMessage | None:
-    """A group's message, if all of its operations ended."""
     spans = group.spans
     ends = [span.end_us for span in spans if span.end_us is not None]
     if len(ends) < len(spans):

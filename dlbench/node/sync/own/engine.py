@@ -151,7 +151,6 @@ class OwnExchange(EngineOverLibrary):
             self._take(number)
 
     def _take(self, number: int) -> None:
-        """Moves a gradient into its message; hands the message over if it is complete."""
         now = self._now
         assert now is not None
         if number in self._taken:

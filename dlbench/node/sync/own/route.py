@@ -8,9 +8,6 @@ copied.
 Bytes are those of the ring and of the least that a reduce, a scatter or a broadcast can send, as means over ranks; a
 library may send more. Ranks lie in blocks, so a flat ring crosses from group to group m times and g - 1 of g ranks send
 inside theirs.
-
-What a message costs is a line through a few sizes timed before training, or comes from a file of fitted costs
-(`sync.network`, made by `dlbench comm fit`).
 """
 
 from __future__ import annotations
