@@ -157,7 +157,6 @@ def _answer(future: Future[Any]) -> Any:
 
 
 def _begin(packed_work: bytes) -> None:
-    """Begins the life of a process of the pool."""
     global _packed_work
     _packed_work = packed_work
     threading.Thread(target=_end_with_parent, daemon=True).start()

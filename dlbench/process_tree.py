@@ -85,8 +85,8 @@ def with_variable(name: str, value: str) -> set[int]:
     }
 
 
-def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> bool:
-    """Ends processes, and waits until they have ended; whether they have.
+def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
+    """Ends processes, and waits until they have ended.
 
     One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for so long as `_DEATH_S`.
 
@@ -99,7 +99,7 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
     while left := find():
         now = time.monotonic()
         if now > kill_at + _DEATH_S:
-            return False
+            return
         files |= {inode for pid in left for inode in _mapped(pid)}
         if now >= kill_at:
             _send(left, signal.SIGKILL)
@@ -111,7 +111,6 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
         time.sleep(_LOOK_S)
         look()
     _unlink_unused(files)
-    return True
 
 
 def _send(pids: Iterable[int], number: int) -> None:

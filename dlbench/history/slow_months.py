@@ -127,8 +127,6 @@ class SlowMonths:
 
 @dataclass(frozen=True)
 class _Night:
-    """One host in one night: medians over the runs that it shared with other hosts."""
-
     end: str
     num_runs: int
     work: float

@@ -239,15 +239,34 @@ def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
     return f'{{"ph":"i","s":"t","pid":{pid},"tid":{tid},"ts":0,"name":{quoted(name)},"args":{dumped(args)}}},\n'
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Counter:
-    """How some fields are shown."""
+    """How some fields of one node are shown."""
 
     columns: tuple[str, ...]  # One field; of several the mean is shown.
     name: str
     unit: str
     factor: float = 1.0
     is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
+    _last: tuple[int, float] | None = None
+
+    def points(self, rows: SampledRows) -> tuple[Times, Values]:
+        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
+        columns = np.stack([rows.values[name] for name in self.columns])
+        known = np.isfinite(columns)
+        count = known.sum(axis=0)
+        total = np.where(known, columns, 0.0).sum(axis=0)
+        there = count > 0
+        time, value = rows.time[there], total[there] / count[there]
+        if not self.is_growing:
+            return time, value * self.factor
+        if self._last is not None:
+            time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
+        if len(time):
+            self._last = int(time[-1]), float(value[-1])
+        seconds, grown = np.diff(time) / 1e9, np.diff(value)
+        good = (seconds > 0) & (grown >= 0)
+        return time[:-1][good], grown[good] / seconds[good] * self.factor
 
 
 def counters_of(columns: Sequence[str]) -> list[Counter]:
@@ -274,32 +293,6 @@ def _title(column: str) -> str:
                 return clean(f"{rest.removesuffix(f'.{end}_bytes').replace('.', ' ')} {words}")
         return clean(_WORDS.get(rest, rest.replace("_", " ").replace(".", " ")))
     return clean(column)
-
-
-class CounterSeries:
-    """One counter of one node."""
-
-    def __init__(self, counter: Counter) -> None:
-        self.counter = counter
-        self._last: tuple[int, float] | None = None
-
-    def points(self, rows: SampledRows) -> tuple[Times, Values]:
-        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
-        columns = np.stack([rows.values[name] for name in self.counter.columns])
-        known = np.isfinite(columns)
-        count = known.sum(axis=0)
-        total = np.where(known, columns, 0.0).sum(axis=0)
-        there = count > 0
-        time, value = rows.time[there], total[there] / count[there]
-        if not self.counter.is_growing:
-            return time, value * self.counter.factor
-        if self._last is not None:
-            time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
-        if len(time):
-            self._last = int(time[-1]), float(value[-1])
-        seconds, grown = np.diff(time) / 1e9, np.diff(value)
-        good = (seconds > 0) & (grown >= 0)
-        return time[:-1][good], grown[good] / seconds[good] * self.counter.factor
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,6 @@ from typing import IO, Any, TextIO
 
 from dlbench.perfetto.events import (
     REASONS,
-    CounterSeries,
     HeldClock,
     StepEvents,
     counter_events,
@@ -98,7 +97,7 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
         return
     sink.write(process_events(pid, f"node {clock.host}{clock.unknown}", pid))
     columns = list(notes.guarded(_columns(run, node)))
-    counters = [CounterSeries(counter) for counter in counters_of(columns)]
+    counters = counters_of(columns)
     reasons = [(name, REASONS.fullmatch(name)) for name in columns]
     clocks = [HeldClock(column=name, gpu=int(match[1])) for name, match in reasons if match]
     low, high = run.window or (-1 << 62, 1 << 62)
@@ -112,10 +111,10 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
             threads.add(gpu)
 
     for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
-        for series in counters:
-            time, value = series.points(rows)
+        for counter in counters:
+            time, value = counter.points(rows)
             within = (time >= low) & (time <= high)
-            sink.write(counter_events(pid, series.counter, time[within], value[within]))
+            sink.write(counter_events(pid, counter, time[within], value[within]))
             notes.num_events += int(within.sum())
         for gpu in clocks:
             for interval in gpu.intervals(rows):
