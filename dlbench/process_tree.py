@@ -1,10 +1,7 @@
 """Finding and ending all processes of a run, and removing what they may leave in /dev/shm and in temporary folders.
 
-What holds for every use:
-
 - A tree is found, not remembered: by who descends from whom, or by a variable that its processes inherited. Sessions,
   process groups and parents that ended early hide nobody.
-- All get SIGTERM (and SIGCONT, for the stopped), after a grace SIGKILL.
 - A folder of a run is held by a lock (flock(2)), which the kernel takes from a process that ends, however it ends: a
   folder without a holder is nobody's any more, and whoever comes next removes it.
 

@@ -10,8 +10,6 @@ by the same exit code or signal. What it adds:
   in DLBENCH_PARENT, so that an end in the first instant is noticed, too.
 - When it is killed itself, the kernel kills the program.
 - A rank that ended without a word gets its last status written (`dlbench.final_status`).
-
-It sleeps in one system call while the program runs, and starts no thread.
 """
 
 from __future__ import annotations

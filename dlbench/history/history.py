@@ -1,9 +1,8 @@
 """The history of runs over months: immutable run folders are the truth, an index over them is a cache.
 
-Entries are made by analysis, of which this room knows nothing: who opens a history brings the maker along. Opening it
-compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
-missed something, because its writer was killed or another wrote at the same time, is right again after the next
-opening. It may be deleted at any time, and is made anew where it is damaged.
+Opening a history compares the index with the folders that are there, so an index that missed something, because its
+writer was killed or another wrote at the same time, is right again after the next opening. It may be deleted at any
+time, and is made anew where it is damaged.
 """
 
 from __future__ import annotations

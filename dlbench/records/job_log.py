@@ -137,9 +137,8 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     noticed = _noticed(text)
     if noticed is not None:
         return int(noticed[1]), int(noticed[2])
-    told_by_srun = _of_srun(text)
-    number = None if told_by_srun is None else told_by_srun.number
-    return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
+    ending = _of_srun(text)
+    return None if ending is None or ending.number is None else (ending.rank, ending.number)
 
 
 def was_cancelled(path: Path) -> bool:
