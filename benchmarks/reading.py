@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.figures import Figure
-from dlbench.history.from_runs import MAKER, make_entries
+from dlbench.history.from_runs import VERSION, make_entries
 from dlbench.history.index import Index
 from dlbench.history.store import INDEX, Store
 from dlbench.records.folder import RunFolder
@@ -167,7 +167,7 @@ def write_history(out: Path) -> None:
             figures={metric: value * factor for metric, value in like.figures.items()},
         )
         rows[folder] = ((out / folder).stat().st_mtime_ns, entry)
-    Index(out / INDEX, MAKER.version).write(rows, rows)
+    Index(out / INDEX, VERSION).write(rows, rows)
 
 
 def _measured(part: Part) -> Iterator[Figure]:

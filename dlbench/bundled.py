@@ -1,7 +1,5 @@
 """Where dlbench's own files are, and which they are.
 
-Folders of choices and templates are found inside an installed wheel, or in a checkout.
-
 `workloads/`, `systems/`, `slurm/` and `reports/` stand next to the package in a checkout and inside
 it, as `_bundled/`, in a wheel (see `[tool.hatch.build.targets.wheel.force-include]`).
 """

@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -120,8 +120,3 @@ class FinalStatus:
         except OSError:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
-
-
-def offered(status: FinalStatus) -> Mapping[str, str]:
-    """The variables by which a program finds it."""
-    return {VARIABLE: str(status.descriptor)}

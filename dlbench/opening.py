@@ -50,9 +50,26 @@ def why_unreadable(error: Exception) -> str:
     return reason or (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def descriptor(path: Path, *, follow: bool = True) -> int:
-    """A descriptor of a regular file, for reading; whoever asks closes it."""
-    return _opened(path, follow=follow)[0]
+def descriptor(path: Path | str, *, follow: bool = True, pipes: bool = False, folder: int | None = None) -> int:
+    """A descriptor of a regular file, or where `pipes` says so of a pipe, for reading; whoever asks closes it.
+
+    `folder`: a descriptor of the folder that it lies in, by which it is opened.
+    """
+    # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
+    try:
+        flags = _FILE if follow else _FILE | os.O_NOFOLLOW
+        opened = os.open(path if folder is None else Path(path).name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise UnfitFileError(path, "is a link, not a regular file") from None
+        if error.errno == errno.ENXIO:
+            raise UnfitFileError(path, "is a socket or a device, not a regular file") from None
+        raise
+    mode = os.fstat(opened).st_mode
+    if stat.S_ISREG(mode) or (pipes and stat.S_ISFIFO(mode)):
+        return opened
+    os.close(opened)
+    raise UnfitFileError(path, f"is {kind_of(mode)}, not a regular file")
 
 
 def open_file(path: Path, *, follow: bool = True) -> BufferedReader:
@@ -67,7 +84,8 @@ def require_file(path: Path) -> None:
 
 def read_bytes(path: Path | str, limit: int, *, follow: bool = True, pipes: bool = False) -> bytes:
     """The whole content of a regular file, or where `pipes` says so of a pipe, of at most `limit` bytes."""
-    opened, status = _opened(path, follow=follow, pipes=pipes)
+    opened = descriptor(path, follow=follow, pipes=pipes)
+    status = os.fstat(opened)
     is_file = stat.S_ISREG(status.st_mode)
     at_once = min(limit, status.st_size) + 1 if is_file else _PIECE
     content = b""
@@ -87,7 +105,7 @@ def open_inside(path: Path) -> IO[bytes]:
     """A regular file, open for reading; neither it nor its folder is a link, also if one is put there meanwhile."""
     try:
         with folder_below(path.parent.parent, path.parent.name) as folder:
-            return os.fdopen(_opened(path, follow=False, folder=folder)[0], "rb")
+            return os.fdopen(descriptor(path, follow=False, folder=folder), "rb")
     except NotADirectoryError:
         raise UnfitFileError(path.parent, "is a link or a file, not a folder") from None
 
@@ -153,26 +171,6 @@ _DECODER = json.JSONDecoder(parse_int=_bounded)  # `json.loads` makes one anew f
 def read_named(path: Path, limit: int) -> bytes:
     """The whole content of a file that a person named, which may be a pipe; one that nobody writes to is empty."""
     return read_bytes(path, limit, pipes=True)
-
-
-def _opened(
-    path: Path | str, *, follow: bool, pipes: bool = False, folder: int | None = None
-) -> tuple[int, os.stat_result]:
-    # Without O_NONBLOCK the opening of a pipe waits for a writer; with it a regular file is read as without.
-    try:
-        flags = _FILE if follow else _FILE | os.O_NOFOLLOW
-        opened = os.open(path if folder is None else Path(path).name, flags, dir_fd=folder)
-    except OSError as error:
-        if error.errno == errno.ELOOP and not follow:
-            raise UnfitFileError(path, "is a link, not a regular file") from None
-        if error.errno == errno.ENXIO:
-            raise UnfitFileError(path, "is a socket or a device, not a regular file") from None
-        raise
-    status = os.fstat(opened)
-    if stat.S_ISREG(status.st_mode) or (pipes and stat.S_ISFIFO(status.st_mode)):
-        return opened, status
-    os.close(opened)
-    raise UnfitFileError(path, f"is {kind_of(status.st_mode)}, not a regular file")
 
 
 def kind_of(mode: int) -> str:

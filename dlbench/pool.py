@@ -1,12 +1,8 @@
 """The one process pool: work on many items in several processes, such as reading runs or making parts of a data set.
 
-`run` hands items to processes and yields each result as it comes; `in_order` puts results back into order. What holds
-for every use:
-
 - Processes are started by `spawn`, so that they inherit neither threads nor locks.
 - No process outlives the one that started it, even if that one is killed.
 - Ctrl-C reaches the starting process alone, so that one traceback is printed and not one per process.
-- An error arrives with its reason and the name of the item; so does the death of a process.
 - Memory does not grow with the number of items: at most `IN_FLIGHT` a process are handed out before results are taken.
 """
 
@@ -157,7 +153,6 @@ def _answer(future: Future[Any]) -> Any:
 
 
 def _begin(packed_work: bytes) -> None:
-    """Begins the life of a process of the pool."""
     global _packed_work
     _packed_work = packed_work
     threading.Thread(target=_end_with_parent, daemon=True).start()

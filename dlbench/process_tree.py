@@ -1,10 +1,7 @@
 """Finding and ending all processes of a run, and removing what they may leave in /dev/shm and in temporary folders.
 
-What holds for every use:
-
 - A tree is found, not remembered: by who descends from whom, or by a variable that its processes inherited. Sessions,
   process groups and parents that ended early hide nobody.
-- All get SIGTERM (and SIGCONT, for the stopped), after a grace SIGKILL.
 - A folder of a run is held by a lock (flock(2)), which the kernel takes from a process that ends, however it ends: a
   folder without a holder is nobody's any more, and whoever comes next removes it.
 
@@ -85,8 +82,8 @@ def with_variable(name: str, value: str) -> set[int]:
     }
 
 
-def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> bool:
-    """Ends processes, and waits until they have ended; whether they have.
+def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object] = lambda: None) -> None:
+    """Ends processes, and waits until they have ended.
 
     One that hangs in the kernel (a driver, a dead file system) cannot be ended; it is waited for so long as `_DEATH_S`.
 
@@ -99,7 +96,7 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
     while left := find():
         now = time.monotonic()
         if now > kill_at + _DEATH_S:
-            return False
+            return
         files |= {inode for pid in left for inode in _mapped(pid)}
         if now >= kill_at:
             _send(left, signal.SIGKILL)
@@ -111,7 +108,6 @@ def end(find: Callable[[], set[int]], grace_s: float, look: Callable[[], object]
         time.sleep(_LOOK_S)
         look()
     _unlink_unused(files)
-    return True
 
 
 def _send(pids: Iterable[int], number: int) -> None:

@@ -17,7 +17,7 @@ COMMANDS = {
 """Each completes "`dlbench NAME` has been removed: ..."."""
 
 _RESUME_AGAIN = "give `dlbench submit --resume SERIES --max-jobs N` again as the queue empties, e.g. by watch or cron"
-_NO_INDEX = "the index of a history lies in its folder"
+_WITH_INDEX = ("acknowledge", "export", "import", "list", "slow-nodes", "trends")
 
 OPTIONS: dict[tuple[str, str], str] = {
     ("data make", "--size-on-disk"): "give --samples; of text there are 1.5 MB",
@@ -31,12 +31,7 @@ OPTIONS: dict[tuple[str, str], str] = {
     ("compare", "--json"): "-o FILE.json writes it",
     ("diagnose", "--network"): "`dlbench project runs RUNS --network FILE --set sync.KEY=VALUE` forecasts an exchange",
     ("diagnose", "--slurm"): "the report of runs of Slurm jobs says what its accounting counted (cost)",
-    ("history acknowledge", "--index"): _NO_INDEX,
-    ("history export", "--index"): _NO_INDEX,
-    ("history import", "--index"): _NO_INDEX,
-    ("history list", "--index"): _NO_INDEX,
-    ("history slow-nodes", "--index"): _NO_INDEX,
-    ("history trends", "--index"): _NO_INDEX,
+    **{(f"history {name}", "--index"): "the index of a history lies in its folder" for name in _WITH_INDEX},
     ("logs", "--follow"): "`tail -F` of the files that `dlbench logs` names goes on as they grow",
     ("run", "--watch-cost"): "every run accounts for what its monitoring cost (dlbench show, diagnose)",
     ("submit", "--every"): _RESUME_AGAIN,
@@ -56,9 +51,7 @@ KEYS = {
     "prepare": "`pip download` fetches the packages, `dlbench setup horovod` builds Horovod's wheel (docs/systems.md)",
     "image": "pack the environment into a container's image instead (container, docs/systems.md)",
     "backends=horovod": "`dlbench run --engine horovod` times its exchange",
-    "kind=dragonfly": "use fat-tree or loop",
-    "kind=optical": "use fat-tree or loop",
-    "kind=torus": "use fat-tree or loop",
+    **dict.fromkeys(("kind=dragonfly", "kind=optical", "kind=torus"), "use fat-tree or loop"),
     "sync.inside": "ranks of a group exchange by the engine's library (gloo, mpi or nccl)",
 }
 """By section or key of a file (`sync.inside`) or by key and value (`sync.inside=shared-memory`)."""

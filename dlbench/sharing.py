@@ -51,18 +51,13 @@ def is_shared(folder: Path) -> bool:
     return mode & wanted == wanted
 
 
-def share(folder: Path) -> bool:
+def share(folder: Path) -> None:
     """Lets the group read what this process, and jobs that it submits, put into a folder that is the group's.
 
     Elsewhere the umask stays as it is. Slurm gives a job the umask of its sbatch.
-
-    Returns whether the umask was changed.
     """
-    if not is_shared(folder):
-        return False
-    before = os.umask(0o077)
-    os.umask(before & ~0o050)
-    return bool(before & 0o050)
+    if is_shared(folder):
+        os.umask(os.umask(0o077) & ~0o050)
 
 
 def make_shared(root: Path, folder: Path) -> None:

@@ -10,8 +10,6 @@ by the same exit code or signal. What it adds:
   in DLBENCH_PARENT, so that an end in the first instant is noticed, too.
 - When it is killed itself, the kernel kills the program.
 - A rank that ended without a word gets its last status written (`dlbench.final_status`).
-
-It sleeps in one system call while the program runs, and starts no thread.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from datetime import UTC, datetime
 from typing import NoReturn
 
 from dlbench import process_tree
-from dlbench.final_status import FinalStatus, offered, wall_time
+from dlbench.final_status import VARIABLE, FinalStatus, wall_time
 
 GRACE_S = 1.0
 """What a program and its descendants have between SIGTERM and SIGKILL. mpirun gives as much to what it started."""
@@ -103,7 +101,7 @@ class Supervisor:
                 flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
                 folder = os.open(self._command[-1].rpartition("/")[0] or ".", flags | os.O_DIRECTORY)
                 self._final = FinalStatus.make(), folder
-                environment |= offered(self._final[0])
+                environment[VARIABLE] = str(self._final[0].descriptor)
         with suppress(OSError):
             own = process_tree.HeldFolder(process_tree.temporary_places(environment))
             self._folders.append(own)
@@ -160,7 +158,6 @@ class Supervisor:
         return process_tree.descendants(os.getpid()) if self._reap() else set()
 
     def _reap(self) -> bool:
-        """Collects the children that have ended; whether there are others."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

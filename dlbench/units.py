@@ -13,22 +13,9 @@ from datetime import UTC, datetime
 from dlbench.final_status import wall_time
 
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_FACTORS = {
-    "": 1,
-    "b": 1,
-    "k": 1024,
-    "kib": 1024,
-    "kb": 1000,
-    "m": 1024**2,
-    "mib": 1024**2,
-    "mb": 1000**2,
-    "g": 1024**3,
-    "gib": 1024**3,
-    "gb": 1000**3,
-    "t": 1024**4,
-    "tib": 1024**4,
-    "tb": 1000**4,
-}
+_FACTORS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _FACTORS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 
 BYTES_SHOWN = {unit: 1024.0**-power for power, unit in enumerate(_BINARY)}
 """Units of bytes as they are printed, with what bytes are multiplied by."""

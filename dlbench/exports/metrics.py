@@ -1,9 +1,8 @@
 """Runs as metrics for monitoring: a file for Prometheus' textfile collector.
 
 The text is OpenMetrics 1.0 and the older text format of Prometheus at once, because node_exporter's textfile collector
-reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Names and units follow
-Prometheus' own advice (base units, the unit last). A series is a point of a report: labels hold what distinguishes
-points, and nothing that grows with every run.
+reads the latter only: gauges without timestamps, with lines (UNIT, EOF) that are comments there. Labels hold what
+distinguishes the points of a report, and nothing that grows with every run.
 """
 
 from __future__ import annotations

@@ -99,7 +99,6 @@ _RECORDED = frozenset({"train_samples", "eval_samples", "accelerators_per_node"}
 
 
 def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
-    """What the log is, and who says so."""
     workload, rules = run.plan.workload, rules_of(run)
     yield (
         "notice",
@@ -127,7 +126,6 @@ def _heading(run: Run, record: Record, statement: Statement) -> Iterator[Row]:
 
 
 def _settings(plan: RunPlan, record: Record) -> Iterator[Row]:
-    """What was trained, how, and on what."""
     train = plan.workload.train
     evaluations = record.quality.evaluations if record.quality is not None else ()
     samples = _train_samples(record)
@@ -165,14 +163,11 @@ def _optimiser(spec: OptimizerSpec, global_batch: int) -> dict[str, Value]:
         "opt_weight_decay": spec.weight_decay,
         "opt_gradient_clip_norm": spec.clip_norm,
     }
-    if spec.name == "adamw":
+    if spec.name in ("adamw", "lamb"):
+        key = f"opt_{spec.name}"
         first, second = spec.betas
-        values |= {"opt_adamw_beta_1": first, "opt_adamw_beta_2": second, "opt_adamw_epsilon": spec.epsilon}
-        values |= {"opt_adamw_weight_decay": spec.weight_decay}
-    elif spec.name == "lamb":
-        first, second = spec.betas
-        values |= {"opt_lamb_beta_1": first, "opt_lamb_beta_2": second, "opt_lamb_epsilon": spec.epsilon}
-        values |= {"opt_lamb_weight_decay_rate": spec.weight_decay}
+        values |= {f"{key}_beta_1": first, f"{key}_beta_2": second, f"{key}_epsilon": spec.epsilon}
+        values["opt_adamw_weight_decay" if spec.name == "adamw" else "opt_lamb_weight_decay_rate"] = spec.weight_decay
     elif spec.name == "lars":
         values |= {"lars_epsilon": spec.epsilon, "lars_opt_momentum": spec.momentum}
         values |= {"lars_opt_base_learning_rate": values["opt_base_learning_rate"]}

@@ -1,13 +1,9 @@
 """Runs of a history as a tar archive, and such archives as runs; both by Python's `tarfile`.
 
-An archive is written in GNU's format: first `manifest.json`, the runs' folders with their content digests, then every
-file of every run, sorted, with times, owners and modes that say nothing of where it was made, so that equal runs give
-equal bytes. Archives that `tar --format=gnu` made of folders of runs are read, too.
-
-An archive is unpacked into the history's `partial/` by tarfile's data filter, and what it holds is imported like any
-folder of runs. Members other than files and folders end it before they are unpacked: the known ways around the filter
-(CVE-2025-4517 and its kin) need links, and headers of other formats may be of any size. Nothing comes in from an
-archive that is damaged, refused, or larger than `ArchiveLimits`.
+An archive is written in GNU's format: `manifest.json`, then every file of every run, sorted, with nothing that says
+where it was made, so that equal runs give equal bytes. Members other than files and folders end it before they are
+unpacked: the known ways around tarfile's data filter (CVE-2025-4517 and its kin) need links, and headers of other
+formats may be of any size.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import IO, Literal, Self, cast
 
@@ -69,17 +66,14 @@ class ArchiveManifest(Spec):
 
 def write_archive(history: History, entries: Sequence[HistoryEntry], output: Path) -> None:
     """Writes runs as one file, whole or not at all; compressed if its name ends in `.gz` or `.tgz`."""
-    ordered = sorted(entries, key=lambda entry: entry.folder)
-    with large_result(output, "an archive", _LEVEL if output.name.endswith(COMPRESSED) else None) as file:
-        _write_members(history, ordered, file)
-
-
-def _write_members(history: History, entries: Sequence[HistoryEntry], sink: IO[bytes]) -> None:
     manifest = ArchiveManifest(runs={entry.folder: entry.content_digest for entry in entries})
     content = json.dumps(manifest.model_dump(mode="json"), indent=1, sort_keys=True).encode()
-    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened:
+    with (
+        large_result(output, "an archive", _LEVEL if output.name.endswith(COMPRESSED) else None) as sink,
+        tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="strict") as opened,
+    ):
         _write_member(opened, MANIFEST, len(content), io.BytesIO(content))
-        for entry in entries:
+        for entry in sorted(entries, key=attrgetter("folder")):
             path = history.run_folder(entry)
             if content_digest(RunFolder(path)) != entry.content_digest:
                 raise IncompleteDataError(f"{path}: changed since it was indexed; delete the index and export again")

@@ -10,13 +10,14 @@ from dlbench.analysis.slow_nodes import ACCUSED
 from dlbench.history.series import Change, LevelStretch, Night, Trend
 from dlbench.history.slow_months import SlowMonths
 from dlbench.history.tables import hosts_sheet, nights_sheet
-from dlbench.history.words import amount_text, change_cell, day, level_text, percent_change, ratio_cell, some_of
+from dlbench.history.words import amount_text, change_cell, day, level_text, percent_change, ratio_cell
 from dlbench.lazy import alt
 from dlbench.report.charts.chart import Chart, ReportSubject, Rows, finish, inline, tooltips
 from dlbench.report.charts.shapes import figure_row
 from dlbench.report.charts.style import HEIGHT, MEASURED, MUTED, RANK_COLOURS, TONE_COLOURS
 from dlbench.report.wording import basis_text
 from dlbench.stats.verdict_words import TREND
+from dlbench.units import first_of
 
 WIDTH = 1000  # Plot width of a series over time, pixels.
 MAX_DRAWN_HOSTS = 6
@@ -97,7 +98,7 @@ def _points(series: Trend, factor: float) -> Rows:
         common = {
             "time": night.time,
             "commit": ", ".join(night.commits) or "not known",
-            "hosts": some_of(night.hosts, MAX_NAMED),
+            "hosts": first_of(night.hosts, MAX_NAMED),
         }
         pairs = zip(night.run_ids, night.values, strict=True) if by_run else [(night.series, night.value)]
         rows += [

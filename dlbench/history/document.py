@@ -68,12 +68,13 @@ def nodes_section(nodes: SlowMonths) -> Section:
         headline = _slow_hosts(nodes)
         words = [none_slow, command and f"To keep jobs off the slow nodes: {command}", about]
         brief = [about, ratio, none_slow, command]
+    accused = [f"{'; '.join([host.sentence, *map(str, host.changes)])}." for host in nodes.slow]
     return Section(
         id="nodes",
         title="Slow nodes",
         level="answer" if nodes.slow or not nodes.hosts else "evidence",
         headline=headline,
-        marks=tuple(_slow_marks(nodes)),
+        marks=tuple(Mark(severity="serious", text=line) for line in (*accused, *nodes.unsafe_lines)),
         words=tuple(words),
         charts=lambda: host_charts(nodes),
         charts_per_row=1,
@@ -83,7 +84,6 @@ def nodes_section(nodes: SlowMonths) -> Section:
 
 
 def _slow_hosts(nodes: SlowMonths) -> str:
-    """Names the first hosts that are slow now, in a headline."""
     if not nodes.slow:
         return "no host shown to be slow"
     names = ", ".join(host.host for host in nodes.slow[:MAX_NAMED])
@@ -91,13 +91,6 @@ def _slow_hosts(nodes: SlowMonths) -> str:
     if len(nodes.slow) > MAX_NAMED:
         headline += f" and {len(nodes.slow) - MAX_NAMED} more"
     return headline
-
-
-def _slow_marks(nodes: SlowMonths) -> Iterator[Mark]:
-    for host in nodes.slow:
-        yield Mark(severity="serious", text=f"{'; '.join([host.sentence, *map(str, host.changes)])}.")
-    for line in nodes.unsafe_lines:
-        yield Mark(severity="serious", text=line)
 
 
 def _changes(report: TrendsReport) -> Section:

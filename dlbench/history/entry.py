@@ -1,7 +1,5 @@
 """One run as the index of a history knows it: who, what, where, and its figures at a glance.
 
-The immutable run folders are the truth; entries can be made anew from them at any time.
-
 Runs are chosen by KEY=VALUE, all of which must hold. Keys are the plain fields of `HistoryEntry` (`workload`, `ranks`,
 `state`, `commit`, ...), `host` for a host of the run, `tag.NAME` and `environment.NAME`. Values are compared as text,
 whole; an empty one means that there is none.

@@ -12,7 +12,7 @@ from dlbench.analysis.slow_nodes import host_ratios
 from dlbench.analysis.table import WithoutFigures, tabulate
 from dlbench.errors import IncompleteDataError, UserError
 from dlbench.history.entry import HistoryEntry, HostEntry
-from dlbench.history.history import EntryMaker, History, Notify
+from dlbench.history.history import History, Notify
 from dlbench.history.run_files import content_digest, files_of
 from dlbench.records.folder import RunFolder
 from dlbench.records.registry import THROUGHPUT, data_source, goal, precision
@@ -65,12 +65,12 @@ def _each_name_once(runs: list[Run]) -> list[list[Run]]:
     return [list(names.values()) for names in lists]
 
 
-MAKER = EntryMaker(make=make_entries, version=f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}")
+VERSION = f"{ENTRIES_VERSION}: {' '.join(metric.name for metric in METRICS)}"
 
 
 def open_history(path: Path, *, create: bool = False, notify: Notify = lambda line: None) -> History:
     """Opens a `History` with entries as this module makes them."""
-    return History(path, MAKER, create=create, notify=notify)
+    return History(path, make_entries, VERSION, create=create, notify=notify)
 
 
 def _entry(
@@ -147,5 +147,4 @@ def _label(run: Run) -> str:
 
 
 def _damaged(folder: RunFolder, why: str) -> HistoryEntry:
-    """Returns all that is known of a folder that cannot be read: its name."""
     return HistoryEntry(run_id=folder.path.name, folder=str(folder.path), state="damaged", why=why, content_digest="")

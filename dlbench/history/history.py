@@ -1,9 +1,8 @@
 """The history of runs over months: immutable run folders are the truth, an index over them is a cache.
 
-Entries are made by analysis, of which this room knows nothing: who opens a history brings the maker along. Opening it
-compares the index with the folders that are there; what is new is indexed, what is gone is dropped. So an index that
-missed something, because its writer was killed or another wrote at the same time, is right again after the next
-opening. It may be deleted at any time, and is made anew where it is damaged.
+Opening a history compares the index with the folders that are there, so an index that missed something, because its
+writer was killed or another wrote at the same time, is right again after the next opening. It may be deleted at any
+time, and is made anew where it is damaged.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import dataclasses
 import gc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -25,14 +23,8 @@ from dlbench.records.folder import RunFolder
 BATCH = 64  # Runs that are read at once, and written in one transaction.
 
 
-@dataclass(frozen=True, kw_only=True)
-class EntryMaker:
-    """Makes entries of run folders."""
-
-    make: Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
-    """An entry for each folder, in order; damaged runs get one that says so."""
-    version: str  # Changes whenever entries would come out differently; an index of another version is made anew.
-
+MakeEntries = Callable[[Sequence[RunFolder]], Sequence[HistoryEntry]]
+"""Makes an entry for each folder, in order; damaged runs get one that says so."""
 
 Notify = Callable[[str], None]
 
@@ -40,15 +32,24 @@ Notify = Callable[[str], None]
 class History:
     """An open history."""
 
-    def __init__(self, path: Path, maker: EntryMaker, *, create: bool = False, notify: Notify = lambda line: None):
+    def __init__(
+        self,
+        path: Path,
+        make: MakeEntries,
+        version: str,
+        *,
+        create: bool = False,
+        notify: Notify = lambda line: None,
+    ) -> None:
         """Opens the history in a folder and brings its index up to date; `create` makes one where there is none.
 
-        `notify` gets a line for what happened to the index.
+        `version` changes whenever `make` would make other entries: an index of another version is made anew. `notify`
+        gets a line for what happened to the index.
         """
         self.store = Store.at(path, create=create)
-        self.maker = maker
+        self.make = make
         self._notify = notify
-        self._index = Index(path / INDEX, maker.version)
+        self._index = Index(path / INDEX, version)
         self._is_writable = True
         self._rows: dict[str, Row] = {}
         self._by_id: dict[str, str] = {}
@@ -80,7 +81,7 @@ class History:
         """Makes the entries of folders of the store, and takes them into the index."""
         for start in range(0, len(folders), BATCH):
             names = folders[start : start + BATCH]
-            made = self.maker.make([RunFolder(self.store.path / name) for name in names])
+            made = self.make([RunFolder(self.store.path / name) for name in names])
             self.remember(dataclasses.replace(entry, folder=name) for name, entry in zip(names, made, strict=True))
 
     def remember(self, entries: Iterable[HistoryEntry]) -> None:

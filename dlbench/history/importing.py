@@ -99,7 +99,7 @@ def _bring(history: History, batch: Sequence[Candidate], room: Path) -> Iterator
 
 
 def _bring_fresh(history: History, batch: Sequence[Candidate], room: Path) -> Iterator[ImportOutcome]:
-    made = history.maker.make([candidate.folder for candidate in batch]) if batch else []
+    made = history.make([candidate.folder for candidate in batch]) if batch else []
     chosen: list[tuple[Candidate, HistoryEntry, Path]] = []
     for candidate, entry in zip(batch, made, strict=True):
         objection = _objection(candidate, entry)
@@ -153,7 +153,6 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
 
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
-    """Copies a run; says why it cannot come in."""
     candidate, entry, target = chosen
     if damaged := damaged_traces(candidate.folder.path, entry.run_id, whole=True):
         return candidate.damaged(damaged[0])
@@ -179,6 +178,6 @@ def _compare(history: History, candidate: Candidate, run_id: str) -> ImportOutco
         return candidate.damaged(str(error))
     if is_same:
         return candidate.outcome("already there")
-    objection = _objection(candidate, history.maker.make([candidate.folder])[0])
+    objection = _objection(candidate, history.make([candidate.folder])[0])
     why = f"the history holds a run {run_id} with other content ({known.folder}); runs are never overwritten"
     return objection or candidate.outcome("refused", why)

@@ -9,11 +9,10 @@ from typing import Any
 
 from dlbench.analysis.metrics import METRICS
 from dlbench.history.entry import HistoryEntry
-from dlbench.history.words import some_of
 from dlbench.report.document import Document, Section
 from dlbench.report.table import Column, Sheet, columns_of
 from dlbench.report.wording import place_text, runs_text
-from dlbench.units import format_seconds
+from dlbench.units import first_of, format_seconds
 
 MAX_LISTED_HOSTS = 4
 MAX_COMMIT = 8  # Characters of a commit that are enough to know it; JSON and CSV hold all.
@@ -73,7 +72,7 @@ def _facts(entry: HistoryEntry) -> Iterator[str]:
     else:
         yield f"{entry.state}: {entry.why}"
     if entry.ranks:
-        hosts = some_of([host.host for host in entry.hosts], MAX_LISTED_HOSTS)
+        hosts = first_of([host.host for host in entry.hosts], MAX_LISTED_HOSTS)
         place = place_text(entry.ranks, entry.nodes)
         yield f"{place} ({hosts})" if hosts else place
     if entry.slurm_job_id:

@@ -92,7 +92,6 @@ class TrendsReport(BaseReport):
         )
 
     def _counts(self) -> str:
-        """Says how many changes of each kind there are, regressions first."""
         kinds: list[str] = [row.change.kind for row in self.changes]
         texts = []
         for kind in (TREND["worse"].word, TREND["better"].word):

@@ -20,12 +20,12 @@ from dlbench.history.words import (
     names_text,
     nights_text,
     percent_change,
-    some_of,
 )
 from dlbench.report.table import column, unit_cell
 from dlbench.report.wording import basis_text, clean, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdict_words import TREND
+from dlbench.units import first_of
 
 MAX_COMMITS = 3  # Commits of one side of a change that are named.
 MAX_COMMIT_LENGTH = 60
@@ -187,12 +187,10 @@ class Change:
             return (NOT_ASKED,)
         lines = [str(difference) for difference in self.differences]
         if self.new_hosts:
-            lines.append(f"hosts used only since: {some_of(self.new_hosts, MAX_HOSTS)}")
+            lines.append(f"hosts used only since: {first_of(self.new_hosts, MAX_HOSTS)}")
         if self.gone_hosts:
-            lines.append(f"hosts used only before: {some_of(self.gone_hosts, MAX_HOSTS)}")
-        return tuple(lines) or (
-            "no recorded key of the environment differs between all runs before and all runs after",
-        )
+            lines.append(f"hosts used only before: {first_of(self.gone_hosts, MAX_HOSTS)}")
+        return tuple(lines) or (NO_DIFFERENCE,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,4 +325,4 @@ class Trend:
 
 
 def _commits(names: Sequence[str]) -> str:
-    return some_of([clean(name, MAX_COMMIT_LENGTH) for name in names], MAX_COMMITS) or "not known"
+    return first_of([clean(name, MAX_COMMIT_LENGTH) for name in names], MAX_COMMITS) or "not known"

@@ -1,9 +1,8 @@
 """Slow nodes over months: each host and the other hosts of the same runs, by calendar month.
 
-The figures of a run and their limits are those of `dlbench.analysis.slow_nodes` and
-`dlbench.analysis.late_hosts`, so are the threshold, the test and the verdicts, over all hosts together. The unit is the
-night: all runs of one session (`dlbench.analysis.sessions`); of a night counts the median of its runs. Whether a host
-is slow now is decided by its nights since its last change point, none older than `RECENT_DAYS`.
+Figures, threshold, test and verdicts are those of `dlbench.analysis.slow_nodes` and `dlbench.analysis.late_hosts`, over
+all hosts together. The unit is the night: all runs of one session, of which the median counts. Whether a host is slow
+now is decided by its nights since its last change point, none older than `RECENT_DAYS`.
 """
 
 from __future__ import annotations
@@ -127,8 +126,6 @@ class SlowMonths:
 
 @dataclass(frozen=True)
 class _Night:
-    """One host in one night: medians over the runs that it shared with other hosts."""
-
     end: str
     num_runs: int
     work: float
@@ -165,7 +162,7 @@ def slow_months(entries: Iterable[HistoryEntry]) -> SlowMonths:
         HostCourse(
             host=host,
             verdict=now.get(host, "not used lately"),
-            current=_ratio(recent[host]),
+            current=mean_ratio([night.work for night in recent[host]]) if recent[host] else None,
             later=_later(recent[host]),
             since=recent[host][0].end if recent[host] else "",
             num_nights=len(own),
@@ -220,13 +217,8 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _month(host: str, month: str, nights: Sequence[_Night], verdicts: Mapping[str, HostWord]) -> HostMonth:
     own = [night for night in nights if night.end.startswith(month)]
-    ratio = _ratio(own)
-    assert ratio is not None
+    ratio = mean_ratio([night.work for night in own])
     return HostMonth(month=month, ratio=ratio, later=_later(own), verdict=verdicts[host])
-
-
-def _ratio(nights: Sequence[_Night]) -> Estimate | None:
-    return mean_ratio([night.work for night in nights]) if nights else None
 
 
 def _later(nights: Sequence[_Night]) -> Estimate | None:

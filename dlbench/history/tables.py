@@ -53,7 +53,6 @@ class HostInMonth(NamedTuple):
 
 
 def _of_series(of: Callable[[Any], Trend] | None = None) -> tuple[Column[Any], ...]:
-    """What every row says of its series, for programs."""
     names = ("group", "label", "system", "workload", "preset", "engine", "ranks", "nodes", "metric", "unit")
     return columns_of(Trend, "series_id=id", *names, of=of)
 

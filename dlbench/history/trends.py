@@ -1,9 +1,7 @@
 """Entries of a history become series over nights, with what changed where the level changed.
 
-A trend is one metric of one point: runs of one group (equal configuration, machine and device, see
-`dlbench.analysis.comparability`), rank count and node count. Nothing else is ever put into one series. All runs of a
-session (`dlbench.analysis.sessions`) are one night, whose value is their median: the run is what is measured, the night
-is the step in time.
+A trend is one metric of one point: runs of one group (`dlbench.analysis.comparability`), rank count and node count.
+All runs of a session (`dlbench.analysis.sessions`) are one night, whose value is their median.
 """
 
 from __future__ import annotations

@@ -27,14 +27,6 @@ def nights_text(count: int) -> str:
     return f"{count} night" if count == 1 else f"{count} nights"
 
 
-def some_of(names: Sequence[str], most: int) -> str:
-    """Returns the first names with commas, and how many more there are."""
-    text = ", ".join(names[:most])
-    if len(names) > most:
-        text += f" and {len(names) - most} more"
-    return text
-
-
 def names_text(names: Sequence[str]) -> str | None:
     """Returns all names with commas; None where there are none."""
     return ", ".join(names) or None

@@ -97,7 +97,6 @@ def _node_clock(node: int, host: str, lines: Mapping[int, ClockLine], first_ns: 
 
 
 def _check(node: int, offsets: Sequence[int], points: Sequence[ClockPoint] = ()) -> None:
-    """Refuses offsets that are too large, and points of which no clock can have shown both."""
     if any(abs(offset) >= LARGEST_NS for offset in offsets):
         raise IncompleteDataError(f"record.json: damaged: watch.nodes: the clock of node {node} has an offset of years")
     for one, other in combinations(points, 2):

@@ -1,12 +1,8 @@
 """Rows of a run as events of the Trace Event Format, which Perfetto and chrome://tracing open.
 
-Times are microseconds with nanosecond decimals. One process for each rank and each node; phases of a step nest within
-it; messages overlap and are asynchronous events (`b`, `e`) with a number of their own in their process; samples are
-counters (`C`). The format is described in the Trace Event Format document of the Chromium project; that slices of a
-thread must nest, and what else Perfetto drops, in its documentation ("other formats").
-
-Counters that only grow (bytes, throttled seconds) become rates between two readings. What was not read is a gap and
-never a zero, and so is a rate whose counter fell.
+The format is described in the Trace Event Format document of the Chromium project; that slices of a thread must nest,
+and what else Perfetto drops, in its documentation ("other formats"). Counters that only grow (bytes, throttled seconds)
+become rates between two readings. What was not read is a gap and never a zero, and so is a rate whose counter fell.
 """
 
 from __future__ import annotations
@@ -61,23 +57,19 @@ _WORDS = {  # What people call a field, without the device before it.
     "cgroup.memory_bytes": "cgroup memory",
 }
 
+_WAYS = ("received", "sent", "read", "written")  # Of bytes that are counted.
+
 # The first that ends a field's name decides: unit (viewers show it behind the name), factor, whether it only grows.
 _UNITS: tuple[tuple[str, str, float, bool], ...] = (
     ("load_1min", "average (1 min)", 1.0, False),
-    ("received_bytes", "MB/s", 1e-6, True),
-    ("sent_bytes", "MB/s", 1e-6, True),
-    ("read_bytes", "MB/s", 1e-6, True),
-    ("written_bytes", "MB/s", 1e-6, True),
+    *((f"{way}_bytes", "MB/s", 1e-6, True) for way in _WAYS),
     ("throttled_s", "%", 100.0, True),
     ("_bytes_per_s", "MB/s", 1e-6, False),
     ("_bytes", "GB", 1e-9, False),
     ("_hz", "MHz", 1e-6, False),
     ("_w", "W", 1.0, False),
     ("_c", "°C", 1.0, False),
-    ("utilization", "%", 100.0, False),
-    ("busy", "%", 100.0, False),
-    ("_active", "%", 100.0, False),
-    ("_occupancy", "%", 100.0, False),
+    *((end, "%", 100.0, False) for end in ("utilization", "busy", "_active", "_occupancy")),
 )
 
 _CORE = re.compile(r"host\.cpu\.\d+\.busy")
@@ -239,15 +231,34 @@ def note_event(pid: int, name: str, args: dict[str, Any]) -> str:
     return f'{{"ph":"i","s":"t","pid":{pid},"tid":{tid},"ts":0,"name":{quoted(name)},"args":{dumped(args)}}},\n'
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Counter:
-    """How some fields are shown."""
+    """How some fields of one node are shown."""
 
     columns: tuple[str, ...]  # One field; of several the mean is shown.
     name: str
     unit: str
     factor: float = 1.0
     is_growing: bool = False  # Shown as the rate of growth, from one reading to the next.
+    _last: tuple[int, float] | None = None
+
+    def points(self, rows: SampledRows) -> tuple[Times, Values]:
+        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
+        columns = np.stack([rows.values[name] for name in self.columns])
+        known = np.isfinite(columns)
+        count = known.sum(axis=0)
+        total = np.where(known, columns, 0.0).sum(axis=0)
+        there = count > 0
+        time, value = rows.time[there], total[there] / count[there]
+        if not self.is_growing:
+            return time, value * self.factor
+        if self._last is not None:
+            time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
+        if len(time):
+            self._last = int(time[-1]), float(value[-1])
+        seconds, grown = np.diff(time) / 1e9, np.diff(value)
+        good = (seconds > 0) & (grown >= 0)
+        return time[:-1][good], grown[good] / seconds[good] * self.factor
 
 
 def counters_of(columns: Sequence[str]) -> list[Counter]:
@@ -269,37 +280,11 @@ def _title(column: str) -> str:
         number, _, what = rest.partition(".")
         return clean(f"gpu {number} {_WORDS.get(what, what.replace('_', ' '))}")
     if room == "host":
-        for end, words in (("received", "received"), ("sent", "sent"), ("read", "read"), ("written", "written")):
-            if rest.endswith(f".{end}_bytes"):
-                return clean(f"{rest.removesuffix(f'.{end}_bytes').replace('.', ' ')} {words}")
+        for way in _WAYS:
+            if rest.endswith(f".{way}_bytes"):
+                return clean(f"{rest.removesuffix(f'.{way}_bytes').replace('.', ' ')} {way}")
         return clean(_WORDS.get(rest, rest.replace("_", " ").replace(".", " ")))
     return clean(column)
-
-
-class CounterSeries:
-    """One counter of one node."""
-
-    def __init__(self, counter: Counter) -> None:
-        self.counter = counter
-        self._last: tuple[int, float] | None = None
-
-    def points(self, rows: SampledRows) -> tuple[Times, Values]:
-        """Times and values of the events, in order; a rate stands at the beginning of its interval."""
-        columns = np.stack([rows.values[name] for name in self.counter.columns])
-        known = np.isfinite(columns)
-        count = known.sum(axis=0)
-        total = np.where(known, columns, 0.0).sum(axis=0)
-        there = count > 0
-        time, value = rows.time[there], total[there] / count[there]
-        if not self.counter.is_growing:
-            return time, value * self.counter.factor
-        if self._last is not None:
-            time, value = np.insert(time, 0, self._last[0]), np.insert(value, 0, self._last[1])
-        if len(time):
-            self._last = int(time[-1]), float(value[-1])
-        seconds, grown = np.diff(time) / 1e9, np.diff(value)
-        good = (seconds > 0) & (grown >= 0)
-        return time[:-1][good], grown[good] / seconds[good] * self.counter.factor
 
 
 @dataclass(kw_only=True)

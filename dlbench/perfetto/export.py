@@ -8,11 +8,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from dlbench.perfetto.events import (
     REASONS,
-    CounterSeries,
     HeldClock,
     StepEvents,
     counter_events,
@@ -40,31 +39,22 @@ def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output
     `facts`: what the trace says of itself; to these, and to `notes`, what is met now is added.
     """
     with large_result(output, "a trace", _LEVEL if output.suffix.lower() == ".gz" else None) as file:
-        _write(run, facts, notes, file)
-
-
-def _write(run: TraceRun, facts: Mapping[str, Any], notes: Notes, file: IO[bytes]) -> None:
-    sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-    sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-    for rank in run.ranks:
-        _write_rank(run, rank, sink, notes)
-    for node in run.nodes:
-        _write_node(run, node, sink, notes)
-    content = {**facts, "events": notes.num_events, "notes": notes.sentences, "problems": list(notes.problems)}
-    # The facts as events, because viewers do not show `otherData`; the last event of the file.
-    pid = node_pid(run, len(run.clocks))
-    text = process_events(pid, f"about this trace of {content['run_id']}", -1)
-    text += thread_events(pid, thread_id(COMPUTE_THREAD), "notes")
-    for line in [*content["problems"], *content["notes"]]:
-        text += note_event(pid, line, {})
-    sink.write(text + note_event(pid, f"run {content['run_id']}", dict(content)).removesuffix(",\n") + "\n")
-    sink.write(f'],"otherData":{dumped(content)}}}\n')
-    sink.detach()
-
-
-def node_pid(run: TraceRun, node: int) -> int:
-    """The process of a node, above all ranks, whose processes count from 1."""
-    return run.num_ranks + 1 + node
+        sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
+        sink.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        for rank in run.ranks:
+            _write_rank(run, rank, sink, notes)
+        for node in run.nodes:
+            _write_node(run, node, sink, notes)
+        content = {**facts, "events": notes.num_events, "notes": notes.sentences, "problems": list(notes.problems)}
+        # The facts as events, because viewers do not show `otherData`; the last event of the file.
+        pid = run.node_pid(len(run.clocks))
+        sink.write(process_events(pid, f"about this trace of {run.run_id}", -1))
+        sink.write(thread_events(pid, thread_id(COMPUTE_THREAD), "notes"))
+        for line in [*content["problems"], *content["notes"]]:
+            sink.write(note_event(pid, line, {}))
+        sink.write(note_event(pid, f"run {run.run_id}", content).removesuffix(",\n") + "\n")
+        sink.write(f'],"otherData":{dumped(content)}}}\n')
+        sink.detach()
 
 
 def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
@@ -93,12 +83,12 @@ def _write_rank(run: TraceRun, rank: int, sink: TextIO, notes: Notes) -> None:
 
 
 def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
-    path, clock, pid = run.folder.samples(node), run.clocks[node], node_pid(run, node)
+    path, clock, pid = run.folder.samples(node), run.clocks[node], run.node_pid(node)
     if not run.has_samples_of(node, notes):
         return
     sink.write(process_events(pid, f"node {clock.host}{clock.unknown}", pid))
     columns = list(notes.guarded(_columns(run, node)))
-    counters = [CounterSeries(counter) for counter in counters_of(columns)]
+    counters = counters_of(columns)
     reasons = [(name, REASONS.fullmatch(name)) for name in columns]
     clocks = [HeldClock(column=name, gpu=int(match[1])) for name, match in reasons if match]
     low, high = run.window or (-1 << 62, 1 << 62)
@@ -112,10 +102,10 @@ def _write_node(run: TraceRun, node: int, sink: TextIO, notes: Notes) -> None:
             threads.add(gpu)
 
     for rows in notes.guarded(sample_rows(path, run.run_id, clock, notes)) if columns else ():
-        for series in counters:
-            time, value = series.points(rows)
+        for counter in counters:
+            time, value = counter.points(rows)
             within = (time >= low) & (time <= high)
-            sink.write(counter_events(pid, series.counter, time[within], value[within]))
+            sink.write(counter_events(pid, counter, time[within], value[within]))
             notes.num_events += int(within.sum())
         for gpu in clocks:
             for interval in gpu.intervals(rows):

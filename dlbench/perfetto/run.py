@@ -68,13 +68,13 @@ class TraceRun:
     sampled_nodes: tuple[int, ...]  # Nodes that are to have samples.
 
     @property
-    def num_ranks(self) -> int:
-        return len(self.node_of)
-
-    @property
     def nodes(self) -> tuple[int, ...]:
         """Nodes of the chosen ranks."""
         return tuple(sorted({self.node_of[rank] for rank in self.ranks}))
+
+    def node_pid(self, node: int) -> int:
+        """The process of a node, above all ranks, whose processes count from 1."""
+        return len(self.node_of) + 1 + node
 
     def clock_of(self, rank: int) -> NodeClock:
         return self.clocks[self.node_of[rank]]

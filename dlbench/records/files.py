@@ -42,11 +42,11 @@ class Numbered:
         return lambda number: folder.path / self.name.format(number)
 
 
-def write_atomic(path: Path, content: bytes | str, *, private: bool = False, follow: bool = True) -> None:
+def write_atomic(path: Path, content: bytes | str, *, follow: bool = True) -> None:
     """Puts `content` at `path` as a whole, or leaves what was there.
 
-    `private`: for the owner alone (mode 0600) from its first byte on, whatever the umask; `follow`: whether its folder
-    may be a link to one. Raises RunError: the file system refuses (no space, no permission); nothing is left behind.
+    `follow`: whether its folder may be a link to one. Raises RunError: the file system refuses (no space, no
+    permission); nothing is left behind.
     """
     data = content.encode("utf-8") if isinstance(content, str) else content
     temporary = f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{TEMPORARY_SUFFIX}"
@@ -55,7 +55,7 @@ def write_atomic(path: Path, content: bytes | str, *, private: bool = False, fol
     try:
         # Everything else is relative to it: a link that is put in its place meanwhile leads nowhere.
         folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
-        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o666, dir_fd=folder), "wb") as file:
+        with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -156,7 +156,6 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 
 def _in_utf8(content: Any) -> Any:
-    """The same with every text fit for UTF-8."""
     if isinstance(content, str):
         return utf8_text(content)
     if isinstance(content, Mapping):

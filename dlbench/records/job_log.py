@@ -70,8 +70,6 @@ _NO_MEMORY = "Out Of Memory"  # srun's words for a task that the kernel's out-of
 
 @dataclass(frozen=True, kw_only=True)
 class _Ending:
-    """One rank that ended before Slurm ended the others."""
-
     rank: int
     words: str  # E.g. ``by signal SIGKILL``.
     number: signal.Signals | None = None
@@ -139,9 +137,8 @@ def killed_by_signal(folder: RunFolder) -> tuple[int, int] | None:
     noticed = _noticed(text)
     if noticed is not None:
         return int(noticed[1]), int(noticed[2])
-    told_by_srun = _of_srun(text)
-    number = None if told_by_srun is None else told_by_srun.number
-    return (told_by_srun.rank, number) if told_by_srun is not None and number is not None else None
+    ending = _of_srun(text)
+    return None if ending is None or ending.number is None else (ending.rank, ending.number)
 
 
 def was_cancelled(path: Path) -> bool:
@@ -155,7 +152,6 @@ def has_own_end(folder: RunFolder) -> bool:
 
 
 def _log_of(folder: RunFolder) -> str:
-    """The end of the log into which the ranks' launcher wrote."""
     outputs = sorted(folder.path.glob("slurm-*.out"), key=lambda path: (len(path.name), path.name))
     return _text_of(folder.launch_log) or (_text_of(outputs[-1]) if outputs else "")
 
@@ -180,7 +176,6 @@ def _of_the_whole_job(text: str) -> str:
 
 
 def _first(text: str) -> _Ending | None:
-    """The rank that ended first."""
     by_srun = _of_srun(text)
     ended = [
         _Ending(rank=int(found[1]), words=f"by signal {found[2]}", at=found[3]) for found in _SUPERVISOR.finditer(text)

@@ -65,7 +65,6 @@ def _engine_settings(run: Run) -> str:
 
 
 def _sync(run: Run) -> str:
-    """Fusion, and what else of the exchange is not left at its default."""
     kind, sync = run.plan.engine.kind, run.plan.sync
     if not kind.synchronises:
         return ""

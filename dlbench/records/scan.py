@@ -98,13 +98,14 @@ class LaunchedRun:
             return self.interrupted.detail
         if self._is_failed:
             return failure_line(self.statuses, self.failure or self.seen, self.counted)
+        log = f"; its log says {self.progress}" if self.progress else ""
         if not self.statuses:
-            return "not started: no rank wrote a status" + (f"; its log says {self.progress}" if self.progress else "")
-        last = max(self.statuses, key=lambda s: s.updated)
+            return f"not started: no rank wrote a status{log}"
+        last = max(self.statuses, key=attrgetter("updated"))
         return (
             f"{len(self.statuses)} of {self.plan.layout.ranks} ranks started; last seen {last.updated}: "
-            f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}"
-        ) + (f"; its log says {self.progress}" if self.progress else "")
+            f"rank {last.rank} on {last.host}, {last.stage}, {self.counted} {last.step}{log}"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

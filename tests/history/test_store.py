@@ -28,8 +28,8 @@ from dlbench.analysis.table import tabulate
 from dlbench.errors import RunError, UserError
 from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
-from dlbench.history.from_runs import MAKER, open_history
-from dlbench.history.history import EntryMaker, History
+from dlbench.history.from_runs import make_entries, open_history
+from dlbench.history.history import History
 from dlbench.history.run_files import content_digest
 from dlbench.records.files import write_json
 from dlbench.records.folder import RunFolder
@@ -246,13 +246,13 @@ def test_a_run_that_goes_on_is_not_taken_in(tmp_path: Path) -> None:
     runs = write_runs(tmp_path / "runs", 1)
 
     def make_and_write(folders: Sequence[RunFolder]) -> Sequence[HistoryEntry]:
-        entries = MAKER.make(folders)
+        entries = make_entries(folders)
         for folder in folders:
             with folder.steps(0).open("ab") as file:
                 file.write(b"more")
         return entries
 
-    history = History(tmp_path / "store", EntryMaker(make=make_and_write, version="test"), create=True)
+    history = History(tmp_path / "store", make_and_write, "test", create=True)
     outcomes = import_folder(history, runs)
     assert verdicts(outcomes) == ["skipped"]
     assert "not ended" in outcomes[0].why
@@ -570,7 +570,7 @@ def test_a_run_that_goes_while_it_is_read_is_damaged(tmp_path: Path, monkeypatch
         return table
 
     monkeypatch.setattr(history_entries, "tabulate", tabulate_and_lose)
-    entries = MAKER.make([RunFolder(first), RunFolder(second)])
+    entries = make_entries([RunFolder(first), RunFolder(second)])
     assert [entry.state for entry in entries] == ["damaged", "valid"]
 
 

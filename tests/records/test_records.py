@@ -314,7 +314,7 @@ def test_a_disk_that_fails_names_the_steps_file(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(RunError, match=r"x\.steps: cannot be written: Input/output error"):
         writer.sync()
     monkeypatch.undo()
-    monkeypatch.setattr(writer._blocks, "flush", lambda: failing(0))
+    monkeypatch.setattr(writer, "flush", lambda: failing(0))
     with pytest.raises(ValueError, match="the first"), writer:
         raise ValueError("the first to go wrong")
 

@@ -19,7 +19,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dlbench.records.rows.shared import chunk, open_shared
 
@@ -203,10 +203,10 @@ class BlockWriter:
             finally:
                 self._file.close()
 
-    def __enter__(self) -> BlockWriter:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close()
 
 

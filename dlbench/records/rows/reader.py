@@ -262,7 +262,6 @@ def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> l
 
 
 def _checked_columns(fields: object, delta: object) -> tuple[tuple[str, str], ...] | None:
-    """Columns of a header's `fields` and `delta`; None if they are damaged."""
     if not isinstance(fields, list) or not isinstance(delta, list):
         return None
     kinds: dict[str, str] = {}

@@ -1,12 +1,9 @@
 """`node-NNNN.samples`: what the sampler of one node read; blocks of rows.
 
-The columns depend on the node and stand in the header: `time_ns` (CLOCK_MONOTONIC of the node, when the reading began),
-`late_ns` (behind its due time), then one column of 4- or 8-byte floats for each field that could be read. A field's
-name says its unit: `gpu.0.power_w`, `host.cpu.3.busy` (share), `host.net.eth0.received_bytes` (counters run from
-anywhere). NaN: not read at this time (slow sources are read every tenth time), or not to be had; never a zero
-instead. The header's `unavailable` names what this node does not report, each with the reason; notes hold later
-failures (`{"failed": field, "time_ns": ..., "reason": ...}`) and, at the end, the sampler's own
-account (`{"end": {...}}`).
+Columns depend on the node: `time_ns` (CLOCK_MONOTONIC of the node, when the reading began), `late_ns` (behind its due
+time), then one of floats for each field that could be read; a field's name says its unit, counters run from anywhere.
+NaN: not read at this time (slow sources are read every tenth time), or not to be had; never a zero instead. Notes hold
+later failures (`{"failed": field, "time_ns": ..., "reason": ...}`) and the sampler's own account (`{"end": {...}}`).
 """
 
 from __future__ import annotations

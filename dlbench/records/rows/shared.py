@@ -47,8 +47,6 @@ class Opened(NamedTuple):
 
 
 class _Index(NamedTuple):
-    """Where the chunks of each rank lie."""
-
     places: defaultdict[int, array[int]]  # By rank: offset and length of each piece in turn.
     torn: Counter[int]  # By rank: bytes of a chunk that was never written whole.
     broken: set[int]  # Ranks of which more is there that is damaged; `_ANY`: of all.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlbench.errors import DlbenchError, IncompleteDataError, RunError, refused
+from dlbench.errors import IncompleteDataError, RunError, refused
 from dlbench.lazy import np, npt
 from dlbench.records.rows.format import BlockWriter
 from dlbench.records.rows.reader import BlockReader
@@ -47,7 +47,7 @@ def step_dtype(*, launches: bool = False) -> np.dtype[np.void]:
     return np.dtype([*FIELDS, *(LAUNCH_FIELDS if launches else ())])
 
 
-class StepWriter:
+class StepWriter(BlockWriter):
     """Appends records; keeps up to `capacity` in memory, then compresses them and writes them in one call: more than
     ranks measure between two standstills, at which they flush, so that no measured step has that work in it. Raises
     RunError: rows of the rank are there already, or cannot be written; as all errors, it names the file.
@@ -57,47 +57,23 @@ class StepWriter:
         """`header` is stored with the file: rank, clock, device. `launches`: records end with `LAUNCH_FIELDS`."""
         fields = (*FIELDS, *LAUNCH_FIELDS) if launches else FIELDS
         content = {"format": STEPS_FORMAT, "version": STEPS_VERSION, **header}
-        self._path = path
-        with self._named():
-            self._blocks = BlockWriter(
+        with _naming(path):
+            super().__init__(
                 path, content, fields, delta=("step", "start_ns"), rows_per_block=capacity, rank=header["rank"]
             )
 
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self._refused(error) from None
-
-    def _refused(self, error: OSError) -> DlbenchError:
-        return refused(error, f"{self._path}: cannot be written: {error.strerror or error}")
-
-    def append(self, record: tuple[float, ...]) -> None:
-        """Adds one record, in the order of `FIELDS`, and `LAUNCH_FIELDS` where the file has them."""
-        # Not `_named`: this is called once a step.
-        try:
-            self._blocks.append(record)
-        except OSError as error:
-            raise self._refused(error) from None
-
-    def flush(self) -> None:
-        """Writes what is held in memory. Raises RunError: the disk is full or gone."""
-        with self._named():
-            self._blocks.flush()
+    def _write(self, data: bytes, num_rows: int = 0) -> None:
+        with _naming(self._path):
+            super()._write(data, num_rows)
 
     def sync(self) -> None:
         """Writes what is held in memory and waits until the disk has it: a record rests on whole step files."""
-        with self._named():
-            self._blocks.sync()
+        with _naming(self._path):
+            super().sync()
 
     def close(self) -> None:
-        """Writes the rest and closes. Raises RunError: the disk is full or gone."""
-        with self._named():
-            self._blocks.close()
-
-    def __enter__(self) -> StepWriter:
-        return self
+        with _naming(self._path):
+            super().close()
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
@@ -106,6 +82,14 @@ class StepWriter:
         # Why it ends is known already; a disk that refuses the rest as well would hide it.
         with suppress(RunError):
             self.close()
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise refused(error, f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
