@@ -82,11 +82,10 @@ def attribute(
     mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
     ideal = SideShares(baseline, names, more, pairs.keys or sorted(baseline), work)
     made = []
+    nothing: tuple[Estimate, float | None] = by_definition(0.0, len(mine.steps), "fraction"), None
     for place, name in enumerate((*names, *more)):
         part_s = float(mine.mean * mine.shares[:, place].mean())
-        lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
-        if not is_baseline:
-            lost, p = _lost(mine, ideal, place, pairs)
+        lost, p = nothing if is_baseline else _lost(mine, ideal, place, pairs)
         made.append(
             Part(
                 name=name,
@@ -97,7 +96,7 @@ def attribute(
             )
         )
     count = len(names)
-    lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
+    lost, p = nothing
     if not is_baseline:
         efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
         lost = replace(complement(efficiency), unpaired=pairs.left_out)
@@ -159,10 +158,10 @@ def _seconds(mine: SideShares, place: int, seconds: float) -> Estimate:
         moved = mine.steps * share
     else:
         moved = seconds + mine.mean * (share - share.mean()) + seconds * mine.drift
-    found = mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s")
+    found = replace(mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s"), value=seconds)
     if found.low is None or found.high is None:
-        return replace(found, value=seconds)
-    return replace(found, value=seconds, low=min(found.low, seconds), high=max(found.high, seconds))
+        return found
+    return replace(found, low=min(found.low, seconds), high=max(found.high, seconds))
 
 
 def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, float]:

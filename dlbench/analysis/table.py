@@ -137,7 +137,7 @@ def tabulate(
     several processes read; the table is the same. Raises RunError: one of these processes was killed.
     """
     valid = [run for run in scan.runs if run.state == "valid"]
-    loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
+    loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
     found: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
     without: list[WithoutFigures[Run]] = []
@@ -169,25 +169,17 @@ def tabulate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked for besides the figures."""
-
-    causes: bool = False
-    digest: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadedRun:
     """What is kept of a run."""
 
     row: FigureRow  # Its row of `dlbench.analysis.table.RunTable.figures`.
     parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
     causes: Causes | None  # None unless asked for.
-    digest: StepDigest | None  # None unless asked for.
+    digest: StepDigest | None  # Likewise.
     damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
-def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
+def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
     """Reads the step files of a run, once; returns why, if it gives nothing. Raises ValueError: it has no figures."""
     try:
         steps = load_steps(run)
@@ -199,8 +191,8 @@ def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
                 "exchange_wait": measures.exchange_wait_s,
                 "exchange_wait_first": measures.exchange_wait_first_s,
             },
-            causes=causes_of(run, steps) if wanted.causes else None,
-            digest=digest_of(run, steps) if wanted.digest else None,
+            causes=causes_of(run, steps) if with_causes else None,
+            digest=digest_of(run, steps) if with_digests else None,
             damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
         )
     except IncompleteDataError as error:
@@ -238,7 +230,7 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
 
 
 def load_runs(
-    runs: Sequence[Run], wanted: Wanted, *, processes: int | None = None
+    runs: Sequence[Run], *, with_causes: bool = False, with_digests: bool = False, processes: int | None = None
 ) -> list[LoadedRun | IncompleteDataError]:
     """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
 
@@ -252,7 +244,7 @@ def load_runs(
     # The largest first, so that none of them is left for the end.
     order = sorted(range(len(runs)), key=lambda number: -weights[number])
     items = [runs[number] for number in order]
-    work = partial(load_or_say, wanted=wanted)
+    work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
         found = {order[place]: result for place, result in results}
     return [found[number] for number in range(len(runs))]
