@@ -1,8 +1,4 @@
-"""Who is waited for at a scaling point, over its runs: ranks and hosts, longest first, and what made them late.
-
-Of a single run `dlbench.analysis.stragglers` says who waited for whom; here its sums become means over the runs of a
-point.
-"""
+"""Who is waited for at a scaling point, over its runs: ranks and hosts, longest first, and what made them late."""
 
 from __future__ import annotations
 
@@ -68,9 +64,7 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
         last_share=sum(one.steps_last for one, *_ in parts) / steps,
         waited_s=sum(one.waited_ns / ranks for one, ranks, _ in parts) / steps / 1e9,
         waited_share=sum(one.waited_ns for one, *_ in parts) / total_ns,
-        input_s=late_s["input"],
-        compute_s=late_s["compute"],
-        host_s=late_s["host"],
+        **{f"{name}_s": seconds for name, seconds in late_s.items()},
         late_by=most if late_s[most] > 0 else "unexplained",
     )
 

@@ -27,6 +27,8 @@ WORTH_A_PROCESS = 32 << 20
 """Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
 FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
+_MEASURES = ("steps", "samples", "measured_s", "throughput", "step_median_s", "step_p95_s", "step_cv")  # In this order.
+
 FigureRow = dict[str, Any]  # By name of column.
 PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
@@ -202,6 +204,7 @@ def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun
 def _row(run: Run, measures: RunMeasures) -> FigureRow:
     assert run.record is not None
     plan = run.plan
+    axes = (f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
     return {
         **describe(run),
         "ranks": plan.layout.ranks,
@@ -210,21 +213,13 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
         "group": averaged_id(run),
         "series": plan.series.id,
         "repeat": plan.series.repeat,
-        "block": " ".join(
-            [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
-        ),
+        "block": " ".join([plan.series.id, plan.created, *axes]),
         "side": plan.series.side,
         "position": plan.series.position,
         "finished": run.record.finished,
         "batch": plan.workload.train.batch_per_rank,
         "sample_unit": plan.workload.sample_unit,
-        "steps": measures.steps,
-        "samples": measures.samples,
-        "measured_s": measures.measured_s,
-        "throughput": measures.throughput,
-        "step_median_s": measures.step_median_s,
-        "step_p95_s": measures.step_p95_s,
-        "step_cv": measures.step_cv,
+        **{name: getattr(measures, name) for name in _MEASURES},
         "warnings": len(run.record.warnings),
     }
 

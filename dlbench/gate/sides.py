@@ -1,9 +1,6 @@
 """One side of a comparison: the points of some runs, each run with one number for every metric.
 
 And what two points must share before they are compared, key by key, so that a difference can be named and allowed.
-
-That is the content that `dlbench.analysis.comparability` makes one digest of: the registered keys, and everything in
-the plan that decides what is computed.
 """
 
 from __future__ import annotations

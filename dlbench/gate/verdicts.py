@@ -11,10 +11,6 @@ Logarithms, because times differ by factors. Student's t and no permutation of t
 noise both fail at most as often as they may (outliers, stalls, long tails, one-sided noise, two states, 5 to 20 units),
 t has an interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
 
-The unit is what varies independently between the sides. Interleaved pairs: the pair. Otherwise the session
-(`dlbench.analysis.sessions`), because runs of one night share its state: more runs of the same night say nothing about
-another. Within one Slurm job, or one command, that holds both sides it is the run.
-
 Where a side has too few sessions of its own, the scatter between those of the other side, and of a history, stands for
 it: Student's test with a pooled variance, for one new session against k earlier ones a standard error of
 s sqrt(1 + 1/k) (Crawford and Howell, The Clinical Neuropsychologist 12, 1998).

@@ -189,6 +189,12 @@ class Estimate:
     def in_unit(self, unit: str) -> Estimate:
         return replace(self, unit=unit)
 
+    def holding(self, value: float) -> Estimate:
+        """Returns the estimate with this value, and an interval that holds it."""
+        if self.low is None or self.high is None:
+            return replace(self, value=value)
+        return replace(self, value=value, low=min(self.low, value), high=max(self.high, value))
+
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
         """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
         the interval.
@@ -369,7 +375,7 @@ def interval(
     sessions: int | None = None,
 ) -> Estimate:
     """An interval that holds its value, also where rounding of the last bit or unequal sessions say otherwise."""
-    return Estimate(value, min(float(low), value), max(float(high), value), n, kind, unit, level, sessions=sessions)
+    return Estimate(value, float(low), float(high), n, kind, unit, level, sessions=sessions).holding(value)
 
 
 def _checked(values: Values, least: float = -math.inf) -> Array:

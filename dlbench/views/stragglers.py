@@ -43,9 +43,8 @@ def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
     more = f" {left} more ranks were late at times." if left > 0 else ""
 
     def late_by(row: LateRankRow) -> str:
-        late = row.late
-        times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
-        return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
+        seconds = getattr(row.late, f"{row.late.late_by}_s", None)
+        return row.late.late_by if seconds is None else f"{row.late.late_by} {number_text(seconds, 's')}"
 
     def share(name: str, title: str, field: str) -> Column[LateRankRow]:
         return Column(

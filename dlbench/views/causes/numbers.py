@@ -1,8 +1,6 @@
 """The one account of the lost percent: what is lost to which part, who was waited for, how sure that is, what to try.
 
-The seconds of each run by part are those of `dlbench.analysis.causes`; figures over the runs of a point, and lost
-shares that sum to 1 - efficiency, are made by `dlbench.analysis.attribution`. Everything that a report says of lost
-points, in tables, charts and sentences, is read from here.
+Everything that a report says of lost points, in tables, charts and sentences, is read from here.
 """
 
 from __future__ import annotations
