@@ -82,11 +82,10 @@ def attribute(
     mine = SideShares(own, names, more, pairs.keys or sorted(own), 1.0)
     ideal = SideShares(baseline, names, more, pairs.keys or sorted(baseline), work)
     made = []
+    nothing: tuple[Estimate, float | None] = by_definition(0.0, len(mine.steps), "fraction"), None
     for place, name in enumerate((*names, *more)):
         part_s = float(mine.mean * mine.shares[:, place].mean())
-        lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
-        if not is_baseline:
-            lost, p = _lost(mine, ideal, place, pairs)
+        lost, p = nothing if is_baseline else _lost(mine, ideal, place, pairs)
         made.append(
             Part(
                 name=name,
@@ -97,7 +96,7 @@ def attribute(
             )
         )
     count = len(names)
-    lost, p = by_definition(0.0, len(mine.steps), "fraction"), None
+    lost, p = nothing
     if not is_baseline:
         efficiency = ratio_estimate(ideal.by_key(), mine.by_key(), "fraction")
         lost = replace(complement(efficiency), unpaired=pairs.left_out)
@@ -159,10 +158,7 @@ def _seconds(mine: SideShares, place: int, seconds: float) -> Estimate:
         moved = mine.steps * share
     else:
         moved = seconds + mine.mean * (share - share.mean()) + seconds * mine.drift
-    found = mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s")
-    if found.low is None or found.high is None:
-        return replace(found, value=seconds)
-    return replace(found, value=seconds, low=min(found.low, seconds), high=max(found.high, seconds))
+    return mean_estimate(dict(zip(mine.keys, moved.tolist(), strict=True)), "s").holding(seconds)
 
 
 def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tuple[Estimate, float]:
@@ -177,14 +173,10 @@ def _lost(mine: SideShares, ideal: SideShares, place: int, pairs: Pairing) -> tu
     )
     p = difference_p({key: lost + move for key, move in top.items()}, bottom)
     found = difference_estimate(top, bottom, "fraction").mapped(lambda moved: lost + moved, "fraction")
-    if found.low is None or found.high is None:
-        return replace(found, value=lost, unpaired=pairs.left_out), p
-    low, high = found.low, found.high
+    found = replace(found, unpaired=pairs.left_out)
     if found.kind == "range" and found.n < MIN_RUNS:
+        single = own[:, None] - (ideal.steps * base)[None, :] / mine.steps[:, None]
         if pairs.is_paired:
             single = own - ideal.steps / mine.steps * base
-        else:
-            single = own[:, None] - (ideal.steps * base)[None, :] / mine.steps[:, None]
-        low, high = float(single.min()), float(single.max())
-    low, high = min(low, lost), max(high, lost)
-    return replace(found, value=lost, low=low, high=high, unpaired=pairs.left_out), p
+        found = replace(found, low=float(single.min()), high=float(single.max()))
+    return found.holding(lost), p

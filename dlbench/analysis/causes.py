@@ -70,10 +70,9 @@ class Causes:
     """Of all ranks and steps, by `CAUSES`, nanoseconds; their sum is ranks x the longest measured time of any rank."""
     not_measured: dict[str, str]
     """Causes that this run did not measure, and why; they are 0 here, and their time is part of `compute`."""
-    throttling_evidence: str  # How the share of lowered clocks is known; empty where it is not.
-    launch_evidence: str = ""  # How `launch` is known; empty where it is not, and on CPUs, where nothing is launched.
-    memory_evidence: str = ""  # How `memory` is known, or why it is 0; empty where it is not known.
-    gather_evidence: str = ""  # How `gather` is known; empty where it is not, and where nothing is gathered.
+    evidence: Mapping[str, str]
+    """How `throttling`, `launch`, `memory` and `gather` are known, or why `memory` is 0; empty where they are not
+    known, on CPUs, where nothing is launched, and where nothing is gathered."""
     compute_ns: dict[str, int]  # `compute` by `COMPUTE_PARTS`, nanoseconds.
     taken_ns: dict[str, dict[str, int]]
     """`launch`, `throttling`, `memory`, `gather` and what `exchange` has of them by the `COMPUTE_PARTS` that they were
@@ -131,6 +130,11 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
     alone, update = without_waits(loaded, within)
     found = waiting(alone, update)
     ranks, count = loaded.step_ns.shape
+    words = {"throttling": why, "memory": memory_why, "launch": launch_why, "gather": gather_why}
+    amounts = {"throttling": share, "memory": memory_ns, "launch": launch_ns}
+    unknown = {name for name, amount in amounts.items() if amount is None}
+    if gather_why and not within:
+        unknown.add("gather")
     exchange = alone.phase_ns["exchange"].sum(axis=1) * (ranks > 1)
     work = (loaded.step_ns.sum(axis=1) - exchange).tolist()
     compute, taken = _compute_parts(alone.phase_ns, found, launch_ns or {}, share or 0.0, memory_ns or 0)
@@ -145,16 +149,8 @@ def causes_of(run: Run, steps: RunSteps | None = None) -> Causes:
         compute_ns=compute,
         taken_ns=taken,
         input_ns=_input_parts(sums["input"], copy, run.record.reading),
-        not_measured={
-            **({"throttling": why} if share is None else {}),
-            **({"memory": memory_why} if memory_ns is None else {}),
-            **({"launch": launch_why} if launch_ns is None else {}),
-            **({"gather": gather_why} if gather_why and not within else {}),
-        },
-        throttling_evidence="" if share is None else why,
-        launch_evidence="" if launch_ns is None else launch_why,
-        memory_evidence="" if memory_ns is None else memory_why,
-        gather_evidence=gather_why if taken["gather"] and sum(taken["gather"].values()) else "",
+        not_measured={name: words[name] for name in words if name in unknown},
+        evidence={name: words[name] for name in words if name not in unknown and (name != "gather" or sums["gather"])},
         waiting=found,
         work_ns=tuple(work),
         hosts=tuple(rank.host for rank in sorted(run.record.ranks, key=lambda rank: rank.rank)),
@@ -245,11 +241,7 @@ def _on_the_wire(waits: Mapping[tuple[str, str], Times], wire_ns: int) -> dict[s
 
 
 def _compute_parts(
-    phase_ns: Mapping[str, Times],
-    found: Waiting,
-    launch_ns: Mapping[str, int],
-    throttled: float,
-    memory_ns: int,
+    phase_ns: Mapping[str, Times], found: Waiting, launch_ns: Mapping[str, int], throttled: float, memory_ns: int
 ) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
     """Nanoseconds of all ranks and steps by `COMPUTE_PARTS`, and what is taken out of each; whole numbers."""
     left = {name: int(phase_ns[name].sum()) - found.moved_phases_ns[name] for name in COMPUTE_PARTS}

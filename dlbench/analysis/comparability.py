@@ -72,16 +72,11 @@ class Labelled(Protocol):
     """A group of runs in a report."""
 
     @property
-    def id(self) -> str:
-        """Its digest."""
-
+    def id(self) -> str: ...
     @property
-    def label(self) -> str:
-        """It in a few words."""
-
+    def label(self) -> str: ...
     @property
-    def conditions(self) -> tuple[Condition, ...]:
-        """What its runs share."""
+    def conditions(self) -> tuple[Condition, ...]: ...
 
 
 def unique_labels(groups: Sequence[Labelled]) -> list[str]:

@@ -16,20 +16,10 @@ _RESOLUTION_S = 0.03  # Error of a core's time: the kernel counts each of three 
 
 def load_doubts(runs: Mapping[str, Sequence[NodeLoad]]) -> Iterator[Doubt]:
     """One warning for each node whose cores others used, over all runs; and one where the hypervisor took them."""
-    yield from _doubts(
-        runs,
-        LOAD_CODES[0],
-        lambda load: load.others_s,
-        "other processes used {most}{cores:.2g} of the {count} of node {host} ({share:.0f} %): "
-        "repeat on an idle machine",
-    )
-    yield from _doubts(
-        runs,
-        LOAD_CODES[1],
-        lambda load: load.steal_s,
-        "the hypervisor took {most}{cores:.2g} of the {count} of node {host} away ({share:.0f} %, steal time): "
-        "repeat on an idle host",
-    )
+    others = "other processes used {amount} ({share:.0f} %): repeat on an idle machine"
+    stolen = "the hypervisor took {amount} away ({share:.0f} %, steal time): repeat on an idle host"
+    yield from _doubts(runs, LOAD_CODES[0], lambda load: load.others_s, others)
+    yield from _doubts(runs, LOAD_CODES[1], lambda load: load.steal_s, stolen)
 
 
 def loads_of(runs: Iterable[Run]) -> dict[str, tuple[NodeLoad, ...]]:
@@ -53,18 +43,10 @@ def _doubts(
         cores, worst, _ = max(much, key=lambda one: one[0])
         ids = tuple(dict.fromkeys(run_id for _, _, run_id in much))
         count = "core" if len(worst.cores) == 1 else f"{len(worst.cores)} cores"
-        yield Doubt(
-            code=code,
-            severity="serious",
-            text=text.format(
-                most="up to " * (len(ids) > 1),
-                cores=cores,
-                count=count,
-                host=host,
-                share=100 * cores / len(worst.cores),
-            ),
-            runs=ids,
-        )
+        most = "up to " if len(ids) > 1 else ""
+        amount = f"{most}{cores:.2g} of the {count} of node {host}"
+        said = text.format(amount=amount, share=100 * cores / len(worst.cores))
+        yield Doubt(code=code, severity="serious", text=said, runs=ids)
 
 
 def crowded_hosts(record: Record) -> list[str]:

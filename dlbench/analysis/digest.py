@@ -121,8 +121,9 @@ def _outliers(
 
 def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
     ranks, steps = own.shape
-    rows = _starts(ranks, MAX_MAP_ROWS)
-    columns = _starts(steps, MAX_MAP_COLUMNS)
+    # Where equal pieces begin, the last one perhaps shorter.
+    rows = list(range(0, ranks, -(-ranks // MAX_MAP_ROWS)))
+    columns = list(range(0, steps, -(-steps // MAX_MAP_COLUMNS)))
     widths = np.diff([*columns, steps])
     # Sums of whole nanoseconds, so that nothing is rounded before the mean.
     means = np.add.reduceat(own, columns, axis=1) / widths
@@ -135,11 +136,6 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
         cells=tuple(tuple(row) for row in cells.tolist()),
         row_hosts=tuple(_hosts(hosts[begin:end]) for begin, end in zip(rows, [*rows[1:], ranks], strict=True)),
     )
-
-
-def _starts(count: int, at_most: int) -> list[int]:
-    """Where equal pieces of `count` things begin, the last one perhaps shorter."""
-    return list(range(0, count, -(-count // at_most)))
 
 
 def _hosts(hosts: Sequence[str]) -> str:

@@ -73,16 +73,15 @@ def names_the_job(key: str) -> bool:
     return _EXPECTED.fullmatch(key) is not None
 
 
-def compare(runs: Sequence[Run], *, with_data: bool = False) -> Environments:
-    """The environments (of rank 0) of runs that have a record; others are passed over. `with_data`: also what the data
-    source says of itself, as keys `data.…`; only runs of one workload can agree there.
-    """
-    return side_by_side({run.plan.run_id: _told(run.record, with_data) for run in runs if run.record is not None})
+def compare(runs: Sequence[Run]) -> Environments:
+    """The environments (of rank 0) of runs that have a record; others are passed over."""
+    return side_by_side({run.plan.run_id: run.record.environment for run in runs if run.record is not None})
 
 
 def facts(record: Record) -> dict[str, str]:
     """What a run met, by key: its environment without what names the job or the host, and what its data say."""
-    return without_names(_told(record, with_data=True))
+    data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data}
+    return without_names({**record.environment, **data})
 
 
 def without_names(environment: Mapping[str, str]) -> dict[str, str]:
@@ -156,8 +155,3 @@ def side_by_side(known: Mapping[str, Mapping[str, str]]) -> Environments:
         values = tuple((value, tuple(ids)) for value, ids in ordered)
         differences.append(Difference(key=key, values=values, expected=names_the_job(key)))
     return Environments(common=common, differences=tuple(differences))
-
-
-def _told(record: Record, with_data: bool) -> dict[str, str]:
-    data = {f"data.{key}": str(record.data[key]) for key in _DATA_KEYS if key in record.data} if with_data else {}
-    return {**record.environment, **data}

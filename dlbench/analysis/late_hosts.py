@@ -44,28 +44,26 @@ def largest_by_host(hosts: Sequence[str], values: Sequence[float]) -> dict[str, 
     for host, value in zip(hosts, values, strict=True):
         of_host.setdefault(host, []).append(value)
     fewest = min(map(len, of_host.values()), default=0)
-    return {host: _largest_of(sorted(own), fewest) for host, own in of_host.items()}
-
-
-def _largest_of(ordered: Sequence[float], count: int) -> float:
-    if len(ordered) == count:
-        return ordered[-1]
-    weights = (comb(place, count - 1) for place in range(len(ordered)))
-    whole = comb(len(ordered), count)
-    return sum(value * weight / whole for value, weight in zip(ordered, weights, strict=True))
+    largest = {}
+    for host, own in of_host.items():
+        ordered = sorted(own)
+        largest[host] = ordered[-1]
+        if len(ordered) > fewest:
+            weights = (comb(below, fewest - 1) for below in range(len(ordered)))
+            choices = comb(len(ordered), fewest)
+            largest[host] = sum(value * weight / choices for value, weight in zip(ordered, weights, strict=True))
+    return largest
 
 
 def of_others(values: Mapping[str, float]) -> dict[str, float]:
     """For each host the median over the others; for two hosts or more."""
-    ordered = sorted(values.values())
-    return {host: _median_without(ordered, own) for host, own in values.items()}
-
-
-def _median_without(ordered: Sequence[float], one: float) -> float:
-    """The median of sorted values, one of them left out."""
-    place, middle = bisect_left(ordered, one), (len(ordered) - 2) // 2
-    near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
-    return statistics.median(near)
+    ordered, medians = sorted(values.values()), {}
+    middle = (len(ordered) - 2) // 2
+    for host, own in values.items():
+        place = bisect_left(ordered, own)
+        near = [ordered[at + (at >= place)] for at in range(middle, len(ordered) - 1 - middle)]
+        medians[host] = statistics.median(near)
+    return medians
 
 
 LATE = 0.03  # Share of a step by which a late host leaves later: that of own work, because all wait for it.

@@ -1,13 +1,9 @@
-"""Who is waited for at a scaling point, over its runs: ranks and hosts, longest first, and what made them late.
-
-Of a single run `dlbench.analysis.stragglers` says who waited for whom; here its sums become means over the runs of a
-point.
-"""
+"""Who is waited for at a scaling point, over its runs: ranks and hosts, longest first, and what made them late."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.causes import Causes
@@ -38,8 +34,8 @@ def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Stragg
     """
     total_ns = sum(run.waiting.waited_ns for run in runs)
     steps = sum(run.steps for run in runs)
-    by_rank: dict[tuple[int | None, str], list[_Part]] = {}
-    by_host: dict[tuple[int | None, str], list[_Part]] = {}
+    by_rank: _PartsByLate = {}
+    by_host: _PartsByLate = {}
     for run in runs:
         on_host = Counter(run.hosts)
         for one in run.waiting.ranks:
@@ -51,11 +47,10 @@ def ranking(runs: Sequence[Causes]) -> tuple[tuple[Straggler, ...], tuple[Stragg
 
 _Part = tuple[LateRank, int, int]
 """A late rank of one run, ranks of that run, and over how many of them its own time is a mean."""
+_PartsByLate = dict[tuple[int | None, str], list[_Part]]  # By rank (None: a whole host) and host.
 
 
-def _ranked(
-    found: Mapping[tuple[int | None, str], Sequence[_Part]], total_ns: int, steps: int
-) -> tuple[Straggler, ...]:
+def _ranked(found: _PartsByLate, total_ns: int, steps: int) -> tuple[Straggler, ...]:
     made = [_straggler(rank, host, parts, total_ns, steps) for (rank, host), parts in found.items()]
     return tuple(sorted(made, key=lambda one: (-one.waited_s, one.host, -1 if one.rank is None else one.rank)))
 
@@ -69,9 +64,7 @@ def _straggler(rank: int | None, host: str, parts: Sequence[_Part], total_ns: in
         last_share=sum(one.steps_last for one, *_ in parts) / steps,
         waited_s=sum(one.waited_ns / ranks for one, ranks, _ in parts) / steps / 1e9,
         waited_share=sum(one.waited_ns for one, *_ in parts) / total_ns,
-        input_s=late_s["input"],
-        compute_s=late_s["compute"],
-        host_s=late_s["host"],
+        **{f"{name}_s": seconds for name, seconds in late_s.items()},
         late_by=most if late_s[most] > 0 else "unexplained",
     )
 

@@ -110,8 +110,7 @@ def load_steps(run: Run) -> RunSteps:
 def measure(run: Run, steps: RunSteps | None = None) -> RunMeasures:
     """The figures of a run with a valid record.
 
-    `steps`: what `load_steps` gave for it, if that is at hand. Raises IncompleteDataError: step files are missing,
-    torn, or disagree with the record or each other; or ValueError: the run has no valid record and so no figures.
+    `steps`: what `load_steps` gave for it, if that is at hand. Raises as that does.
     """
     loaded = steps or load_steps(run)
     assert run.record is not None
@@ -242,7 +241,7 @@ def _ranks_alike(run: Run, entries: Sequence[RankResult], numbers: Times | None)
         return None
     if steps is None or any(reader.torn_bytes for reader in readers):
         return None
-    if any(_of_other_rank(reader, entry) for reader, entry in zip(readers, entries, strict=True)):
+    if any(reader.header.get("rank", entry.rank) != entry.rank for reader, entry in zip(readers, entries, strict=True)):
         return None
     is_measured = steps["warmup"] == 0
     count = is_measured.shape[1]
@@ -268,7 +267,7 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     steps: dict[str, Any] = reader.read(_columns(reader))
     if reader.torn_bytes:
         raise IncompleteDataError(f"{path}: {reader.torn_bytes} bytes behind the last whole step: copied in part?")
-    if _of_other_rank(reader, entry):
+    if reader.header.get("rank", entry.rank) != entry.rank:  # copied: it is no repeat of this one
         raise IncompleteDataError(f"{path}: belongs to rank {reader.header['rank']!r}, not to {entry.rank}")
     # How many steps a run to a quality takes is not planned: the record has it.
     count = len(steps["step"])
@@ -282,11 +281,6 @@ def _one_rank(run: Run, entry: RankResult, numbers: Times | None) -> dict[str, T
     if other := _other_sums(entry, int(found["samples"].sum()), int(found["step_ns"].sum())):
         raise IncompleteDataError(f"{path}: {other}; no figure is made")
     return {name: np.asarray(values)[None] for name, values in (found | _with_kernels(steps)).items()}
-
-
-def _of_other_rank(reader: StepReader, entry: RankResult) -> bool:
-    """Whether a file is that of another rank, copied: it is no repeat of this one."""
-    return bool(reader.header.get("rank", entry.rank) != entry.rank)
 
 
 def _other_sums(entry: RankResult, samples: int, step_ns: int) -> str:

@@ -23,8 +23,8 @@ class Metric:
     name: str
     title: str
     unit: str  # As `dlbench.stats.estimates.Estimate.unit`.
-    higher_is_worse: bool
     about: str  # How it is made, in a sentence.
+    higher_is_worse: bool = True
 
 
 METRICS: tuple[Metric, ...] = (
@@ -32,35 +32,30 @@ METRICS: tuple[Metric, ...] = (
         name="step_median_s",
         title="Step time",
         unit="s",
-        higher_is_worse=True,
         about="median over the measured steps of the slowest rank's time in each step",
     ),
     Metric(
         name="step_mean_s",
         title="Mean step",
         unit="s",
-        higher_is_worse=True,
         about="longest measured time of any rank over steps: the inverse of the throughput, outliers included",
     ),
     Metric(
         name="step_p95_s",
         title="Step time, p95",
         unit="s",
-        higher_is_worse=True,
         about="95th percentile over the measured steps of the slowest rank's time in each step",
     ),
     Metric(
         name="energy_per_sample_j",
         title="Energy per sample",
         unit="J",
-        higher_is_worse=True,
         about="joules of GPUs where the run computed on them, else of processors, over the measured window, by samples",
     ),
     Metric(
         name="time_to_quality_s",
         title="Time to quality",
         unit="s",
-        higher_is_worse=True,
         about="from the start of training to the end of the first evaluation that met the target",
     ),
 )

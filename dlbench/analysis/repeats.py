@@ -23,10 +23,8 @@ def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doub
     `places`: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or the
     host do not count.
     """
-    averaged = averaged_unlike(places)
-    between = compared_unlike(places)
-    found = [averaged] if averaged else []
-    if between:
+    found = list(filter(None, [averaged_unlike(places)]))
+    if between := compared_unlike(places):
         found.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
     return [Doubt(code=CODE, severity="serious", text=text) for text in found]
 
@@ -49,7 +47,6 @@ def compared_unlike(places: Mapping[str, Mapping[str, Facts]]) -> list[Differenc
 
 
 def _averaged(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, list[str]]:
-    """Keys that differ within a figure, with the figures."""
     found: dict[str, list[str]] = {}
     for place, runs in places.items():
         for one in _differences(runs):
@@ -69,30 +66,24 @@ def named(differences: Iterable[Difference]) -> str:
 
 
 def _values(one: Difference) -> str:
-    shown = [f"{_clipped(value)} in {len(runs)}" for value, runs in one.values[:MAX_VALUES]]
-    return ", ".join([*shown, *([f"{len(one.values) - MAX_VALUES} other values"] * (len(one.values) > MAX_VALUES))])
+    shown = []
+    for value, runs in one.values[:MAX_VALUES]:
+        text = value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
+        shown.append(f"{text} in {len(runs)}")
+    if len(one.values) > MAX_VALUES:
+        shown.append(f"{len(one.values) - MAX_VALUES} other values")
+    return ", ".join(shown)
 
 
-def _clipped(value: str) -> str:
-    return value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
-
-
-_WHERE_LOADED = frozenset(
-    {
-        "mpi.library",
-        *(f"variable.{name}" for name in ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")),
-    }
-)
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_WHERE_LOADED = frozenset({"mpi.library", *(f"variable.{name}" for name in _INTERFACES)})
 """Libraries and networks that a run has only where it needs them: a run without one has no other."""
 
 
 def _differences(runs: Mapping[str, Facts]) -> list[Difference]:
     found = side_by_side({run: without_names(facts) for run, facts in runs.items()}).differences
-    return [one for one in found if not (one.key in _WHERE_LOADED and _is_set_alike(one))]
-
-
-def _is_set_alike(one: Difference) -> bool:
-    return len([value for value, _ in one.values if value != NOT_SET]) == 1
+    set_values = {one.key: [value for value, _ in one.values if value != NOT_SET] for one in found}
+    return [one for one in found if one.key not in _WHERE_LOADED or len(set_values[one.key]) != 1]
 
 
 def shared_nodes(plan: LaunchPlan) -> str:

@@ -67,19 +67,13 @@ def groups(table: RunTable) -> list[Group]:
     by_group: dict[str, list[FigureRow]] = {}
     for row in table.figures.values():
         by_group.setdefault(row["group"], []).append(row)
-    return sorted((_group(name, rows, table) for name, rows in by_group.items()), key=_order)
 
+    def order(group: Group) -> tuple[str, ...]:
+        plan = group.sample.plan
+        workload = plan.workload
+        return workload.name, workload.preset, group.scaling, plan.engine.name, plan.created, group.id
 
-def _order(group: Group) -> tuple[str, ...]:
-    plan = group.sample.plan
-    return (
-        plan.workload.name,
-        plan.workload.preset,
-        group.scaling,
-        plan.engine.name,
-        group.sample.plan.created,
-        group.id,
-    )
+    return sorted((_group(name, rows, table) for name, rows in by_group.items()), key=order)
 
 
 def _group(name: str, rows: Sequence[FigureRow], table: RunTable) -> Group:
@@ -124,21 +118,13 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
         speedup=speedup,
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),
-        serial_fraction=serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
+        serial_fraction=_serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
         paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
         mean_step=geometric_mean_estimate(mean_steps, "s"),
         run_ids=tuple(row["run_id"] for row in rows),
     )
 
 
-def serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
-    """Karp and Flatt's experimentally determined serial fraction.
-
-    Takes the measured speed-up against the baseline (1) and ranks divided by the baseline's, above 1. The fraction (1)
-    is below 0 where the speed-up exceeds the ideal; it falls with the speed-up, so the interval's ends change places.
-    """
-
-    def fraction(value: float) -> float:
-        return (1 / value - 1 / ideal) / (1 - 1 / ideal)
-
-    return speedup.mapped(fraction, "fraction")
+def _serial_fraction(speedup: Estimate, ideal: float) -> Estimate:
+    """Karp and Flatt's experimentally determined serial fraction; below 0 where the speed-up exceeds the ideal."""
+    return speedup.mapped(lambda value: (1 / value - 1 / ideal) / (1 - 1 / ideal), "fraction")

@@ -51,7 +51,10 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
         return list(runs)
     chosen = [(run, properties(run)) for run in runs]
     for number, (key, wanted) in enumerate(where.items()):
-        values = [_value(run, key, known) for run, known in chosen]
+        values = [known.get(key) for _, known in chosen]
+        if key.startswith("tag."):
+            tags = [run.plan.tags if isinstance(run.plan, RunPlan) else {} for run, _ in chosen]
+            values = [of_run.get(key.removeprefix("tag."), "") for of_run in tags]
         if chosen and all(value is None for value in values):
             names = {name for _, known in chosen for name in known}
             raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
@@ -64,10 +67,3 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
             raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {hint}")
         chosen = [one for one, value in zip(chosen, values, strict=True) if value == wanted]
     return [run for run, _ in chosen]
-
-
-def _value(run: LaunchedRun, key: str, known: Mapping[str, str]) -> str | None:
-    """None where this kind of run has no such property."""
-    if not key.startswith("tag."):
-        return known.get(key)
-    return run.plan.tags.get(key.removeprefix("tag."), "") if isinstance(run.plan, RunPlan) else ""

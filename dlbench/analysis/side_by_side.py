@@ -1,10 +1,7 @@
 """The same runs but for one thing, side by side: the steps that all comparisons share.
 
-What is alike but for what is compared is one set (`alike`); at each rank and node count of a set stand its sides, and
-one of them is the reference: groups of a report (`Comparison`, which says as data what differs, what the reference is
-and which figures are compared), sides of a gate (`matched`), control runs with the plain ones of their series
-(`twins`). Of each figure a side has one value per run, and its ratio to the reference is taken in
-pairs of repeats where both ran them interleaved (`compared`). What the ratio means, each comparison says itself.
+Compared are groups of a report (`Comparison`), sides of a gate (`matched`), and control runs with the plain ones of
+their series (`twins`); what a ratio means, each comparison says itself.
 """
 
 from __future__ import annotations
@@ -88,6 +85,14 @@ def losses_text(own: float, reference: float, of: str) -> str:
     """Losses after equal samples; `of`: what the reference is called."""
     gap = f", relative difference {abs(own / reference - 1):.1g}" if reference else ""
     return f"loss after equal samples {own:.5g} against {reference:.5g} with {of}{gap}"
+
+
+def batch_text(plan: RunPlan) -> str:
+    """Samples per rank, or of the global batch under strong scaling, in words."""
+    unit = plan.workload.sample_unit
+    if plan.series.scaling == "strong":
+        return f"{plan.global_batch} {unit} global batch"
+    return f"{plan.workload.train.batch_per_rank} {unit} per rank"
 
 
 def last_loss(run: Run) -> float | None:

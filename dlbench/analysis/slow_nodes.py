@@ -111,7 +111,7 @@ def slow_nodes(table: RunTable) -> SlowNodes:
 
 
 def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
-    """Every host of these runs, each of which had ranks on two hosts or more; before each run its session."""
+    """Yields every host of runs on two hosts or more; before each run its session."""
     ratios: dict[str, dict[str, list[float]]] = {}
     later: dict[str, dict[str, list[float]]] = {}
     at_least: dict[str, dict[str, list[float]]] = {}

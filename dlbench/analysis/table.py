@@ -27,6 +27,8 @@ WORTH_A_PROCESS = 32 << 20
 """Bytes of step files, `FILE_BYTES` added for each, that take longer to read than a process takes to start."""
 FILE_BYTES = 16 << 10  # As much of a step file is read in the time that it takes to open one and to look at its header.
 
+_MEASURES = ("steps", "samples", "measured_s", "throughput", "step_median_s", "step_p95_s", "step_cv")  # In this order.
+
 FigureRow = dict[str, Any]  # By name of column.
 PointKey = tuple[str, int, int]  # Group, ranks, nodes.
 
@@ -137,7 +139,7 @@ def tabulate(
     several processes read; the table is the same. Raises RunError: one of these processes was killed.
     """
     valid = [run for run in scan.runs if run.state == "valid"]
-    loaded = iter(load_runs(valid, Wanted(causes=with_causes, digest=with_digests)))
+    loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
     found: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
     without: list[WithoutFigures[Run]] = []
@@ -169,25 +171,17 @@ def tabulate(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked for besides the figures."""
-
-    causes: bool = False
-    digest: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class LoadedRun:
     """What is kept of a run."""
 
     row: FigureRow  # Its row of `dlbench.analysis.table.RunTable.figures`.
     parts: dict[str, float]  # Seconds per step of each of `measures.PARTS`, `exchange_wait`, `exchange_wait_first`.
     causes: Causes | None  # None unless asked for.
-    digest: StepDigest | None  # None unless asked for.
+    digest: StepDigest | None  # Likewise.
     damaged: tuple[str, ...] = ()  # Spans and samples that are damaged, one line each; they take no figure away.
 
 
-def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
+def load_or_say(run: Run, *, with_causes: bool, with_digests: bool) -> LoadedRun | IncompleteDataError:
     """Reads the step files of a run, once; returns why, if it gives nothing. Raises ValueError: it has no figures."""
     try:
         steps = load_steps(run)
@@ -199,8 +193,8 @@ def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
                 "exchange_wait": measures.exchange_wait_s,
                 "exchange_wait_first": measures.exchange_wait_first_s,
             },
-            causes=causes_of(run, steps) if wanted.causes else None,
-            digest=digest_of(run, steps) if wanted.digest else None,
+            causes=causes_of(run, steps) if with_causes else None,
+            digest=digest_of(run, steps) if with_digests else None,
             damaged=damaged_traces(run.folder.path, run.plan.run_id, whole=False),
         )
     except IncompleteDataError as error:
@@ -210,6 +204,7 @@ def load_or_say(run: Run, wanted: Wanted) -> LoadedRun | IncompleteDataError:
 def _row(run: Run, measures: RunMeasures) -> FigureRow:
     assert run.record is not None
     plan = run.plan
+    axes = (f"{key}={value}" for key, value in sorted(plan.series.axes.items()))
     return {
         **describe(run),
         "ranks": plan.layout.ranks,
@@ -218,27 +213,19 @@ def _row(run: Run, measures: RunMeasures) -> FigureRow:
         "group": averaged_id(run),
         "series": plan.series.id,
         "repeat": plan.series.repeat,
-        "block": " ".join(
-            [plan.series.id, plan.created, *(f"{key}={value}" for key, value in sorted(plan.series.axes.items()))]
-        ),
+        "block": " ".join([plan.series.id, plan.created, *axes]),
         "side": plan.series.side,
         "position": plan.series.position,
         "finished": run.record.finished,
         "batch": plan.workload.train.batch_per_rank,
         "sample_unit": plan.workload.sample_unit,
-        "steps": measures.steps,
-        "samples": measures.samples,
-        "measured_s": measures.measured_s,
-        "throughput": measures.throughput,
-        "step_median_s": measures.step_median_s,
-        "step_p95_s": measures.step_p95_s,
-        "step_cv": measures.step_cv,
+        **{name: getattr(measures, name) for name in _MEASURES},
         "warnings": len(run.record.warnings),
     }
 
 
 def load_runs(
-    runs: Sequence[Run], wanted: Wanted, *, processes: int | None = None
+    runs: Sequence[Run], *, with_causes: bool = False, with_digests: bool = False, processes: int | None = None
 ) -> list[LoadedRun | IncompleteDataError]:
     """Reads many runs; what each gave, or why it gives nothing, in the order of `runs`.
 
@@ -252,7 +239,7 @@ def load_runs(
     # The largest first, so that none of them is left for the end.
     order = sorted(range(len(runs)), key=lambda number: -weights[number])
     items = [runs[number] for number in order]
-    work = partial(load_or_say, wanted=wanted)
+    work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
         found = {order[place]: result for place, result in results}
     return [found[number] for number in range(len(runs))]

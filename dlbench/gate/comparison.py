@@ -35,6 +35,7 @@ from dlbench.gate.sides import (
 )
 from dlbench.gate.verdicts import Judgement, MetricSample, Rule, judge
 from dlbench.records.scan import Scan
+from dlbench.report.wording import ranks_text, runs_text
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, is_other_than
 from dlbench.stats.pairing import KnownKey
 
@@ -67,7 +68,7 @@ def compare_sides(
     ]
     if ids[0] == ids[1]:
         raise UserError(
-            f"A ({a.name}) and B ({b.name}) are the same {len(ids[0])} run{'s' * (len(ids[0]) > 1)}: nothing to "
+            f"A ({a.name}) and B ({b.name}) are the same {runs_text(len(ids[0]))}: nothing to "
             f"compare; give two folders, choose each side with {options[0]} and {options[1]}, or give --paired for "
             "runs of run --ab"
         )
@@ -119,8 +120,6 @@ def _whole(
 
 
 def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[Match], list[SidePoint]]:
-    """Every point of A with that of B, and points that only B has."""
-
     def same(point: SidePoint) -> Hashable:
         return digest(without(point.content, allowed)), point.place
 
@@ -145,7 +144,6 @@ def _matches(a: GateSide, b: GateSide, allowed: Collection[str]) -> tuple[list[M
 def _refuse_unmatched(
     a: GateSide, b: GateSide, matches: Sequence[Match], alone: Sequence[SidePoint], allowed: Collection[str]
 ) -> None:
-    """Runs that were meant to be compared and must not be."""
     any_match = any(one.b is not None for one in matches)
     pairs = [
         (_apart(one.a, other, allowed), one.a)
@@ -158,12 +156,10 @@ def _refuse_unmatched(
     found, point = min(pairs, key=lambda pair: len(pair[0]))
     keys = ",".join(one.key for one in found[:3] if one.key not in ("workload", "ranks", "nodes"))
     hint = f"; if that is meant: --allow {keys}" if keys and len(found) <= 3 else ""
-    where = f"{point.ranks} rank{'s' * (point.ranks > 1)}"
-    raise UserError(f"{a.name} and {b.name} are not comparable at {where}: {named(found)}{hint}")
+    raise UserError(f"{a.name} and {b.name} are not comparable at {ranks_text(point.ranks)}: {named(found)}{hint}")
 
 
 def _apart(one: SidePoint, other: SidePoint, allowed: Collection[str]) -> list[KeyDifference]:
-    """Ranks, nodes and keys on which two points differ."""
     places = [
         KeyDifference(key=title.lower(), title=title, a=str(here), b=str(there))
         for title, here, there in zip(("Ranks", "Nodes"), one.place, other.place, strict=True)
@@ -207,9 +203,8 @@ def paired_points(scan: Scan, name: str, where: Mapping[str, str]) -> tuple[list
     left_out += more
     found: list[Match] = []
     # Different comparisons are never mixed.
-    for text, members in alike(
-        table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True)
-    ).items():
+    comparisons = alike(table.runs.items(), lambda item: json.dumps(item[1].plan.series.sides, sort_keys=True))
+    for text, members in comparisons.items():
         of_one = dict(members)
         figures = {run_id: row for run_id, row in table.figures.items() if run_id in of_one}
         found += _of_comparison(json.loads(text), dataclasses.replace(table, runs=of_one, figures=figures), damaged)
@@ -254,7 +249,6 @@ def _paired(one: SidePoint | None, other: SidePoint | None) -> Match:
 def _of_floors(
     points: Sequence[SidePoint], at_least: Mapping[int, float], sessions: Mapping[str, str]
 ) -> tuple[list[_Draft], list[SidePoint]]:
-    """Points that are compared with their floors alone, and those without a floor."""
     drafts = [
         _Draft(Match(a=dataclasses.replace(point, runs=(), tags={}, doubts=()), b=point), (), sessions, at_least)
         for point in points
@@ -350,9 +344,7 @@ class _Draft:
         return ratio if is_beyond else None
 
     def _sooner(self, ratios: Mapping[str, Estimate | None]) -> Estimate | None:
-        """Returns B / A of the time to quality where all runs of both met their target, and one side for certain
-        sooner.
-        """
+        """Returns B / A of the time to quality where all runs met their target, and one side for certain sooner."""
         ratio = ratios.get("time_to_quality_s")
         sides = (self.found.a, self.found.b)
         have_all = all("time_to_quality_s" in run.figures for side in sides if side is not None for run in side.runs)
@@ -368,10 +360,7 @@ class _Draft:
         return "" if is_known else self.found.quality
 
     def _weakened(self, metric: Metric, judgement: Judgement, throughput: Estimate | None, quality: str) -> Judgement:
-        """No good verdict on a time to quality while runs of B that missed the target have none, none in favour of
-        ranks that train apart whose quality is open, and no step time is equivalent where the throughput, which has no
-        verdict of its own, is not.
-        """
+        """Returns a judgement that is undecided where another figure of the point speaks against its outcome."""
         a, b = self.found.a, self.found.b
         favoured = {"better": b, "equal": b, "worse": a}.get(judgement.outcome)
         runs_b = () if b is None else b.runs

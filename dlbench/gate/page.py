@@ -26,10 +26,9 @@ from dlbench.gate.report import (
     p_against,
     power_text,
     ratio_cell,
-    ratio_text,
     share_text,
 )
-from dlbench.gate.sides import KeyDifference
+from dlbench.gate.sides import VALUE_WIDTH, KeyDifference
 from dlbench.gate.verdicts import Rule
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, methods_section
@@ -42,7 +41,6 @@ from dlbench.units import first_of
 
 MAX_ENVIRONMENT = 6  # Differing keys of the environment that are shown; JSON has all.
 MAX_LEFT_OUT = 5
-_VALUE_WIDTH = 30
 
 ComparisonRow = tuple[PointResult, MetricResult]
 
@@ -57,11 +55,12 @@ def to_junit(report: ComparisonReport, name: str = "dlbench check") -> str:
         cases.append(_element("testcase", {"classname": "dlbench", "name": f"data: {line[:120]}"}))
         cases[-1].append(_text("error", {"type": "damaged"}, [line]))
     counts = {"tests": str(len(cases))}
-    for tag, count in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+    for tag, count in (("failure", "failures"), ("error", "errors")):
         counts[count] = str(sum(case.find(tag) is not None for case in cases))
-    counts |= _time([point.wall_s for point in report.points if point.gated])
-    root = _element("testsuites", {"name": name, **{key: value for key, value in counts.items() if key != "skipped"}})
-    suite = _element("testsuite", {"name": f"{report.b} against {report.a}", **counts})
+    seconds = _time([point.wall_s for point in report.points if point.gated])
+    root = _element("testsuites", {"name": name, **counts, **seconds})
+    counts["skipped"] = str(sum(case.find("skipped") is not None for case in cases))
+    suite = _element("testsuite", {"name": f"{report.b} against {report.a}", **counts, **seconds})
     if moments := [point.finished_b[1] for point in report.points if point.finished_b[1]]:
         suite.set("timestamp", _legal(max(moments).removesuffix("Z")))
     root.append(suite)
@@ -88,16 +87,12 @@ def _case(point: PointResult, metric: MetricResult) -> ElementTree.Element:
     time = _time([None if point.wall_s is None else point.wall_s / len(point.gated)])
     case = _element("testcase", {"classname": point.label, "name": f"{metric.title} ({metric.name})", **time})
     attributes = {"type": metric.verdict, "message": f"{metric.verdict}: {change_text(metric)}"}
-    lines = [*_evidence(point, metric)]
-    tone = GATE_TONES[metric.verdict]
-    if tone == "bad":
-        case.append(_text("failure", attributes, [metric.reason, *lines]))
-    elif metric.awaits_reference:
-        case.append(_text("skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}", *lines]))
-    elif tone == "open":
-        case.append(_text("error", attributes, [metric.reason, *lines]))
-    else:
-        case.append(_text("system-out", {}, [attributes["message"], metric.reason, *lines]))
+    tag, lines = {"bad": "failure", "open": "error", "good": "system-out"}[GATE_TONES[metric.verdict]], [metric.reason]
+    if tag == "system-out":
+        attributes, lines = {}, [attributes["message"], metric.reason]
+    elif tag == "error" and metric.awaits_reference:
+        tag, attributes, lines = "skipped", {"type": metric.verdict}, [f"{metric.verdict}: {metric.reason}"]
+    case.append(_text(tag, attributes, [*lines, *_evidence(point, metric)]))
     return case
 
 
@@ -116,14 +111,12 @@ def _text(tag: str, attributes: dict[str, str], lines: list[str]) -> ElementTree
 def _evidence(point: PointResult, metric: MetricResult) -> Iterator[str]:
     a, b, both = metric.sides
     sides = f"{a} {_amount(metric.a)}; {b} {_amount(metric.b)}"
-    yield sides if metric.ratio is None else f"{sides}; {both} {ratio_text(metric.ratio)}"
+    yield sides if metric.ratio is None else f"{sides}; {both} {ratio_cell(metric.ratio)}"
     yield point.caption
     if metric.tested:
-        yield f"p worse {p_against(metric.tested.p_worse, metric.tested.level_worse)}; {metric.tested.method}"
+        yield f"p worse {p_against(metric.tested, 'worse')}; {metric.tested.method}"
     yield from filter(None, [power_text(metric)])
-    yield from (
-        f"differs on purpose: {one.title}: {one.a or 'none'} against {one.b or 'none'}" for one in point.allowed
-    )
+    yield from (f"differs on purpose: {one.text}" for one in point.allowed)
     yield from remarks(point)
 
 
@@ -230,7 +223,7 @@ def _comparisons(rows: list[ComparisonRow]) -> Sheet[ComparisonRow]:
         *((Column("", "Setting", lambda row: _setting(row[0]), is_brief=True),) if len(settings) > 1 else ()),
         side(a, "a", with_interval=False),
         side(b, "b", with_interval=are_floors),
-        Column("", "p worse", _p_worse),
+        Column("", "p worse", lambda row: p_against(row[1].tested, "worse") if row[1].tested else "none"),
     )
     return Sheet(
         name="comparisons",
@@ -285,10 +278,10 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     if metric.ratio is not None:
         basis = basis_text(metric.ratio, tested.unit if tested else "run")
         worse = "below" if metric.is_floor else "above"
-        facts.append((both, f"{ratio_text(metric.ratio)}; {worse} 1 is worse; {basis}"))
+        facts.append((both, f"{ratio_cell(metric.ratio)}; {worse} 1 is worse; {basis}"))
     if tested is not None:
-        facts.append(("p worse", f"{p_against(tested.p_worse, tested.level_worse)}; {tested.method}"))
-        facts.append(("p better", p_against(tested.p_better, tested.level_better)))
+        facts.append(("p worse", f"{p_against(tested, 'worse')}; {tested.method}"))
+        facts.append(("p better", p_against(tested, "better")))
     if tested is not None and not metric.is_floor:
         ends = f"[{tested.equivalence[0]:.3f}, {tested.equivalence[1]:.3f}]"
         facts.append(("90 %", f"{ends}, tolerance {share_text(report.tolerance)}"))
@@ -301,13 +294,7 @@ def _metric(where: str, metric: MetricResult, report: ComparisonReport) -> Secti
     )
 
 
-def _p_worse(row: ComparisonRow) -> str:
-    tested = row[1].tested
-    return p_against(tested.p_worse, tested.level_worse) if tested else "none"
-
-
 def _cautions(report: ComparisonReport) -> Iterator[Mark]:
-    """What holds for all points, damage first."""
     yield from (Mark(severity="serious", text=f"damaged: {line}") for line in report.damaged)
     yield from (Mark(severity="note", text=text) for text in remarks(report))
     alone = "No floor is for" if report.is_of_floors else "Only in B, compared with nothing"
@@ -336,6 +323,6 @@ def _sides(point: PointResult) -> str:
 
 def _keys(pairs: tuple[KeyDifference, ...]) -> list[str]:
     return [
-        f"{one.title}: {shorten(one.a or 'none', _VALUE_WIDTH)} against {shorten(one.b or 'none', _VALUE_WIDTH)}"
+        f"{one.title}: {shorten(one.a or 'none', VALUE_WIDTH)} against {shorten(one.b or 'none', VALUE_WIDTH)}"
         for one in pairs
     ]

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import dlbench
 from dlbench.analysis.metrics import Metric
@@ -25,9 +25,9 @@ FLOOR = Metric(
     name="throughput",
     title="Throughput floor",
     unit="samples/s",
-    higher_is_worse=False,
     about="samples of all ranks over the longest measured time of any rank; A is the floor that --at-least gives, "
     "and of B / A below 1 is worse",
+    higher_is_worse=False,
 )
 
 _FLOOR = (
@@ -55,7 +55,6 @@ def headline(verdict: str, points: Sequence[PointResult], tolerance: float) -> s
 
 
 def _floors_text(verdict: str, floors: Sequence[tuple[PointResult, MetricResult]]) -> str:
-    """Returns the points that have this verdict on their floors, with the worst figure; empty where none has."""
     same = [(point, metric) for point, metric in floors if metric.verdict == verdict]
     if not same:
         return ""
@@ -101,7 +100,7 @@ def change_text(metric: MetricResult) -> str:
         words = ("slower per step", "faster per step") if metric.name.startswith("step_") else ("more", "less")
     word = words[metric.ratio.value < 1]
     change = value_text(metric.ratio.mapped(lambda ratio: ratio - 1, "fraction")).removeprefix("-")
-    text = f"{change} {word}, {ratio_text(metric.ratio)}{within_text(metric.ratio)}"
+    text = f"{change} {word}, {ratio_cell(metric.ratio)}{within_text(metric.ratio)}"
     return f"{text}; {metric.quality}" if metric.quality else text
 
 
@@ -110,18 +109,14 @@ def ratio_cell(ratio: Estimate | None) -> Cell:
     return times_cell(ratio, 3)
 
 
-def ratio_text(ratio: Estimate) -> str:
-    """The same on one line."""
-    return str(ratio_cell(ratio))
-
-
 def share_text(fraction: float) -> str:
     """A share without needless digits, e.g. ``2 %``, ``2.5 %``."""
     return f"{fraction * 100:.4g} %"
 
 
-def p_against(p: float, level: float) -> str:
+def p_against(test: TTest, than: Literal["worse", "better"]) -> str:
     """A p and what it is held against, with two significant digits, e.g. ``0.0031 (at most 0.005)``."""
+    p, level = (test.p_worse, test.level_worse) if than == "worse" else (test.p_better, test.level_better)
     return f"{p:.2g} (at most {level:.2g})"
 
 
@@ -357,7 +352,6 @@ def report_of(
 
 
 def _of_all(lists: Sequence[tuple[T, ...]]) -> tuple[T, ...]:
-    """What is in every list, in the order of the first."""
     return tuple(one for one in lists[0] if all(one in other for other in lists[1:])) if lists else ()
 
 
@@ -377,8 +371,8 @@ def point_of(
         nodes=a.nodes,
         runs_a=tuple(run.run_id for run in a.runs),
         runs_b=tuple(run.run_id for run in runs_b),
-        sessions_a=_num_sessions(a.runs, sessions),
-        sessions_b=_num_sessions(runs_b, sessions),
+        sessions_a=len({sessions[run.run_id] for run in a.runs}),
+        sessions_b=len({sessions[run.run_id] for run in runs_b}),
         sessions_history=num_history,
         finished_a=_span(a.runs),
         finished_b=_span(runs_b),
@@ -423,10 +417,6 @@ def _caption(point: SidePoint, allowed: Sequence[KeyDifference]) -> str:
     return "; ".join(["geometric means", *shown, *([point.notice] if point.notice else [])])
 
 
-def _num_sessions(runs: Sequence[SideRun], sessions: Mapping[str, str]) -> int:
-    return len({sessions[run.run_id] for run in runs})
-
-
 def _span(runs: Sequence[SideRun]) -> tuple[str, str]:
     ends = sorted(whole_seconds(run.circumstances.finished) for run in runs)
     return (ends[0], ends[-1]) if ends else ("", "")
@@ -453,10 +443,8 @@ def _point_cautions(
     for one in metrics:
         counts = len(one.values_a), len(one.values_b)
         if one.gated and not one.is_floor and counts != wanted:
-            counted = " and ".join(
-                f"{n} of {of} runs of {side}" for n, of, side in zip(counts, wanted, "AB", strict=True)
-            )
-            yield f"{one.title}: in {counted}."
+            a, b = (f"{n} of {of} runs of" for n, of in zip(counts, wanted, strict=True))
+            yield f"{one.title}: in {a} A and {b} B."
 
 
 def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, str]) -> str:
@@ -470,7 +458,7 @@ def _spacing(a: Sequence[SideRun], b: Sequence[SideRun], sessions: Mapping[str, 
     if gap <= 0:
         return f"The runs were not compared as pairs; {advice}"
     # Sessions that lie as far apart as the sides have its drift in their scatter.
-    several = (_num_sessions(side, sessions) > 1 for side in (a, b))
+    several = (len({sessions[run.run_id] for run in side}) > 1 for side in (a, b))
     spans = [max(ends) - min(ends) for ends, is_several in zip(times, several, strict=True) if is_several]
     if gap <= max(spans, default=0.0):
         return ""

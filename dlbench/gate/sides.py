@@ -1,14 +1,10 @@
 """One side of a comparison: the points of some runs, each run with one number for every metric.
 
 And what two points must share before they are compared, key by key, so that a difference can be named and allowed.
-
-That is the content that `dlbench.analysis.comparability` makes one digest of: the registered keys, and everything in
-the plan that decides what is computed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from dlbench.analysis import environments
-from dlbench.analysis.comparability import AFTER_INTERRUPTION, comparable_content, system_content
+from dlbench.analysis.comparability import AFTER_INTERRUPTION, comparable_content, digest_of, system_content
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.environments import facts, side_by_side
 from dlbench.analysis.metrics import metrics_by_run
@@ -30,7 +26,7 @@ from dlbench.errors import IncompleteDataError, UserError, nearest
 from dlbench.records.registry import KEYS
 from dlbench.records.scan import Run, Scan
 from dlbench.report.formats.terminal import shorten
-from dlbench.report.wording import place_text
+from dlbench.report.wording import place_text, ranks_text
 from dlbench.specs.engine import engine_title
 from dlbench.specs.plan import AxisValue
 from dlbench.stats.pairing import RunKey
@@ -102,16 +98,10 @@ def content_of(run: Run) -> Content:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, AxisValue]]:
-    """Values with their keys, lists by position."""
-    items: Iterable[tuple[str, Any]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list | tuple):
-        items = ((str(i), item) for i, item in enumerate(value))
-    else:
+    if not isinstance(value, dict | list | tuple):
         yield path.removesuffix("."), value
         return
-    for name, item in items:
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
         yield from _leaves(item, f"{path}{name}.")
 
 
@@ -138,8 +128,7 @@ def without(content: Content, allowed: Collection[str]) -> Content:
 
 def digest(content: Content) -> str:
     """Equal for equal content."""
-    text = json.dumps([dict(content.registered), dict(content.plan)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return digest_of({"registered": dict(content.registered), "plan": dict(content.plan)})
 
 
 def differences(a: Content, b: Content) -> list[KeyDifference]:
@@ -166,7 +155,7 @@ def named(found: Iterable[KeyDifference]) -> str:
 
 
 def _allows_path(path: str, allowed: Collection[str]) -> bool:
-    return any(_is_at(path, key) or any(_is_at(path, prefix) for prefix in _SPEAKS_OF.get(key, ())) for key in allowed)
+    return any(_is_at(path, prefix) for key in allowed for prefix in (key, *_SPEAKS_OF.get(key, ())))
 
 
 def _allows_name(name: str, allowed: Collection[str]) -> bool:
@@ -181,7 +170,7 @@ def _is_at(path: str, key: str) -> bool:
 
 # Points and their runs
 
-_VALUE_WIDTH = 30
+VALUE_WIDTH = 30  # Characters of a differing value that are shown.
 
 
 def point_label(point: SidePoint, without: Collection[str] = ()) -> str:
@@ -207,7 +196,7 @@ def versus(allowed: Sequence[KeyDifference]) -> str:
         return ""
     first = min(allowed, key=lambda one: one.key != "engine")
     a, b = (
-        engine_title(value) if first.key == "engine" else f"{first.title} {shorten(value, _VALUE_WIDTH)}"
+        engine_title(value) if first.key == "engine" else f"{first.title} {shorten(value, VALUE_WIDTH)}"
         for value in (first.a or "none", first.b or "none")
     )
     return f"{b} (B) against {a} (A)"
@@ -386,9 +375,8 @@ def _point(runs: Sequence[Run], content: Content, members: Sequence[SideRun]) ->
     # What differs between the sides is compared; within one its runs would be averaged.
     found = side_by_side({run.plan.run_id: system_content(run.plan) for run in runs}).differences
     if found:
-        layout = runs[0].plan.layout
         raise UserError(
-            f"runs of one side at {layout.ranks} rank{'s' * (layout.ranks > 1)} are no repeats of each other "
+            f"runs of one side at {ranks_text(plan.layout.ranks)} are no repeats of each other "
             f"({named_values(found)}); choose those of each side with --where, e.g. --where {found[0].key}="
             f"{found[0].values[0][0]}"
         )

@@ -11,17 +11,9 @@ Logarithms, because times differ by factors. Student's t and no permutation of t
 noise both fail at most as often as they may (outliers, stalls, long tails, one-sided noise, two states, 5 to 20 units),
 t has an interval and a power in closed form, and with five or six pairs no permutation attains 1 %.
 
-The unit is what varies independently between the sides. Interleaved pairs: the pair. Otherwise the session
-(`dlbench.analysis.sessions`), because runs of one night share its state: more runs of the same night say nothing about
-another. Within one Slurm job, or one command, that holds both sides it is the run.
-
 Where a side has too few sessions of its own, the scatter between those of the other side, and of a history, stands for
 it: Student's test with a pooled variance, for one new session against k earlier ones a standard error of
 s sqrt(1 + 1/k) (Crawford and Howell, The Clinical Neuropsychologist 12, 1998).
-
-A floor is a number, so the same test has one side and no tolerance: missed where the whole interval lies below it, met
-where it lies above. Its unit is the run, and what it says holds within the session they ran in, or from five sessions
-on the session.
 """
 
 from __future__ import annotations
@@ -198,7 +190,7 @@ def _by_session(values: Sequence[float], names: Sequence[str]) -> dict[str, tupl
 
 
 def _against(floor: float, values: tuple[float, ...], names: Sequence[str]) -> Evidence | None:
-    """One side against a number; None where it is of several sessions, and these are too few."""
+    """Returns None where `values` are of several sessions, and these are too few."""
     sessions = _by_session(values, names)
     b = _logs(values) if len(sessions) == 1 else tuple(map(fmean, sessions.values()))
     if len(b) < MIN_SESSIONS:
@@ -216,17 +208,10 @@ def _against(floor: float, values: tuple[float, ...], names: Sequence[str]) -> E
 
 
 def _apart(a: tuple[float, ...], b: tuple[float, ...], unit: Unit) -> Evidence:
-    """Two independent sides: Welch's standard error and degrees of freedom."""
     error, freedom = welch_error(a, b)
     pooled = sum((len(side) - 1) * max(variance(side), ROUNDING**2) for side in (a, b))
-    return Evidence(
-        unit=unit,
-        a=a,
-        b=b,
-        scatter=math.sqrt(pooled / (len(a) + len(b) - 2)),
-        error=float(error),
-        freedom=float(freedom),
-    )
+    scatter = math.sqrt(pooled / (len(a) + len(b) - 2))
+    return Evidence(unit=unit, a=a, b=b, scatter=scatter, error=float(error), freedom=float(freedom))
 
 
 def _borrowed(groups: Sequence[Sequence[tuple[float, ...]]]) -> Evidence:
@@ -322,22 +307,16 @@ def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
     p_values = [one.p_values(margin) for one, margin in zip(tests, margins, strict=True)]
     worse, better = zip(*p_values, strict=True) if tests else ((), ())
     levels = zip(_levels(worse, rule.level), _levels(better, rule.level), strict=True)
-    judged = iter(
-        [
-            _judged(one, rule, margin, p, level, family_size=len(tests))
-            for one, margin, p, level in zip(tests, margins, p_values, levels, strict=True)
-        ]
-    )
+    tested = zip(tests, margins, p_values, levels, strict=True)
+    judged = (_judged(*one, rule, family_size=len(tests)) for one in tested)
     return [
         _untested(sample, rule) if one is None else next(judged) for sample, one in zip(samples, evidence, strict=True)
     ]
 
 
 def _levels(p_values: Sequence[float], level: float) -> list[float]:
-    """The level of each comparison of a family by Holm's procedure (Scandinavian Journal of Statistics 6, 1979).
-
-    The smallest of m p is held against level / m, the next one, if that rejected, against level / (m - 1), and so on;
-    from the first that does not reject, all are held against its level, and none of them rejects.
+    """Returns the level of each comparison of a family by Holm's procedure: all are held against that of the first
+    that does not reject.
     """
     found = [0.0] * len(p_values)
     rejected = 0
@@ -348,13 +327,7 @@ def _levels(p_values: Sequence[float], level: float) -> list[float]:
 
 
 def _judged(
-    evidence: Evidence,
-    rule: Rule,
-    margin: float,
-    p: tuple[float, float],
-    level: tuple[float, float],
-    *,
-    family_size: int,
+    evidence: Evidence, margin: float, p: tuple[float, float], level: tuple[float, float], rule: Rule, family_size: int
 ) -> Judgement:
     n = len(evidence.b) if evidence.is_of_floor else min(len(evidence.a), len(evidence.b))
     low, high = evidence.ends(*level)
@@ -393,12 +366,12 @@ def _untested(sample: MetricSample, rule: Rule) -> Judgement:
     is_floor = sample.floor is not None
     reason = _few_sessions(sample)
     if not sample.has_runs:
-        counts = len(sample.a), len(sample.b)
-        unit = "pairs" if sample.paired else "runs per side"
-        held = f"{counts[0]}" if sample.paired else f"{counts[0]} and {counts[1]}"
+        unit, count = ("pairs" if sample.paired else "runs per side"), f"{len(sample.a)} and {len(sample.b)}"
         if is_floor:
-            unit, held = "runs", f"{len(sample.b)}"
-        reason = f"{held} of the {MIN_RUNS} {unit} that a verdict needs"
+            unit = "runs"
+        if is_floor or sample.paired:
+            count = f"{len(sample.b)}"
+        reason = f"{count} of the {MIN_RUNS} {unit} that a verdict needs"
     return Judgement(
         outcome="undecided" if sample.has_runs else "insufficient",
         question=FLOOR if is_floor else GATE,
@@ -411,7 +384,6 @@ def _untested(sample: MetricSample, rule: Rule) -> Judgement:
 
 
 def _few_sessions(sample: MetricSample) -> str:
-    """Why sides of few sessions get no verdict, and what helps."""
     a, b = (len(set(names)) for _, names in sample.sides)
     if sample.floor is not None:
         return (

@@ -15,9 +15,6 @@ Verdicts are read from an interval. An interval that reaches over an end of the 
 agreement would call noise agreement: the noisier the runs, the more alike everything would be. That a whole interval at
 95 % lies within a margin is the two one-sided tests of equivalence at 2.5 % each (Schuirmann, Journal of
 Pharmacokinetics and Biopharmaceutics 15, 1987).
-
-The largest of many measured gains is large by merit and by luck. An interval that knows nothing of the choice misses
-the true gain of the chosen one far too often, and always on the same side.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
 from statistics import fmean, variance
-from typing import Literal, overload
+from typing import Literal
 
 from dlbench.lazy import Array, np
 from dlbench.stats.multiplicity import LEVEL as FAMILY_LEVEL
@@ -91,7 +88,7 @@ def range_level(n: int) -> float:
 
 
 @cache
-def places(n: int, level: float = 0.95) -> tuple[int, float]:
+def places(n: int, level: float = LEVEL) -> tuple[int, float]:
     """Which of n ordered values, counted from either end, bound the median, and the level that this attains.
 
     The number of runs below the median is binomial, so from the k-th smallest value to the k-th largest the level is
@@ -192,6 +189,12 @@ class Estimate:
     def in_unit(self, unit: str) -> Estimate:
         return replace(self, unit=unit)
 
+    def holding(self, value: float) -> Estimate:
+        """Returns the estimate with this value, and an interval that holds it."""
+        if self.low is None or self.high is None:
+            return replace(self, value=value)
+        return replace(self, value=value, low=min(self.low, value), high=max(self.high, value))
+
     def mapped(self, function: Callable[[float], float], unit: str) -> Estimate:
         """The estimate of a function of what is estimated; ends change places where it falls. `function`: monotone over
         the interval.
@@ -263,7 +266,8 @@ def geometric_mean_estimate(values: Values, unit: str = "") -> Estimate:
     """The geometric mean over runs, for factors that must multiply: `mean_estimate` of the logarithms. Raises
     `ValueError`: no values, or one that is not positive and finite.
     """
-    return mean_estimate(_logarithms(values)).mapped(math.exp, unit)
+    by_run = values if isinstance(values, Mapping) else {("", number): value for number, value in enumerate(values)}
+    return mean_estimate(_logarithms(by_run)).mapped(math.exp, unit)
 
 
 def typical_estimate(values: Values, unit: str = "") -> Estimate:
@@ -371,7 +375,7 @@ def interval(
     sessions: int | None = None,
 ) -> Estimate:
     """An interval that holds its value, also where rounding of the last bit or unequal sessions say otherwise."""
-    return Estimate(value, min(float(low), value), max(float(high), value), n, kind, unit, level, sessions=sessions)
+    return Estimate(value, float(low), float(high), n, kind, unit, level, sessions=sessions).holding(value)
 
 
 def _checked(values: Values, least: float = -math.inf) -> Array:
@@ -383,13 +387,8 @@ def _checked(values: Values, least: float = -math.inf) -> Array:
     return array
 
 
-@overload
-def _logarithms(values: Mapping[RunKey, float]) -> dict[RunKey, float]: ...
-@overload
-def _logarithms(values: Sequence[float]) -> list[float]: ...
-def _logarithms(values: Values) -> Values:
-    logs = [math.log(value) for value in _checked(values, least=0.0)]
-    return dict(zip(values, logs, strict=True)) if isinstance(values, Mapping) else logs
+def _logarithms(values: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    return {key: math.log(value) for key, value in zip(values, _checked(values, least=0.0), strict=True)}
 
 
 def _sessions(values: Values) -> list[str | None]:
@@ -397,7 +396,6 @@ def _sessions(values: Values) -> list[str | None]:
 
 
 def _count(sessions: Sequence[str | None]) -> int | None:
-    """How many they are; None where a run does not know its own."""
     return None if None in sessions else len(set(sessions))
 
 

@@ -1,9 +1,6 @@
 """One verdict for every comparison: what an estimate says of a margin, judged alone or as one of a family.
 
-Two ways lead to it, with the same five outcomes. `judge` reads the interval of an estimate against a margin; where it
-is one of a family of comparisons, a difference must also stand after Holm's procedure over all of them. `judge_tests`
-reads two one-sided tests and the interval of the tests of equivalence (TOST), as the gate makes them. What an outcome
-is called depends on what was asked: `dlbench.stats.verdict_words`.
+What an outcome is called depends on what was asked: `dlbench.stats.verdict_words`.
 """
 
 from __future__ import annotations

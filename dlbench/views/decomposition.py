@@ -136,7 +136,7 @@ def _point(found: Twins) -> Decomposition:
     return Decomposition(
         **series_facts(found.plan),
         scaling=found.plan.series.scaling,
-        step_s=geometric_mean_estimate({k: _whole(one) for k, one in plain.items()}, "s") if plain else None,
+        step_s=geometric_mean_estimate({k: sum(one.values()) for k, one in plain.items()}, "s") if plain else None,
         differences=tuple(differences),
         missing=tuple(missing),
         doubts=tuple(doubt.text for doubt in mixed_configurations(facts)),
@@ -150,13 +150,13 @@ def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> P
         return mean_estimate(dict(zip(by_repeat, values, strict=True)), unit)
 
     pairs = list(zip(*(about_means([pair[side] for pair in by_repeat.values()]) for side in (0, 1)), strict=True))
-    spared = [_whole(plain) - _whole(variant) for plain, variant in pairs]
+    spared = [sum(plain.values()) - sum(variant.values()) for plain, variant in pairs]
     # Of its own phase only what is left of it in the variant.
     gaps = [
         {name: (0.0 if name == what else plain[name]) - variant[name] for name in OWN_PARTS} for plain, variant in pairs
     ]
     gap = mean(sum(parts.values()) for parts in gaps)
-    step = sum(_whole(plain) for plain, _ in pairs) / len(pairs)
+    step = sum(sum(plain.values()) for plain, _ in pairs) / len(pairs)
     judged = judge(gap, MARGIN * step)
     return PhaseRemoval(
         what=what,
@@ -167,10 +167,6 @@ def difference(what: What, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) -> P
         verdict=cast("GapWord", DECOMPOSITION[judged.outcome].word),
         judged=judged,
     )
-
-
-def _whole(parts: Parts) -> float:
-    return sum(parts.values())
 
 
 def decomposition_lines(found: Sequence[Decomposition]) -> list[str]:
@@ -249,7 +245,6 @@ def _sentences(point: Decomposition) -> Iterator[str]:
 
 
 def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
-    """An estimate with the other sign, if `is_turned`."""
     return estimate.mapped(lambda value: -value, estimate.unit) if is_turned else estimate
 
 

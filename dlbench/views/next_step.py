@@ -1,8 +1,4 @@
-"""What to do next: one ordered rule for all reports, and commands that this machine can run.
-
-First what makes the figures those of something else (foreign load, too many threads, throttling), then a target that
-was missed, then too few runs or sessions, then what the largest cause suggests.
-"""
+"""What to do next: one ordered rule for all reports, and commands that this machine can run."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from dlbench.analysis.side_by_side import (
     Side,
     alike,
     at_last_place,
+    batch_text,
     best_at_last,
     last_loss,
     pair_key,
@@ -141,10 +142,6 @@ def _comparison(found: ComparedSet, runs: Callable[[Side], PrecisionRuns]) -> Pr
         notes.append(f"{why}; use --sweep train.precision=fp32,bf16")
     if any(row.num_not_finite for row in rows):
         notes.append("runs whose loss was not finite count for throughput alone")
-    unit = plan.workload.sample_unit
-    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
-    if plan.series.scaling == "strong":
-        batch = f"{plan.global_batch} {unit} global batch"
     data = "synthetic data" if plan.workload.data.is_synthetic else "real data"
     if plan.workload.data.is_synthetic and plan.workload.data.synthetic_on == "device":
         data += " on the device"
@@ -155,9 +152,9 @@ def _comparison(found: ComparedSet, runs: Callable[[Side], PrecisionRuns]) -> Pr
         f"{plan.series.scaling} scaling",
         reference=reference,
         groups=tuple(group.id for group in found.groups),
-        sample_unit=unit,
+        sample_unit=plan.workload.sample_unit,
         rows=tuple(rows),
-        caption=f"{batch}; {data}; on {plan.system.name}; {over}.",
+        caption=f"{batch_text(plan)}; {data}; on {plan.system.name}; {over}.",
         verdict=f"At {place_of(rows[-1])}: {'; '.join(parts)}.",
         notes=tuple(notes),
     )

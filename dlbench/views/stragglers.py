@@ -11,7 +11,6 @@ from dlbench.analysis.slow_nodes import ACCUSED, FALSE_SHARE, HostHistory, SlowN
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, columns_of, unit_cell
 from dlbench.report.wording import clean, number_text, percent, runs_text, sessions_text, shown, slow_link_text
-from dlbench.stats.estimates import Estimate
 from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
@@ -39,15 +38,13 @@ class LateRankRow:
 
 
 def _sheet(points: Sequence[CausePoint]) -> Sheet[LateRankRow]:
-    """Returns the ranks that the others waited for; those of the largest rank count for people."""
     largest = points[-1]
     left = len(largest.waiting_ranks) - MAX_SHOWN
     more = f" {left} more ranks were late at times." if left > 0 else ""
 
     def late_by(row: LateRankRow) -> str:
-        late = row.late
-        times = {"input": late.input_s, "compute": late.compute_s, "host": late.host_s}
-        return f"{late.late_by} {number_text(times[late.late_by], 's')}" if late.late_by in times else late.late_by
+        seconds = getattr(row.late, f"{row.late.late_by}_s", None)
+        return row.late.late_by if seconds is None else f"{row.late.late_by} {number_text(seconds, 's')}"
 
     def share(name: str, title: str, field: str) -> Column[LateRankRow]:
         return Column(
@@ -120,21 +117,21 @@ class StragglersView(GroupView):
 def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
     slowest = found.hosts[:MAX_SHOWN]
     left = sum(one.verdict not in ACCUSED for one in found.hosts[MAX_SHOWN:])
+
+    def work(one: HostHistory) -> Cell:
+        number, interval, _ = shown(one.ratio, 3)
+        return Cell(number, interval, number=one.ratio.value)
+
+    def later(one: HostHistory) -> Cell:
+        return unit_cell(one.later)
+
     columns: tuple[Column[HostHistory], ...] = (
         Column("host", "Host", lambda one: one.host, limit=64),
-        Column(
-            "own_work_ratio", "Own work", lambda one: one.ratio, lambda one: _ratio_cell(one.ratio), has_interval=True
-        ),
-        Column(
-            "leaves_later_fraction",
-            "Leaves later",
-            lambda one: one.later,
-            lambda one: None if one.later is None else unit_cell(one.later),
-            has_interval=True,
-        ),
+        Column("own_work_ratio", "Own work", lambda one: one.ratio, work, has_interval=True),
+        Column("leaves_later_fraction", "Leaves later", lambda one: one.later, later, has_interval=True),
         Column("sessions", "Sessions", lambda one: one.ratio.n),
         Column("runs", "Runs", lambda one: one.num_runs),
-        Column("interval", "", lambda one: one.ratio.kind),
+        *columns_of(HostHistory, "interval=ratio.kind"),
         Column("last_share_fraction", "Last in", lambda one: one.last_share, lambda one: percent(one.last_share, 0)),
         Column("fair_share_fraction", "Fair share", lambda one: one.fair_share, lambda one: percent(one.fair_share, 0)),
         Column("verdict", "Verdict", lambda one: one.verdict, _verdict_text),
@@ -151,11 +148,6 @@ def _host_sheet(found: SlowNodes) -> Sheet[HostHistory]:
             + (f" The {left} fastest hosts are left out." if left else "")
         ),
     )
-
-
-def _ratio_cell(ratio: Estimate) -> Cell:
-    number, interval, _ = shown(ratio, 3)
-    return Cell(number, interval, number=ratio.value)
 
 
 def _verdict_text(one: HostHistory) -> str:
@@ -183,11 +175,7 @@ class SlowNodesView(ReportView):
         headline = f"{first_of(accused, 2)}, of {len(found.hosts)} hosts"
         if not accused:
             headline = f"none of {len(found.hosts)} hosts is shown to be slow ({sessions_text(found.num_sessions)})"
-        return Section(
-            headline=headline,
-            words=tuple(_of_hosts(found)),
-            sheets=(_host_sheet(found),),
-        )
+        return Section(headline=headline, words=tuple(_of_hosts(found)), sheets=(_host_sheet(found),))
 
     def remedy(self, report: Report) -> str:
         found = report.of(SlowNodes)

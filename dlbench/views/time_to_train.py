@@ -16,12 +16,7 @@ from typing import Any, Literal
 
 from dlbench.analysis.scaling import Point
 from dlbench.errors import UserError
-from dlbench.perfmodels.training_time import (
-    HOUR_S,
-    UNSTATED_SAMPLES,
-    TrainingLength,
-    recipe_of,
-)
+from dlbench.perfmodels.training_time import HOUR_S, UNSTATED_SAMPLES, TrainingLength, recipe_of
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart, Rows, Subject, finish
 from dlbench.report.charts.shapes import Axis, Series, figure_row, lines
@@ -39,8 +34,9 @@ from dlbench.report.wording import (
     units_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, placed, ratio_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_estimate
 from dlbench.stats.pairing import RunKey
+from dlbench.stats.verdict import Outcome, judge
 from dlbench.units import format_seconds
 from dlbench.views.model import Group
 from dlbench.views.quality.numbers import GroupQuality, quality_of
@@ -149,26 +145,25 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     if not is_whole and (asked.deadline_s or asked.budget):
         option = "--deadline" if asked.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
-    unreached = {} if quality is None else _unreached(quality)
+    missed = [] if quality is None else [point for point in quality.points if not point.all_reached]
+    unreached = {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
     points: list[TrainingPoint] = []
     notes = []
     for point, of_point, first, length in zip(group.points, runs, firsts, lengths, strict=True):
         count = held_by(first, held)
         if count is None:
-            raise UserError(
-                f"{_workload(first)}: its runs had no GPU; give price and budget in rank-hours or node-hours"
-            )
+            hint = "give price and budget in rank-hours or node-hours"
+            raise UserError(f"{_workload(first)}: its runs had no GPU; {hint}")
         place, samples = _place(point, held, count), length.samples if length else UNSTATED_SAMPLES
         if reached := unreached.get((point.ranks, point.nodes)):
             notes.append(f"{place}: no time, because {reached} met the target.")
             continue
-        if quality is not None:
-            seconds = {key: quality_of(run).time_to_quality_s or math.nan for key, run in of_point.items()}
-        else:
-            seconds = {
-                key: samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
-                for key, run in of_point.items()
-            }
+        seconds = {}
+        for key, run in of_point.items():
+            if quality is not None:
+                seconds[key] = quality_of(run).time_to_quality_s or math.nan
+            else:
+                seconds[key] = samples / rates[run.plan.run_id] + (_start_s(run) if is_whole else 0.0)
         time = geometric_mean_estimate(seconds, "s")
         hours = time.scaled(count / HOUR_S, f"{held}-hours")
         points.append(
@@ -199,21 +194,13 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
 
 
 def _place(point: Point, held: Held, count: int) -> str:
-    """Returns ranks and nodes in words; GPUs where each rank holds one."""
     place = place_text(point.ranks, point.nodes)
     if held != "GPU":
         return place
     return place.replace("rank", "GPU") if count == point.ranks else f"{place} ({count} GPUs held)"
 
 
-def _unreached(quality: GroupQuality) -> dict[tuple[int, int], str]:
-    """Returns how many runs met the target, by ranks and nodes, where not all did."""
-    missed = (point for point in quality.points if not point.all_reached)
-    return {(point.ranks, point.nodes): reached_text(point.num_reached, point.num_runs) for point in missed}
-
-
 def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool) -> Iterator[str]:
-    """Yields what is in the figures, and what is not."""
     if to_target:
         yield "Time: start of training to the evaluation that met the target, with evaluations and checkpoints."
     elif is_whole:
@@ -223,8 +210,15 @@ def _notes(firsts: Sequence[Run], held: Held, *, is_whole: bool, to_target: bool
             f"Time: training steps at the measured throughput, and the start of a run with staging ({span}); "
             "evaluations, checkpoints and the queue are not in it."
         )
-    if not to_target:
-        yield from _of_batches(firsts)
+    # What a global batch that grows with the ranks leaves out.
+    small, large = firsts[0].plan.global_batch, firsts[-1].plan.global_batch
+    if not to_target and small == large:
+        yield f"The global batch is {large:,} in all rows."
+    elif not to_target:
+        yield (
+            f"The global batch grows from {small:,} to {large:,}; larger batches often need more epochs to the same "
+            "accuracy, which is not in the figures."
+        )
     if held != "rank":
         yield "GPUs, cores and nodes that a job holds are counted, used or not."
     yield "Measured rank counts only: nothing is extrapolated."
@@ -278,18 +272,6 @@ def _span(first: str, last: str) -> str:
 
 def _counted(number: str, units: str) -> str:
     return f"1 {units.removesuffix('s')}" if number == "1" else f"{number} {units}"
-
-
-def _of_batches(firsts: Sequence[Run]) -> Iterator[str]:
-    """Yields what a global batch that grows with the ranks leaves out."""
-    small, large = firsts[0].plan.global_batch, firsts[-1].plan.global_batch
-    if small == large:
-        yield f"The global batch is {large:,} in all rows."
-        return
-    yield (
-        f"The global batch grows from {small:,} to {large:,}; larger batches often need more epochs to the same "
-        "accuracy, which is not in the figures."
-    )
 
 
 def answers(points: Sequence[TrainingPoint], asked: Asked, held: Held) -> tuple[TrainingAnswer, ...]:
@@ -351,40 +333,40 @@ def _answer(wanted: Wanted, points: Sequence[TrainingPoint], limits: Limits) -> 
 def _summary(point: TrainingPoint) -> str:
     """E.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
     size, name = unit_of(point.time.value)
-    costs = [point.hours] + ([point.price] if point.price else [])
-    time, *cost = (
-        " ".join(filter(None, (value_text(one), one.unit, interval_text(one))))
-        for one in (point.time.scaled(1 / size, name), *costs)
-    )
+    figures = [one for one in (point.time.scaled(1 / size, name), point.hours, point.price) if one]
+    time, *cost = (" ".join(filter(None, (value_text(one), one.unit, interval_text(one)))) for one in figures)
     return f"{time} for {', '.join(cost)}"
 
 
+def _against(figure: Estimate, most: float) -> Outcome:
+    """Returns `equal` where the whole interval lies between 0 and `most`."""
+    return judge(figure, most / 2, centre=most / 2).outcome
+
+
 def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: Limits) -> Iterator[str]:
-    """How far the runs decide that a point meets the limits, in the mean of what was measured."""
     left = "start-up and queue" if chosen.samples is None else "evaluations, checkpoints and queue"
     for words, (figure, most) in limits.items():
-        where = placed(figure(chosen), 0.0, most)
-        if where == "within":
+        outcome = _against(figure(chosen), most)
+        if outcome == "equal":
             yield f"The whole interval of the mean is {words}, without {left}."
-        elif where == "insufficient":
+        elif outcome == "insufficient":
             few = figure(chosen)
             yield f"Not sure to be {words}: {units_text(few)} cannot decide that; {repeat_text(few)}."
         else:
-            sure = [one for one in points if all(placed(f(one), 0.0, m) == "within" for f, m in limits.values())]
+            sure = [one for one in points if all(_against(f(one), m) == "equal" for f, m in limits.values())]
             then = f"; that of {best(sure, 'cheapest').place} does not" if sure else ""
             yield f"Not sure to be {words}: the interval of the mean reaches over it{then}."
 
 
 def _indistinguishable(chosen: TrainingPoint, wanted: Wanted, meeting: Sequence[TrainingPoint]) -> Iterator[str]:
-    """Which other points the runs cannot distinguish from the chosen one in what it was chosen for."""
     few = []
     for other in (point for point in meeting if point is not chosen):
         factor = other.held / chosen.held if wanted == "cheapest" else 1.0
         ratio = ratio_estimate(other.seconds, chosen.seconds).scaled(factor, "ratio")
-        where = placed(ratio, 1.0, 1.0)
-        if where == "insufficient":
+        outcome = judge(ratio, 0.0, centre=1.0, higher_is_worse=True).outcome
+        if outcome == "insufficient":
             few.append(ratio)
-        elif where != "above":
+        elif outcome != "worse":
             what = "hours" if wanted == "cheapest" else "time"
             yield f"{other.place} cannot be distinguished from {chosen.place}: {times_text(ratio)} the {what}."
     if few:
@@ -471,23 +453,21 @@ def _sheet(found: TimeToTrain, unit: str) -> Sheet[TrainingPoint]:
     size, name = unit_of(max((point.time.value for point in found.points), default=0.0))
     price = f"Price, {found.currency}".rstrip(", ") if any(point.price for point in found.points) else ""
 
+    def efficiency(point: TrainingPoint) -> Estimate | Cell:
+        return Cell("baseline", number=1.0) if point.is_baseline else point.efficiency
+
+    def time(point: TrainingPoint) -> Estimate:
+        return point.time.scaled(1 / size)
+
     def ideal(point: TrainingPoint) -> Estimate:
         return found.points[0].time.scaled(found.points[0].ranks / point.ranks / size)
 
     columns = columns_of(
         TrainingPoint,
         *("ranks", "nodes", "place", "throughput"),
-        Column(
-            "efficiency",
-            "Efficiency",
-            lambda point: point.efficiency,
-            lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
-            has_interval=True,
-        ),
+        Column("efficiency", "Efficiency", lambda point: point.efficiency, efficiency, has_interval=True),
         *("global_batch", "trained_samples=samples"),
-        Column(
-            "time_s", f"Time, {name}", lambda one: one.time, lambda one: one.time.scaled(1 / size), has_interval=True
-        ),
+        Column("time_s", f"Time, {name}", lambda point: point.time, time, has_interval=True),
         # Of a length in samples the efficiency says it.
         Column("", f"Ideal, {name}" * any(one.samples is None for one in found.points), ideal),
         "held",

@@ -290,5 +290,5 @@ def test_throttled_clocks_are_taken_out_of_the_computing(tmp_path: Path) -> None
     plan = plans(points=(1,), repeats=1, overrides={"measure.measured_steps": 100})[0]
     found = causes_of(read_run(write_throttled(tmp_path, plan)))
     assert found.not_measured == {}
-    assert "the CPU quota throttled n0" in found.throttling_evidence
+    assert "the CPU quota throttled n0" in found.evidence["throttling"]
     expect(found, {"exchange": 0.0, "throttling": 9.0, "compute": 81.0})

@@ -48,7 +48,7 @@ def test_waiting_within_passes_is_gather_or_exchange_and_no_longer_compute(tmp_p
     assert {name: ns / 2 / STEPS / MS for name, ns in found.compute_ns.items()} == pytest.approx(
         {"forward": 27.0, "backward": 43.0, "optimizer": 9.0}
     )
-    assert found.gather_evidence == "timed by every rank; without waiting for stragglers"
+    assert found.evidence["gather"] == "timed by every rank; without waiting for stragglers"
     # A rank's own work is what it does for itself.
     assert found.work_ns == (84 * STEPS * MS,) * 2
 

@@ -26,7 +26,7 @@ def test_what_a_device_waited_for_its_host_is_no_longer_compute(tmp_path: Path) 
     kernels = sum(LAUNCH_MS[name] for name in ("forward", "backward", "optimizer"))
     assert found.seconds["compute"] == pytest.approx(kernels / 1e3)
     assert found.taken_ns["launch"]["forward"] / found.steps == pytest.approx(WAITS[0] * MS)
-    assert "kernels alone" in found.launch_evidence
+    assert "kernels alone" in found.evidence["launch"]
     # To the nanosecond.
     longest = int(load_steps(run).step_ns.sum(axis=1).max())
     assert sum(found.sums_ns.values()) == found.ranks * longest
@@ -38,7 +38,7 @@ def test_a_host_that_is_ahead_makes_nothing_wait(tmp_path: Path) -> None:
     found = causes_of(read_run(tmp_path / plan.run_id))
     assert found.seconds["launch"] == 0
     assert "launch" not in found.not_measured
-    assert found.launch_evidence == "the host was ahead of the device in every phase of every step"
+    assert found.evidence["launch"] == "the host was ahead of the device in every phase of every step"
 
 
 @pytest.mark.parametrize(

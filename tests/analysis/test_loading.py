@@ -12,14 +12,14 @@ import pytest
 from dlbench.analysis.causes import causes_of
 from dlbench.analysis.digest import digest_of
 from dlbench.analysis.measures import RunSteps, load_steps
-from dlbench.analysis.table import LoadedRun, RunTable, Wanted, load_runs
+from dlbench.analysis.table import LoadedRun, RunTable, load_runs
 from dlbench.errors import IncompleteDataError
 from dlbench.records.rows.shared import file_of
 from dlbench.records.scan import scan
 from tests.support.run_factory import write_scaling
 from tests.support.watch_factory import large_runs
 
-ALL = Wanted(causes=True, digest=True)
+ALL = {"with_causes": True, "with_digests": True}
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,10 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_several_processes_give_what_one_gives(out: Path) -> None:
     runs = scan(out).runs
-    alone = load_runs(runs, ALL, processes=1)
+    alone = load_runs(runs, **ALL, processes=1)
     assert [isinstance(one, IncompleteDataError) for one in alone].count(True) == 1
-    assert told(load_runs(runs, ALL, processes=2)) == told(alone)
-    assert told(load_runs(runs[::-1], ALL, processes=3)) == told(alone)[::-1]
+    assert told(load_runs(runs, **ALL, processes=2)) == told(alone)
+    assert told(load_runs(runs[::-1], **ALL, processes=3)) == told(alone)[::-1]
     assert multiprocessing.active_children() == []
 
 
@@ -49,12 +49,12 @@ def told(found: list[LoadedRun | IncompleteDataError]) -> list[str]:
 
 def test_what_is_loaded_is_what_its_makers_give(out: Path) -> None:
     run = scan(out).runs[-1]
-    (found,) = load_runs([run], ALL)
+    (found,) = load_runs([run], **ALL)
     assert isinstance(found, LoadedRun)
     steps = load_steps(run)
     assert found.causes == causes_of(run, steps)
     assert found.digest == digest_of(run, steps)
-    (bare,) = load_runs([run], Wanted())
+    (bare,) = load_runs([run])
     assert isinstance(bare, LoadedRun)
     assert (bare.row, bare.parts, bare.causes, bare.digest) == (found.row, found.parts, None, None)
 

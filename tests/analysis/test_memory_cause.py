@@ -61,7 +61,7 @@ def test_in_core_it_is_nothing_and_that_is_known(tmp_path: Path) -> None:
     found = causes_of(read_run(tmp_path / plan.run_id))
     assert found.seconds["memory"] == 0
     assert "memory" not in found.not_measured
-    assert found.memory_evidence == "nothing recomputes or swaps in these runs"
+    assert found.evidence["memory"] == "nothing recomputes or swaps in these runs"
 
 
 @pytest.mark.parametrize(

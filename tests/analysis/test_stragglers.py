@@ -188,7 +188,7 @@ def waited(found: Waiting, hosts: tuple[str, ...], steps: int) -> Causes:
         taken_ns={},
         input_ns={},
         not_measured={},
-        throttling_evidence="",
+        evidence={},
         waiting=found,
         work_ns=(0,) * len(hosts),
         hosts=hosts,

@@ -10,8 +10,8 @@ from dlbench.report.charts.chart import Chart, Rows, finish, short, tooltips
 from dlbench.report.charts.shapes import Axis, Series, stacked
 from dlbench.report.charts.style import INK, MUTED, PART_COLOURS, WIDE
 from dlbench.report.wording import figure_text, lost_text, lost_value, value_text
-from dlbench.views.causes.experiments import CAUSE_TITLES
-from dlbench.views.causes.numbers import CausePoint, CauseShare
+from dlbench.views.causes.experiments import CAUSE_TITLES, CauseShare
+from dlbench.views.causes.numbers import CausePoint
 from dlbench.views.causes.tables import lost_sheet
 from dlbench.views.model import Group
 from dlbench.views.view import place_of
@@ -139,7 +139,6 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
 
 
 def _by_point(group: Group, points: Sequence[CausePoint]) -> Chart:
-    """Returns the points of efficiency that each part loses at each rank count, stacked."""
     rows: Rows = [
         {
             "place": place_of(point),

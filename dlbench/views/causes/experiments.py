@@ -59,21 +59,35 @@ NOT_MEASURED = "not measured"  # Instead of a figure where some run says nothing
 
 
 @dataclass(frozen=True, kw_only=True)
+class CauseShare(Part):
+    """One cause at one scaling point; `step` for their sum."""
+
+    is_measured: bool
+    """Whether all runs of the point and of the baseline say something of it. If not, its time is part of `compute` in
+    all of them, because seconds that some report and others hide cannot be compared; its 0 s here mean nothing."""
+    not_measured: tuple[str, ...]  # Why some of these runs say nothing of it, each reason once.
+    notes: tuple[str, ...]  # How runs know it, or why it is 0.
+    adjusted_p: float | None = None
+    """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
+    report; None at the baseline, and for what is not measured."""
+    parts: tuple[Part, ...] = ()
+    """What it consists of: `compute` of forward, backward and optimizer; `input` of fetching, preparing and the copy,
+    or, where runs do not say what their readers did, of the wait and the copy. They sum to its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """What a diagnosis may look at: one scaling point with its causes."""
 
     runs: tuple[Run, ...]  # Of the point.
     point: Point
-    is_baseline: bool
-    parts: tuple[Part, ...]  # By `dlbench.analysis.causes.CAUSES`.
+    parts: tuple[CauseShare, ...]  # By `dlbench.analysis.causes.CAUSES`.
     whole: Part  # Their sum: the mean step.
-    adjusted_p: Mapping[str, float]  # Of the loss to each measured cause, corrected over all causes of the report.
-    compute_parts: tuple[Part, ...]  # What `compute` consists of: forward, backward, optimizer.
     hosts: tuple[Straggler, ...]  # Hosts that were waited for, longest first.
     main_straggler: Straggler | None  # The rank, or host, for which most waiting was; None if they take turns.
     exclude: tuple[str, ...]  # Hosts that the history of all runs shows to be slow.
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> CauseShare:
         return self.parts[CAUSES.index(name)]
 
     @property
@@ -85,10 +99,6 @@ class Case:
     @property
     def exchange(self) -> ExchangeResult | None:
         return None if self.run.record is None else self.run.record.exchange
-
-    @property
-    def is_synthetic(self) -> bool:
-        return self.run.plan.workload.data.is_synthetic
 
     @property
     def batch(self) -> int:
@@ -167,7 +177,7 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
 
 
 def _for_input(case: Case) -> Iterator[Experiment]:
-    if case.is_synthetic:
+    if case.run.plan.workload.data.is_synthetic:
         yield Experiment("look at what else uses the ranks' cores: synthetic data is made in memory")
         return
     plan = case.run.plan
@@ -274,7 +284,7 @@ def _for_compute(case: Case) -> Iterator[Experiment]:
             f"use a larger global batch (--set train.batch_per_rank={at_smallest}, that of the smallest rank count) or "
             "weak scaling (--scaling weak), in which work that does not shrink weighs less"
         )
-        largest = max(case.compute_parts, key=lambda part: part.lost.value)
+        largest = max(case.part("compute").parts, key=lambda part: part.lost.value)
         more = f": the largest part is {_COMPUTE_PARTS[largest.name]}" if largest.lost.value > 0 else ""
         yield Experiment(text + more)
     elif plan.layout.ranks_per_node > 1 and (plan.layout.nodes > 1 or plan.system.scheduler != "none"):

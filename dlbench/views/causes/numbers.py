@@ -1,8 +1,6 @@
 """The one account of the lost percent: what is lost to which part, who was waited for, how sure that is, what to try.
 
-The seconds of each run by part are those of `dlbench.analysis.causes`; figures over the runs of a point, and lost
-shares that sum to 1 - efficiency, are made by `dlbench.analysis.attribution`. Everything that a report says of lost
-points, in tables, charts and sentences, is read from here.
+Everything that a report says of lost points, in tables, charts and sentences, is read from here.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from dlbench.stats.multiplicity import LEVEL, holm
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import judge
 from dlbench.stats.verdict_words import CAUSE
-from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, Experiment
+from dlbench.views.causes.experiments import CAUSE_TITLES, RULES, Case, CauseShare, Experiment
 
 WORTH_EXPLAINING = 0.01  # Fraction of efficiency below which a loss is not explained.
 BOUND_SHARE = 1 / 3  # Share of all that is lost from which on a step is called bound by a cause.
@@ -95,7 +93,7 @@ def diagnose(case: Case) -> Diagnosis:
     """Returns the diagnosis of a point."""
     largest = _largest(case)
     # The parts whose loss is certain, the largest first.
-    certain = [part for part in case.parts if stands_out(part, case.adjusted_p.get(part.name, 1.0))]
+    certain = [part for part in case.parts if stands_out(part, 1.0 if part.adjusted_p is None else part.adjusted_p)]
     certain.sort(key=lambda part: -part.lost.value)
     finding = _finding(case, largest, certain)
     named = certain[0] if finding == "partial" else largest
@@ -103,7 +101,7 @@ def diagnose(case: Case) -> Diagnosis:
     experiments: tuple[Experiment, ...] = ()
     if named is not None and finding not in ("no loss", "small loss", "above ideal"):
         cause = named.name
-        share = _share(case, named) if case.is_baseline else named.lost.value
+        share = _share(case, named) if case.point.is_baseline else named.lost.value
         bound = 1 / (1 - share) - 1 if 0 < share < 1 else None
         if finding in ("found", "likely"):
             bound_by, tries = RULES[cause]
@@ -121,7 +119,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _largest(case: Case) -> Part | None:
-    if case.is_baseline:
+    if case.point.is_baseline:
         others = [part for part in case.parts if part.name != "compute"]
         found = max(others, key=lambda part: part.seconds.value)
         return found if found.seconds.value > 0 else None
@@ -130,7 +128,7 @@ def _largest(case: Case) -> Part | None:
 
 
 def _finding(case: Case, largest: Part | None, certain: Sequence[Part]) -> Finding:
-    if case.is_baseline:
+    if case.point.is_baseline:
         return "baseline"
     lost = case.whole.lost
     outcome = judge(lost, WORTH_EXPLAINING, higher_is_worse=True).outcome
@@ -212,7 +210,6 @@ def _share(case: Case, part: Part) -> float:
 
 
 def _gain(lost: Estimate) -> str:
-    """A negative loss the other way round, with its interval."""
     return lost_text(lost.mapped(lambda value: -value, lost.unit))
 
 
@@ -230,7 +227,6 @@ def _lost(case: Case) -> str:
 
 
 def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Part]) -> str:
-    """Returns the cause, what else is certain, and what is not."""
     large = sorted(case.parts, key=lambda part: -part.lost.value)
     others = [part for part in large if part is not cause and part.lost.value >= WORTH_EXPLAINING]
     also = [part for part in others if part in certain][: MOST_NAMED - 1]
@@ -283,23 +279,6 @@ def bound_text(bound: float) -> str:
 
 
 # The account
-
-
-@dataclass(frozen=True, kw_only=True)
-class CauseShare(Part):
-    """One cause at one scaling point; `step` for their sum."""
-
-    is_measured: bool
-    """Whether all runs of the point and of the baseline say something of it. If not, its time is part of `compute` in
-    all of them, because seconds that some report and others hide cannot be compared; its 0 s here mean nothing."""
-    not_measured: tuple[str, ...]  # Why some of these runs say nothing of it, each reason once.
-    notes: tuple[str, ...]  # How runs know it, or why it is 0.
-    adjusted_p: float | None = None
-    """Of its loss, after Holm over the causes of all rank counts of the group and Bonferroni over the groups of the
-    report; None at the baseline, and for what is not measured."""
-    parts: tuple[Part, ...] = ()
-    """What it consists of: `compute` of forward, backward and optimizer; `input` of fetching, preparing and the copy,
-    or, where runs do not say what their readers did, of the wait and the copy. They sum to its own."""
 
 
 Account = tuple[tuple[CauseShare, ...], Part, CauseShare]
@@ -404,11 +383,7 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
 
 
 def _point(
-    point: Point,
-    account: Account,
-    adjusted: Mapping[str, float],
-    table: RunTable,
-    exclude: tuple[str, ...],
+    point: Point, account: Account, adjusted: Mapping[str, float], table: RunTable, exclude: tuple[str, ...]
 ) -> CausePoint:
     shares, exchange_phase, whole = account
     causes = tuple(dataclasses.replace(share, adjusted_p=adjusted.get(share.name)) for share in shares)
@@ -418,11 +393,8 @@ def _point(
     case = Case(
         runs=runs,
         point=point,
-        is_baseline=point.is_baseline,
         parts=causes,
         whole=whole,
-        adjusted_p=adjusted,
-        compute_parts=causes[CAUSES.index("compute")].parts,
         hosts=hosts,
         main_straggler=main_straggler(ranks, hosts, own),
         exclude=exclude,
@@ -494,16 +466,12 @@ def _account(point: Point, baseline: Point, table: RunTable) -> Account:
 
 
 def _notes(name: str, runs: Sequence[Causes]) -> tuple[str, ...]:
-    """How the runs of a point know a cause, or why it is 0."""
     if name == "input" and any(one.knows_readers for one in runs):
         return ("fetching and preparing share the wait for batches as they share the readers' time",)
-    if name not in ("launch", "throttling", "memory", "gather"):
-        return ()
-    return tuple(dict.fromkeys(filter(None, (getattr(one, f"{name}_evidence") for one in runs))))
+    return tuple(dict.fromkeys(filter(None, (one.evidence.get(name) for one in runs))))
 
 
 def _limits(sample: Run) -> tuple[str, ...]:
-    """What blurs the causes of these runs, each a sentence."""
     record, found = sample.record, []
     result = None if record is None else record.exchange
     how = sample.plan.sync.exchange if result is None else result.exchange

@@ -10,8 +10,8 @@ from dlbench.analysis.causes import EXCHANGE_PHASE
 from dlbench.report.table import Cell, Column, Pivot, RowKind, Sheet, Value, cell_of, columns_of
 from dlbench.report.wording import POINTS, basis_text, value_text
 from dlbench.stats.estimates import Estimate
-from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES, Experiment
-from dlbench.views.causes.numbers import CausePoint, CauseShare, bound_text
+from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED, ROW_TITLES, CauseShare, Experiment
+from dlbench.views.causes.numbers import CausePoint, bound_text
 from dlbench.views.view import place_of
 
 Trial = tuple[CausePoint, Experiment]

@@ -87,13 +87,13 @@ class CausesView(GroupView):
 
     def shown(self, group: Group, found: LostPercent) -> Section:
         points = found.diagnosed.points
-        experiments = experiment_sheet(points)
+        sheets: tuple[Sheet[Any], ...] = (account_sheet(points), experiment_sheet(points))
         return Section(
             caption=MEANS,
             words=tuple(findings(found.diagnosed, group.next_step)),
             charts=lambda: account_charts(group, points),
             charts_per_row=2 if len(points) > MOST_ALONE else 1,
-            sheets=(account_sheet(points), *((experiments,) if experiments.rows else ())),
+            sheets=tuple(sheet for sheet in sheets if sheet.rows),
             notes=tuple(remarks(found.diagnosed)),
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )

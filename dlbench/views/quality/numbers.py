@@ -18,7 +18,7 @@ to each batch: so of several rates the one that needed fewest samples stands for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from statistics import fmean
@@ -54,6 +54,7 @@ MOST_WARMUP = 10.0  # Times a measured step that a warm-up step may take without
 
 Keys = Mapping[str, RunKey]
 
+_mean = partial(of_known, mean_estimate)
 _median = partial(of_known, median_estimate)
 _typical = partial(of_known, typical_estimate)
 """Of what has a ratio next to it, which is one of geometric means."""
@@ -360,9 +361,9 @@ def _point(
     plan = (*cell.valid, *cell.invalid)[0].plan
     values = {key: [e.value for e in result.evaluations if e.value is not None] for key, result in results.items()}
 
-    def mean(seconds: Callable[[float, float, float], float]) -> Estimate | None:
-        return mean_estimate({key: seconds(*each) for key, each in accounts.items()}, "s") if accounts else None
-
+    others = {key: max(0.0, whole - training - evals) for key, (whole, training, evals) in accounts.items()}
+    of_account = ({key: each[part] for key, each in accounts.items()} for part in range(3))
+    whole_s, training_s, evaluation_s, other_s = (_mean(seconds, "s") for seconds in (*of_account, others))
     return QualityPoint(
         ranks=place[0],
         nodes=place[1],
@@ -380,10 +381,10 @@ def _point(
             {k: (max if results[k].higher_is_better else min)(found) for k, found in values.items() if found}, unit
         ),
         final=_median({key: found[-1] for key, found in values.items() if found}, unit),
-        whole=mean(lambda whole, training, evaluation: whole),
-        training=mean(lambda whole, training, evaluation: training),
-        evaluation=mean(lambda whole, training, evaluation: evaluation),
-        other=mean(lambda whole, training, evaluation: max(0.0, whole - training - evaluation)),
+        whole=whole_s,
+        training=training_s,
+        evaluation=evaluation_s,
+        other=other_s,
         factors=None if base is None else _factors(cell, base, keys, rates),
         run_ids=tuple(run.plan.run_id for run in cell.valid),
     )

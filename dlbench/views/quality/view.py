@@ -22,8 +22,9 @@ from dlbench.report.wording import (
     times_text,
     value_text,
 )
-from dlbench.stats.estimates import Estimate, placed
+from dlbench.stats.estimates import Estimate
 from dlbench.stats.multiplicity import LEVEL
+from dlbench.stats.verdict import judge
 from dlbench.views.model import Group, Report
 from dlbench.views.quality.numbers import (
     BatchPoint,
@@ -108,11 +109,10 @@ def _time_at(point: QualityPoint) -> str:
 
 
 def _why(factors: Factors) -> str:
-    """The three factors in words; what favours and what does not is joined by `but`."""
     faster = factors.throughput.value >= 1
     first = f"throughput is {times_text(factors.throughput)}" + ("" if faster else " only")
     samples = factors.samples
-    if abs(samples.value - 1) < WORTH_SAYING and placed(samples, 1 - WORTH_SAYING, 1 + WORTH_SAYING) != "undecided":
+    if abs(samples.value - 1) < WORTH_SAYING and judge(samples, WORTH_SAYING, centre=1.0).outcome != "undecided":
         second = "as many samples were needed"
     else:
         only = "" if samples.value < 1 else "only "
@@ -208,14 +208,11 @@ def _lines(found: GroupQuality, rows: Rows, axis: str, axis_title: str) -> Any:
 
 
 def _rules(found: GroupQuality) -> list[Any]:
-    """Target and no skill, each named at its line."""
     layers: list[Any] = []
-    marks = (
-        (found.target, f"target {number_text(found.target, found.unit)}", INK, [6, 3]),
-        (found.predictor_value, f"no skill {number_text(found.predictor_value, found.unit)}", IDEAL, [2, 3]),
-    )
-    for number, label, colour, dash in marks:
-        data = alt.Chart(alt.InlineData(values=[{"value": number, "label": label}])).encode(y=alt.Y("value:Q"))
+    marks = ((found.target, "target", INK, [6, 3]), (found.predictor_value, "no skill", IDEAL, [2, 3]))
+    for number, name, colour, dash in marks:
+        mark = {"value": number, "label": f"{name} {number_text(number, found.unit)}"}
+        data = alt.Chart(alt.InlineData(values=[mark])).encode(y=alt.Y("value:Q"))
         layers.append(data.mark_rule(color=colour, strokeDash=dash, strokeWidth=1.5))
         words = data.mark_text(color=MUTED, align="left", baseline="bottom", dx=4, dy=-2, fontSize=11)
         layers.append(words.encode(x=alt.value(0), text=alt.Text("label:N")))
@@ -228,8 +225,7 @@ def _words(found: GroupQuality, axis: str) -> str:
         figure, unit = (point.samples, " samples") if axis == "samples" else (point.time, "")
         after = "" if figure is None else f" after {value_text(figure)}{unit}"
         points.append(f"{place_of(point)}: {reached_text(point.num_reached, point.num_runs)} reached it{after}")
-    goal = number_text(found.target, found.unit)
-    skill = number_text(found.predictor_value, found.unit)
+    goal, skill = (number_text(value, found.unit) for value in (found.target, found.predictor_value))
     return f"{found.metric_title} of every run; the target is {goal}, no skill {skill}. {'; '.join(points)}."
 
 
@@ -246,11 +242,7 @@ class QualityView(GroupView):
         return group_quality(source.group, source.table)
 
     def shown(self, group: Group, found: GroupQuality) -> Section:
-        sheets: tuple[Sheet[Any], ...] = (
-            reached_sheet(group, found),
-            _factors_sheet(found),
-            _evaluations_sheet(found),
-        )
+        sheets: tuple[Sheet[Any], ...] = (reached_sheet(group, found), _factors_sheet(found), _evaluations_sheet(found))
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
         goal = f"Target: {found.goal} within {found.limit} ({skill})"
         return Section(
@@ -332,7 +324,6 @@ def _factors_sheet(found: GroupQuality) -> Sheet[tuple[QualityPoint, Factors]]:
 
 
 def _evaluations_sheet(found: GroupQuality) -> Sheet[tuple[QualityCurve, QualityEvaluation]]:
-    """Every evaluation of every run, for programs: people see the charts."""
     columns: tuple[Column[tuple[QualityCurve, QualityEvaluation]], ...] = (
         *columns_of(QualityCurve, "run_id", "ranks", "nodes", of=lambda row: row[0]),
         Column("metric", "", lambda row: found.metric),
@@ -344,7 +335,7 @@ def _evaluations_sheet(found: GroupQuality) -> Sheet[tuple[QualityCurve, Quality
         title="Evaluations",
         columns=columns,
         rows=[(curve, one) for curve in found.curves for one in curve.evaluations],
-        is_shown=lambda row: False,
+        is_shown=lambda row: False,  # people see the charts
     )
 
 
@@ -387,7 +378,6 @@ def batch_verdict(found: LargeBatch) -> str:
 
 
 def _batches_sheet(found: LargeBatch) -> Sheet[BatchPoint]:
-    """A line for each batch and rate."""
     columns = columns_of(
         BatchPoint,
         Column("comparison", "", lambda point: found.id),

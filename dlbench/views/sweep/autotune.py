@@ -66,14 +66,11 @@ def autotuned(
 
 def _chosen_text(result: AutotuneResult) -> str:
     threshold, cycle = result.fusion_threshold_bytes, result.cycle_time_ms
-    return (
-        f"{'an unknown threshold' if threshold is None else format_bytes(threshold)} and "
-        f"{'an unknown cycle' if cycle is None else f'{cycle:.3g} ms'}"
-    )
+    size = "an unknown threshold" if threshold is None else format_bytes(threshold)
+    return f"{size} and {'an unknown cycle' if cycle is None else f'{cycle:.3g} ms'}"
 
 
 def _words(found: Autotune, *, is_faster: bool) -> str:
-    """Returns what it chose, at what cost, and when that is paid back."""
     steps = f"{found.planned_steps:,} steps planned"
     if found.settled_step is not None:
         steps = f"settled at step {found.settled_step:,.0f} ({steps})"

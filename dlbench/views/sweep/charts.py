@@ -86,7 +86,6 @@ def _rows(sweep: Sweep, cell: SweepCell, figure: Callable[[SweptSetting], Estima
 
 
 def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: int) -> list[Any]:
-    """Returns the ratios with their intervals, and the margin within which they do not matter behind them."""
     ends = [row[name] for row in rows for name in ("value", "low", "high") if row[name] is not None]
     low, high = min(*ends, 1 - SETTING_MARGIN), max(*ends, 1 + SETTING_MARGIN)
     room = (high - low) * 0.06
@@ -122,7 +121,6 @@ def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple
 
 
 def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
-    """Returns the rows of all steps, in their places those without figures too."""
     by_name = {row["setting"].removesuffix(" !"): row for row in rows}
     for step in cell.steps:
         why = "cannot act here" if step.skipped else "no figure"
@@ -132,7 +130,6 @@ def _all_steps(rows: Rows, cell: SweepCell) -> Rows:
 
 
 def _step_text(one: SweptSetting, unit: str) -> list[str]:
-    """Returns what a step reaches and what was published of it; what it adds."""
     parts = []
     if one.throughput:
         parts.append(f"{figure_text(one.throughput)} {unit}/s")

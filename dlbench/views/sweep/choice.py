@@ -44,7 +44,6 @@ class SettingChoice:
         self.needed_repeats = self._needed(family_size)
 
     def _is_tie(self, setting: SweptSetting) -> bool:
-        """Whether it is not distinguishable from the best."""
         assert self.best is not None
         top, bottom = (self.draft.settings[self.settings.index(one)].speeds for one in (self.best, setting))
         logs = {} if setting.inert else paired_logs(top, bottom)
@@ -53,9 +52,6 @@ class SettingChoice:
         return not judge(ratio_of_logs(logs), SETTING_MARGIN, centre=1.0, none_at=1.0).is_difference
 
     def _needed(self, family_size: int) -> int | None:
-        """Returns the repeats for the margin at the pooled scatter of what is not decided yet; None: too few runs to
-        know it.
-        """
         undecided = [
             draft.gain_logs if self.draft.is_ladder else draft.logs
             for one, draft in zip(self.settings, self.draft.settings, strict=True)
@@ -92,8 +88,7 @@ class SettingChoice:
         corrected = f", corrected for the choice among {count}; {times_value(best.decides)} as measured" * (count > 1)
         parts = [
             f"{start} the best of {count + 1} settings is {best.label}: {times_text(ratio)} "
-            f"{OVER[self.draft.to_target]} {name} "
-            f"({basis_text(ratio)}, in pairs{corrected})."
+            f"{OVER[self.draft.to_target]} {name} ({basis_text(ratio)}, in pairs{corrected})."
         ]
         if best.changes:
             parts.append(f"It changes the arithmetic ({', '.join(best.changes)}){loss_text(best)}.")
@@ -124,9 +119,8 @@ class SettingChoice:
             return "Repeat the settings that have no figures."
         apart = [one.options for one in compared if one.outcome == "faster per step"]
         if apart:
-            return (
-                f"Train to a target (--to-accuracy) with {apart[0]} and without: a step of it is not the same training."
-            )
+            why = "a step of it is not the same training"
+            return f"Train to a target (--to-accuracy) with {apart[0]} and without: {why}."
         if all(setting.outcome in ("equal", "worse", "target missed") for setting in compared):
             kept = "the default" if self.draft.has_default else self.baseline.options
             return f"Keep {kept}: nothing that was swept is worth setting."
@@ -137,10 +131,8 @@ class SettingChoice:
         if needed is None:
             return sentence(f"{repeat_text(fewest)}: {text} in {units_text(fewest)}")
         if needed > MANY_REPEATS:
-            return (
-                "Find what makes runs of one setting differ first: a difference of "
-                f"{SETTING_MARGIN_TEXT} would take {needed} repeats of each."
-            )
+            much = f"a difference of {SETTING_MARGIN_TEXT} would take {needed} repeats of each"
+            return f"Find what makes runs of one setting differ first: {much}."
         return sentence(f"{repeat_text(fewest, needed)}: {text}; that many show a difference of {SETTING_MARGIN_TEXT}")
 
 
@@ -161,13 +153,11 @@ def _no_best(others: Sequence[SweptSetting], name: str) -> str:
 
 def strategy_words(setting: SweptSetting, baseline: SweptSetting | None = None) -> str:
     """What another strategy than the baseline's changes: memory, never the mathematics, which its loss shows."""
-    found, more = setting.losses, ""
+    more = ""
     if setting.memory_bytes and baseline is not None and baseline.memory_bytes:
-        ratio = f"{setting.memory_bytes / baseline.memory_bytes:.2f} times"
-        more = f", {ratio} the memory per rank"
-    loss = loss_text(setting) if found is not None else ""
-    draw = " but for another draw of dropout" * setting.redraws_dropout
-    return f"the same mathematics{draw} (strategy {setting.strategy}){more}{loss}"
+        more = f", {setting.memory_bytes / baseline.memory_bytes:.2f} times the memory per rank"
+    draw = " but for another draw of dropout" if setting.redraws_dropout else ""
+    return f"the same mathematics{draw} (strategy {setting.strategy}){more}{loss_text(setting)}"
 
 
 def loss_text(setting: SweptSetting) -> str:

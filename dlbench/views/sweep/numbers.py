@@ -14,7 +14,7 @@ from typing import Literal, cast
 from dlbench.analysis.comparability import run_facts
 from dlbench.analysis.core_load import load_doubts, loads_of
 from dlbench.analysis.repeats import averaged_unlike, compared_unlike, named
-from dlbench.analysis.side_by_side import alike, trains_apart
+from dlbench.analysis.side_by_side import alike, batch_text, trains_apart
 from dlbench.analysis.table import RunTable, without_resumed
 from dlbench.records.registry import data_source
 from dlbench.records.scan import Run
@@ -157,27 +157,21 @@ def _sweep(
 ) -> Sweep:
     plan = next((run for run in runs if run.plan.run_id in table.runs), runs[0]).plan
     keys = tuple(sorted({key for run in runs for key in run.plan.series.named}))
-    unit = plan.workload.sample_unit
-    batch = f"{plan.workload.train.batch_per_rank} {unit} per rank"
-    if plan.series.scaling == "strong":
-        batch = f"{plan.global_batch} {unit} global batch"
-    if plan.series.step:
-        batch = "each step on top of those before it"
+    batch = "each step on top of those before it" if plan.series.step else batch_text(plan)
+    notice = f"; {plan.workload.notice}" if plan.workload.notice else ""
     last = cells[-1] if cells else None
     return Sweep(
         id=sweep_id,
         label=f"{plan.workload.name}: {'ladder' if plan.series.step else ' x '.join(keys)} (series {plan.series.id})",
         series=plan.series.id,
         keys=keys,
-        sample_unit=unit,
+        sample_unit=plan.workload.sample_unit,
         headline=_headline(last) if last else (DASH, "no swept key acts"),
         verdict=last.verdict if last else "The swept keys act at no rank count that was run.",
         cells=tuple(cells),
         idle=(*idle, *(f"{text}." for text in idle_steps([run.plan for run in runs]))),
         caption=f"{plan.workload.name}, {batch}, {plan.series.scaling} scaling on {plan.system.name}; geometric "
-        "means over runs; ratios in pairs of interleaved repeats"
-        + f"; {plan.workload.notice}"
-        * bool(plan.workload.notice),
+        f"means over runs; ratios in pairs of interleaved repeats{notice}",
     )
 
 
@@ -210,21 +204,16 @@ def _place(run: Run) -> tuple[int, int, str, str, str]:
 
 
 def _by_setting(runs: Sequence[Run]) -> list[list[Run]]:
-    """Returns runs of equal swept values together, in the order given."""
     found = alike(runs, lambda run: tuple(f"{key}={value!r}" for key, value in sorted(run.plan.series.named.items())))
     return list(found.values())
 
 
 def _rates(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    """Returns the throughput by repeat, samples per second, of the runs with figures."""
     return {table.repeat_key(run): table.rates[run.plan.run_id] for run in runs if run.plan.run_id in table.runs}
 
 
 def _draft(runs: Sequence[Run], table: RunTable, smallest: Draft | None) -> Draft:
-    """Returns the settings of one rank count from every run of the series there, in the order of the request.
-
-    `smallest`: those at the smallest rank count; None there.
-    """
+    """`smallest`: the settings at the smallest rank count; None there."""
     groups = _by_setting(runs)
     order = [step.name for step in runs[0].plan.series.ladder]
     if order:  # a ladder, whose steps keep their order where the first run of one is missing
@@ -275,7 +264,6 @@ def _draft(runs: Sequence[Run], table: RunTable, smallest: Draft | None) -> Draf
 
 
 def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    """Returns the seconds to the target, of the runs that met it."""
     times = {}
     for run in runs:
         quality = run.record and run.record.quality
@@ -327,7 +315,6 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
 
 
 def _unequal_steps(draft: Draft) -> Iterator[str]:
-    """Yields that steps of a ladder do not have the same repeats."""
     repeats = [set(one.rates) for one in draft.settings if one.rates]
     common, every = len(set.intersection(*repeats)), len(set.union(*repeats))
     if draft.is_ladder and common < every:
@@ -366,7 +353,6 @@ def _axis_words(effect: KeyEffect) -> str:
 
 
 def _axes_words(axes: Sequence[SweptAxis]) -> list[str]:
-    """Returns which keys matter and which do not, in one sentence; nothing where none has two values."""
     keys = {answer: [axis.key for axis in axes if axis.verdict == answer.word] for answer in AXIS.values()}
     text = "; ".join(f"{answer.in_sentence}: {', '.join(names)}" for answer, names in keys.items() if names)
     return [sentence(text)] if text else []

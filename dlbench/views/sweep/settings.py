@@ -16,7 +16,7 @@ from dlbench.report.table import column, times_cell
 from dlbench.specs.choices import why_inert
 from dlbench.specs.plan import AxisValue, RunPlan
 from dlbench.specs.plan import value_text as as_option
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Wording
 from dlbench.stats.verdict_words import LADDER_STEP, SETTING, SETTING_TO_TARGET
@@ -273,5 +273,4 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
 
 
 def _median(found: Mapping[RunKey, float | None]) -> Estimate | None:
-    finite = {key: value for key, value in found.items() if value is not None}
-    return median_estimate(finite, "loss") if finite and len(finite) == len(found) else None
+    return None if None in found.values() else of_known(median_estimate, found, "loss")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dlbench.analysis.side_by_side import alike
 from dlbench.report.document import Card, Mark, Section
 from dlbench.report.table import Column, Sheet, columns_of, times_cell
 from dlbench.report.wording import place_text, ranks_text, times_value
@@ -21,7 +20,6 @@ from dlbench.views.sweep.updates import updates_sheet
 from dlbench.views.view import ReportSource, ReportView
 
 MAX_LABELS = 3  # Settings named next to a remark; the others are counted.
-
 
 AxisRow = tuple[SweptAxis, SettingLevel, bool]  # A value of an axis, and whether the others are measured against it.
 AXIS_COLUMNS: tuple[Column[AxisRow], ...] = (
@@ -50,6 +48,9 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
             return LADDER_STEP[one.outcome].in_cell
         return one.verdict_title + (", best" if one.label == cell.best else "")
 
+    def reached(one: SweptSetting) -> str:
+        return f"{one.num_reached} of {one.num_planned}"
+
     pays = "Pays" if cell.steps else "Verdict"
     title = "Remarks" if any(map(_remarks, cell.settings)) else ""
     # Where settings do not differ in these, the columns are for programs alone.
@@ -64,12 +65,7 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
         "label",
         *(value_column(place, key) for place, key in enumerate(short_keys(sweep.keys))),
         *("options", "is_baseline", *of_steps("gain"), "throughput", "ratio", *of_steps("efficiency")),
-        Column(
-            "reached",
-            "Reached" * cell.to_target,
-            lambda one: one.num_reached,
-            lambda one: f"{one.num_reached} of {one.num_planned}",
-        ),
+        Column("reached", "Reached" * cell.to_target, lambda one: one.num_reached, reached),
         *("time", "sooner", *told),
         Column("verdict", pays, lambda one: one.verdict, verdict, is_brief=not cell.to_target),
         *("adjusted_p", "num_runs", "num_planned", "inert", "changes", "why", *of_steps("published")),
@@ -89,7 +85,6 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
 
 
 def _remarks(setting: SweptSetting) -> list[str]:
-    """What must be said of a setting besides its speed."""
     found = [f"a setting had no effect: {text}" for text in setting.inert]
     found += [f"published {setting.published}"] * bool(setting.published)
     if setting.changes:
@@ -106,11 +101,11 @@ def _remarks(setting: SweptSetting) -> list[str]:
 
 def remark_lines(cell: SweepCell) -> list[str]:
     """The same for a terminal, whose table has no room for them: equal remarks once, with their settings."""
-    said = [(text, setting.label) for setting in cell.settings for text in _remarks(setting)]
-    lines = []
-    for text, found in alike(said, lambda one: one[0]).items():
-        lines.append(f"{first_of([label for _, label in found], MAX_LABELS, '; ')}: {text}.")
-    return lines
+    labels: dict[str, list[str]] = {}
+    for setting in cell.settings:
+        for text in _remarks(setting):
+            labels.setdefault(text, []).append(setting.label)
+    return [f"{first_of(names, MAX_LABELS, '; ')}: {text}." for text, names in labels.items()]
 
 
 def goal_lines(cell: SweepCell) -> list[str]:
