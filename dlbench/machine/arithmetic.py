@@ -96,7 +96,6 @@ def no_arithmetic(precision: str) -> str:
 
 
 def _architecture() -> str:
-    """`x86`, `arm`, or empty for another."""
     machine = platform.machine()
     return "x86" if machine == "x86_64" else "arm" if machine == "aarch64" else ""
 

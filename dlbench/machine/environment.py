@@ -147,7 +147,6 @@ def package_version(package: str) -> str:
 
 
 def _list_digest(folders: str) -> str:
-    """How many folders a list has, and twelve digits of its SHA-256."""
     digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
     count = folders.count(os.pathsep) + 1
     return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"

@@ -257,7 +257,6 @@ class _Cores:
         return found
 
     def busy(self) -> list[float]:
-        """Shares, in the order of the cores; NaN for a core whose clock did not advance."""
         before, now = self._before, self._times()
         if len(now) != len(before):
             raise ReadingFailedError(f"the number of cores changed from {len(before)} to {len(now)}")

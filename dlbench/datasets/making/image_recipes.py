@@ -194,7 +194,6 @@ PHOTOS = (
 
 
 def _sorted_photos() -> list[Photo]:
-    """All photographs in the order of their labels."""
     return sorted(PHOTOS, key=lambda photo: photo.class_name)
 
 

@@ -233,7 +233,6 @@ def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry
 
 
 def _entries(path: Path, name: str) -> list[FileEntry]:
-    """The files of a part, with their paths from the data set's folder."""
     if not path.is_dir():
         return [replace(entry, path=name) for entry in describe_files(path)]
     return [replace(entry, path=f"{name}/{entry.path}") for entry in describe_files(path)]

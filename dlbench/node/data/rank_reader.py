@@ -17,7 +17,7 @@ import torch
 
 from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
 from dlbench.machine.storage import counts_reads
-from dlbench.node.data.loader import BatchSource, read_epochs
+from dlbench.node.data.loader import read_epochs
 from dlbench.node.data.reader import DataReader
 from dlbench.node.data.reader_trials import (
     Choice,
@@ -306,20 +306,3 @@ class RankReading:
                 cached_shares={epoch: state.share for epoch, state in self._states.items()},
             ),
         )
-
-
-class EpochBoundary:
-    """The border of two epochs where each begins with a cold page cache, crossed by the training loop."""
-
-    def __init__(self, reading: RankReading, source: BatchSource) -> None:
-        self._reading, self._source = reading, source
-
-    @property
-    def is_due(self) -> bool:
-        """Whether an epoch has ended; the same on all ranks after the same step."""
-        return self._source.is_between_epochs
-
-    def cross(self) -> None:
-        """Empties the cache; afterwards readers begin with the next epoch."""
-        self._reading.between_epochs()
-        self._source.begin_epoch()

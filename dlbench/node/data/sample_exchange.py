@@ -315,7 +315,6 @@ class SampleExchange:
         return data
 
     def _take(self, index: int, data: bytes) -> None:
-        """Stores a sample that has come."""
         was_here = self._store.has(index)
         try:
             self._store.put(index, data)
@@ -332,7 +331,6 @@ class SampleExchange:
 
 
 def _length(due: EpochExchange, place: int, header: torch.Tensor) -> int:
-    """The bytes that a header announces."""
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
         raise RunError(

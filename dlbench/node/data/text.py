@@ -112,7 +112,6 @@ def open_text(
 
 
 def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> SamplesIndex | TextCorpus:
-    """What is at `source`."""
     split: Split = "train" if training else "validation"
     if source.exists() and sample_files(source, split):
         return index_samples(source, split)

@@ -214,7 +214,6 @@ def _ask(connection: socket.socket, number: int, clock: Clock) -> Exchange:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    """Exactly N bytes."""
     data = b""
     while len(data) < size:
         more = connection.recv(size - len(data))

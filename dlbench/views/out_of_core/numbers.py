@@ -64,8 +64,6 @@ OTHER_COLOUR = "#6b5bb5"
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
 """Settings of `train` that belong to a method, as `memory` does."""
 
-# Methods side by side
-
 
 def signed_percent(error: float) -> Cell:
     """``+3.1 %``, ``-0.4 %``."""
@@ -276,7 +274,6 @@ def _capacity(train: TrainSpec) -> str:
 
 
 def _empty(run: Run) -> MethodPoint:
-    """The method and batch of a run without any figure."""
     train, layout = run.plan.workload.train, run.plan.layout
     title = TITLES.get((train.recompute, train.swap), f"{train.recompute} recomputed, {train.swap} swapped")
     capacity = _capacity(train)
@@ -311,7 +308,6 @@ def _memory(run: Run) -> MemoryResult | None:
 
 
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
-    """All runs of one method, batch and rank count."""
     results = {key: found for key, run in runs.items() if (found := _memory(run)) is not None}
     first = next(iter(results.values()), None)
 
@@ -435,7 +431,6 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
-    """By rank count and batch."""
     with_figures = [point for point in points if point.throughput is not None and point.num_runs]
     rates = table.rates
 
