@@ -1,8 +1,5 @@
 """GPUs through NVML (package nvidia-ml-py), read-only: no call here sets, resets or clears.
 
-GPUs are numbered as NVML does, by PCI bus; CUDA_VISIBLE_DEVICES neither hides nor reorders them, so a GPU is known by
-its UUID, in `describe`.
-
 NVML's utilisation says whether any kernel ran; its GPU performance monitoring (GPM, Hopper and newer) says how much of
 the GPU it used. Those metrics are read without privileges and are means over the time since the reading before, so that
 reading seldom loses nothing.
