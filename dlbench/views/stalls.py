@@ -213,16 +213,12 @@ def _notes(kinds: Kinds) -> Iterator[str]:
         )
 
 
-PartRow = tuple[Stalls, StallPart]
-TierRow = tuple[Stalls, TierRuns]
-
-
 def _of_point(*picks: str) -> tuple[Column[Any], ...]:
     at: Column[Any] = Column("", "At", place_of, is_brief=True)
     return columns_of(Stalls, *picks, "ranks", "nodes", at, of=itemgetter(0))
 
 
-def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
+def _parts_sheet(found: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
     title: Column[Any] = Column("", "Part of the step", lambda part: PART_TITLES[part.name], is_brief=True)
     part = itemgetter(1)
     return Sheet(
@@ -241,7 +237,7 @@ def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
     )
 
 
-def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
+def _runs_sheet(found: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
     def share(tier: TierRuns) -> Cell:
         if tier.tier == "synthetic":
             return Cell("nothing is read")

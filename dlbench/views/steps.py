@@ -72,11 +72,6 @@ class StepPoint:
     autocorrelation: Estimate | None
     """Correlation of successive step times (ratio), median over the runs in which it is known; None: known in none."""
 
-    @property
-    def pooled_outlier_share(self) -> float:
-        """Outliers of all runs over steps of all runs (fraction)."""
-        return self.num_outliers / self.num_steps
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepDistribution:
@@ -155,7 +150,7 @@ def steps_sheet(found: StepDistribution) -> Sheet[StepPoint]:
     has_outliers = any(point.num_outliers for point in found.points)
 
     def outliers(point: StepPoint) -> str:
-        return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
+        return f"{point.num_outliers:,} ({percent(point.num_outliers / point.num_steps, 2)})"
 
     hidden = {f"p{tail}_s": "" for tail in (95, 99) if not all(supports(point, tail) for point in found.points)}
     columns = (
@@ -209,10 +204,7 @@ def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[Outlier]:
     )
 
 
-Quantile = tuple[StepPoint, int, StepQuantile]
-
-
-def quantile_sheet(found: StepDistribution) -> Sheet[Quantile]:
+def quantile_sheet(found: StepDistribution) -> Sheet[tuple[StepPoint, int, StepQuantile]]:
     """The distribution of step times; for people a column per rank count."""
     columns = (
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of=operator.itemgetter(0)),

@@ -207,18 +207,6 @@ class RankReading:
             return None
         return max(int(self._cores > 1), self._cores - self.readers.loader_workers)
 
-    @property
-    def _is_limited(self) -> bool:
-        """Whether as many readers were chosen as cores were left for."""
-        if self._kept is None or self._choice is None or self._data.loader_workers != "auto":
-            return False
-        return self.readers.loader_workers == most_readers(self._cores, self._kept)
-
-    @property
-    def is_epoch_by_epoch(self) -> bool:
-        """Whether each epoch begins with a cold cache, so that nothing may be read ahead across its border."""
-        return self._data.cache == "cold"
-
     def between_epochs(self) -> None:
         """Between two epochs, where each begins cold: empties the cache anew, when no rank reads any more."""
         assert self._cache is not None
@@ -288,11 +276,13 @@ class RankReading:
     def result(self, ranks: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
+        is_chosen = self._choice is not None and self._data.loader_workers == "auto"
+        most = most_readers(self._cores, self._kept)
         return ReadingResult(
             loader_workers=self.readers.loader_workers,
             prefetch_batches=self.readers.prefetch_batches,
             training_cores=self._training_cores,
-            limited_by_cores=self._is_limited,
+            limited_by_cores=is_chosen and self._kept is not None and self.readers.loader_workers == most,
             trials=self._choice.trials if self._choice else (),
             trials_s=self._choice.seconds if self._choice else 0.0,
             cache=(bad or states)[0].summary,
