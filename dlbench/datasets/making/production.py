@@ -208,10 +208,7 @@ def _recipe_of(path: str, content: str) -> tuple[str, MadeWith]:
 
 
 def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry]:
-    """Writes and syncs one part below a temporary folder.
-
-    Returns its files, relative to the data set.
-    """
+    """Writes and syncs one part below a temporary folder. Returns its files, relative to the data set."""
     path = temporary / part.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,15 +19,7 @@ from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST,
 from dlbench.machine.storage import counts_reads
 from dlbench.node.data.loader import read_epochs
 from dlbench.node.data.reader import DataReader
-from dlbench.node.data.reader_trials import (
-    Choice,
-    Ranks,
-    Readers,
-    TrialContext,
-    choose,
-    most_readers,
-    training_cores,
-)
+from dlbench.node.data.reader_trials import Choice, Ranks, Readers, TrialContext, choose, most_readers, training_cores
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReaderTrial, ReadingResult
 from dlbench.records.record import Setting
@@ -52,59 +44,52 @@ class CacheState:
     known: bool = True  # whether that is known; otherwise `in_force` is false
 
 
+@dataclass(frozen=True)
 class NodeCache:
-    """The page caches of all nodes, for one data set.
+    """The page caches of all nodes, for one data set."""
 
-    `files`: of the data set; none where nothing is read from files. `acts`: whether this rank acts for its node.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        wanted: Wanted,
-        *,
-        acts: bool,
-        ranks: Ranks,
-        beat: Callable[[str], None],
-    ) -> None:
-        self._files, self._wanted, self._acts, self._ranks, self._beat = files, wanted, acts, ranks, beat
+    files: Sequence[Path]  # Of the data set; none where nothing is read from files.
+    wanted: Wanted
+    acts: bool  # Whether this rank acts for its node.
+    ranks: Ranks
+    beat: Callable[[str], None]
 
     def settle(self) -> CacheState:
         """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
         state = self._try()
         for _ in range(_MORE_ATTEMPTS):
             # A page that some core holds in a list of its own is not evicted; the next time it is.
-            if self._wanted != "cold" or state.in_force or state.share is None:
+            if self.wanted != "cold" or state.in_force or state.share is None:
                 break
             state = self._try()
         return state
 
     def _try(self) -> CacheState:
         deeds: list[str] = []
-        if self._wanted == "cold":
-            self._in_turns(evict(self._files, deeds, DROP_CACHES), "emptying the page cache")
-        elif self._wanted == "warm":
-            self._in_turns(fill(self._files, deeds), "filling the page cache")
-        seen = cached_pages(self._files) if self._acts and self._files else None
+        if self.wanted == "cold":
+            self._in_turns(evict(self.files, deeds, DROP_CACHES), "emptying the page cache")
+        elif self.wanted == "warm":
+            self._in_turns(fill(self.files, deeds), "filling the page cache")
+        seen = cached_pages(self.files) if self.acts and self.files else None
         mine = None if seen is None else [seen.share, seen.evidence, "; ".join(deeds)]
-        everyone = [one for one in self._ranks.gather(mine) if one is not None]
+        everyone = [one for one in self.ranks.gather(mine) if one is not None]
         if not everyone:
             return CacheState(
-                wanted=self._wanted,
+                wanted=self.wanted,
                 share=None,
                 summary="no file is read while training: the samples are in memory",
-                in_force=self._wanted != "cold",
+                in_force=self.wanted != "cold",
             )
-        return _state(self._wanted, [(share, evidence, did) for share, evidence, did in everyone])
+        return _state(self.wanted, [(share, evidence, did) for share, evidence, did in everyone])
 
     def _in_turns(self, work: Iterator[None], what: str) -> None:
         """Goes through the work of the acting ranks, a few seconds at a time; no rank stands still for longer."""
-        goes_on = self._acts and bool(self._files)
-        while any(self._ranks.gather(goes_on)):
+        goes_on = self.acts and bool(self.files)
+        while any(self.ranks.gather(goes_on)):
             deadline = monotonic() + _TURN_S
             while goes_on and monotonic() < deadline:
                 goes_on = next(work, self) is not self
-            self._beat(what)
+            self.beat(what)
 
 
 def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:

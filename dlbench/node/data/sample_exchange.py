@@ -26,14 +26,7 @@ from torch._C._distributed_c10d import Store
 
 from dlbench.datasets.shuffling import EpochExchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
-from dlbench.errors import (
-    DlbenchError,
-    EnvironmentLacksError,
-    IncompleteDataError,
-    PeerLostError,
-    RunError,
-    first_line,
-)
+from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError, first_line
 from dlbench.node.data.reader import Arrays, DataReader, NotArrivedError, Raw, WrappedReader
 
 SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden

@@ -18,14 +18,7 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.out_of_core.numbers import (
-    COLOURS,
-    OTHER_COLOUR,
-    AtLimit,
-    MethodComparison,
-    MethodPoint,
-    out_of_core,
-)
+from dlbench.views.out_of_core.numbers import COLOURS, OTHER_COLOUR, AtLimit, MethodComparison, MethodPoint, out_of_core
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
