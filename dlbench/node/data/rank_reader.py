@@ -27,8 +27,6 @@ from dlbench.specs.workload import DataSpec
 
 _TURN_S = 5.0  # after so long all ranks say that they are alive
 
-_MORE_ATTEMPTS = 2
-
 Wanted = Literal["any", "cold", "warm"]
 
 
@@ -57,7 +55,7 @@ class NodeCache:
     def settle(self) -> CacheState:
         """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
         state = self._try()
-        for _ in range(_MORE_ATTEMPTS):
+        for _ in range(2):
             # A page that some core holds in a list of its own is not evicted; the next time it is.
             if self.wanted != "cold" or state.in_force or state.share is None:
                 break

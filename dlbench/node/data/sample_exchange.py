@@ -35,12 +35,11 @@ _ENDED = -1  # in the place of a number of slots
 _LONGEST = timedelta(days=30)  # a rank may be slow; one that is gone closes its connections
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
-_LOST = "lost"
 
 
 def lost_mark(store: SampleStore) -> Path:
     """The file whose being there says to all readers that nothing more will arrive, next to the samples."""
-    return store.folder / _LOST
+    return store.folder / "lost"
 
 
 class AwaitingReader(WrappedReader):
