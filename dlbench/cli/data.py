@@ -90,7 +90,7 @@ def demo(folder: Path, seed: int) -> None:
     made = prepare_demo_data(
         folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
     )
-    for path in (made.images, made.text, made.density):
+    for path in made.values():
         click.echo(path)
 
 

@@ -30,10 +30,7 @@ _LIKE_SAMPLES = re.compile(
 )
 _NUMBERED = re.compile(r"-\d+-of-(\d+)")  # In the name of a file, of how many it is one.
 _FOREIGN: tuple[tuple[str, str], ...] = (
-    (
-        r".*\.(?:parquet|arrow)",
-        "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)",
-    ),
+    (r".*\.(?:parquet|arrow)", "is of Hugging Face; write the images as <class>/<image>.jpg (docs/workloads.md)"),
     (r".*\.beton", "is FFCV's; give the images that it was written from"),
     (r".*\.rec", "is RecordIO of MXNet; unpack it to <class>/<image>.jpg"),
     (r".*\.(?:tgz|tar\.(?:gz|bz2|xz|zst))", "is compressed, and images are read at their place; unpack it to .tar"),

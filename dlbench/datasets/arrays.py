@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 OPEN_AT_MOST = 32  # files kept open by one process
-
 _SMALLEST_SHARE = 1 / 1100  # of its bytes that compression leaves of a dataset; gzip leaves 1/1032
-
-
 _HEAP, _SIZE = b"GCOL\x01\0\0\0", struct.Struct("<Q")  # how a global heap begins, and how it states sizes
 
 

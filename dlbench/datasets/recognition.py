@@ -227,7 +227,6 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
 
 
 def _look(source: Path, folder: Path, workload: Workload, key: str, split: Split, needed: int) -> int | None:
-    """Returns the samples of one split, None if they are not known cheaply."""
     kinds, manifest = workload.data.kinds, None
     with suppress(UserError):  # training does not need it
         manifest = read_manifest(source) if source.is_dir() else None

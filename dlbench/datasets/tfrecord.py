@@ -68,23 +68,23 @@ def masked_crc32c(data: bytes | NDArray[np.uint8]) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def _length(head: bytes, record: int, at: int) -> int:
+def _length(head: bytes, where: str) -> int:
     length, checksum = _HEAD.unpack(head)
     if masked_crc32c(head[:8]) != checksum:
-        raise ValueError(f"record {record} at byte {at}: the checksum of its length differs")
+        raise ValueError(f"{where}: the checksum of its length differs")
     if length > _LARGEST:
-        raise ValueError(f"record {record} at byte {at}: {length} bytes long, at most {_LARGEST} are possible")
+        raise ValueError(f"{where}: {length} bytes long, at most {_LARGEST} are possible")
     return int(length)
 
 
-def _whole(got: int, wanted: int, record: int, at: int) -> None:
+def _whole(got: int, wanted: int, where: str) -> None:
     if got != wanted:
-        raise ValueError(f"record {record} at byte {at}: cut off, {got} of {wanted} bytes are there")
+        raise ValueError(f"{where}: cut off, {got} of {wanted} bytes are there")
 
 
-def _checked(payload: Any, tail: bytes, record: int, at: int) -> None:
+def _checked(payload: Any, tail: bytes, where: str) -> None:
     if masked_crc32c(payload) != _TAIL.unpack(tail)[0]:
-        raise ValueError(f"record {record} at byte {at}: the checksum of its payload differs")
+        raise ValueError(f"{where}: the checksum of its payload differs")
 
 
 def is_gzip(start: bytes) -> bool:
@@ -119,12 +119,13 @@ def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
 def _records(stream: IO[bytes]) -> Iterator[bytes]:
     record = at = 0
     while head := stream.read(_HEAD.size):
-        _whole(len(head), _HEAD.size, record, at)
-        length = _length(head, record, at)
+        where = f"record {record} at byte {at}"
+        _whole(len(head), _HEAD.size, where)
+        length = _length(head, where)
         body = stream.read(length + _TAIL.size)
-        _whole(len(body), length + _TAIL.size, record, at)
+        _whole(len(body), length + _TAIL.size, where)
         payload = body[:length]
-        _checked(payload, body[length:], record, at)
+        _checked(payload, body[length:], where)
         yield payload
         record, at = record + 1, at + FRAME + length
 
@@ -161,11 +162,12 @@ def unframe(data: bytes) -> Iterator[memoryview]:
     view, array = memoryview(data), np.frombuffer(data, dtype=np.uint8)
     record = at = 0
     while at < len(data):
-        _whole(min(_HEAD.size, len(data) - at), _HEAD.size, record, at)
-        length = _length(data[at : at + _HEAD.size], record, at)
+        where = f"record {record} at byte {at}"
+        _whole(min(_HEAD.size, len(data) - at), _HEAD.size, where)
+        length = _length(data[at : at + _HEAD.size], where)
         start, end = at + _HEAD.size, at + _HEAD.size + length
-        _whole(min(length + _TAIL.size, len(data) - start), length + _TAIL.size, record, at)
-        _checked(array[start:end], data[end : end + _TAIL.size], record, at)
+        _whole(min(length + _TAIL.size, len(data) - start), length + _TAIL.size, where)
+        _checked(array[start:end], data[end : end + _TAIL.size], where)
         yield view[start:end]
         record, at = record + 1, end + _TAIL.size
 
@@ -181,10 +183,11 @@ def record_offsets(path: Path) -> NDArray[np.int64]:
         if is_gzip(os.pread(file.fileno(), _HEAD.size, 0)):
             raise ValueError("gzip has no places to jump to; decompress it, or read it from its start")
         while at < end:
+            where = f"record {len(offsets)} at byte {at}"
             head = os.pread(file.fileno(), _HEAD.size, at)
-            _whole(len(head), _HEAD.size, len(offsets), at)
-            length = _length(head, len(offsets), at)
-            _whole(min(FRAME + length, end - at), FRAME + length, len(offsets), at)
+            _whole(len(head), _HEAD.size, where)
+            length = _length(head, where)
+            _whole(min(FRAME + length, end - at), FRAME + length, where)
             offsets.append(at)
             at += FRAME + length
     return np.array(offsets, dtype=np.int64)
@@ -201,17 +204,13 @@ def read_record_at(file: int | IO[bytes], offset: int) -> bytes:
     where = f"record at byte {offset}"
     if len(head) < _HEAD.size:
         raise ValueError(f"{where}: the file ends before it")
-    length, checksum = _HEAD.unpack(head)
-    if masked_crc32c(head[:8]) != checksum or length > _LARGEST:
-        raise ValueError(f"{where}: the checksum of its length differs")
+    length = _length(head, where)
     wanted, body = length + _TAIL.size, b""
     while len(body) < wanted and (block := os.pread(descriptor, wanted - len(body), offset + _HEAD.size + len(body))):
         body = body + block if body else block
-    if len(body) < wanted:
-        raise ValueError(f"{where}: cut off, {len(body)} of {wanted} bytes are there")
+    _whole(len(body), wanted, where)
     payload = body[:length]
-    if masked_crc32c(payload) != _TAIL.unpack_from(body, length)[0]:
-        raise ValueError(f"{where}: the checksum of its payload differs")
+    _checked(payload, body[length:], where)
     return payload
 
 

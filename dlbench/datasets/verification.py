@@ -91,9 +91,6 @@ def verify(
     return check
 
 
-# Checksums
-
-
 def _checksums(check: DatasetCheck, workers: int, report: Progress) -> None:
     """Compares all files that the manifest names: that of the folder, or of the one above a single split."""
     root, prefix = check.source, ""
@@ -121,9 +118,6 @@ def _compared(root: Path, prefix: str, workers: int) -> Iterator[str | None]:
     with ThreadPoolExecutor(workers) as threads:
         while batch := list(islice(wanted, _AT_ONCE)):
             yield from threads.map(compare, batch)
-
-
-# Contents
 
 
 def _verify_split(

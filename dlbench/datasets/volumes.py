@@ -327,7 +327,7 @@ def target_fault(y: NDArray[np.float32]) -> str | None:
     return None
 
 
-def _require_int16(x: NDArray[np.int16]) -> None:
+def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32]) -> VolumeShape:
     pairs = x.reshape(-1)[: x.size // 2 * 2].view("<f4")
     floats = pairs[pairs != 0]
     with np.errstate(invalid="ignore"):
@@ -336,11 +336,7 @@ def _require_int16(x: NDArray[np.int16]) -> None:
             raise ValueError(
                 f"x is float32 by its values; expected {TfrecordVolumes.LAYOUT}: write the counts as int16"
             )
-
-
-def _shape_of(x: NDArray[np.int16], y: NDArray[np.float32], *, num: int = 1, spans: bool = False) -> VolumeShape:
-    _require_int16(x)
-    return VolumeShape(num=num, size=x.shape[0], channels=x.shape[3], num_targets=len(y), spans=spans)
+    return VolumeShape(num=1, size=x.shape[0], channels=x.shape[3], num_targets=len(y))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -31,7 +31,6 @@ _GPU_FILES = dict.fromkeys(NVIDIA_FILES, ("CUDA_VISIBLE_DEVICES",)) | {
     "dev/kfd": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 }
 """Files of the drivers of NVIDIA and AMD GPUs, and what hides GPUs (ROCm, "GPU isolation techniques")."""
-_AMD_NODES = "sys/class/kfd/kfd/topology/nodes"
 _IN_PROCESSORS = frozenset(
     {0, 70000, 80001, 80100, 90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, *range(110500, 110600)}
 )
@@ -79,7 +78,7 @@ def has_gpu(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
 
 def is_in_processor(root: Path = Path("/")) -> bool:
     """Whether AMD's driver shows no GPU but one in the processor, which computes only where torch is built for ROCm."""
-    nodes = [_start(file) for file in (root / _AMD_NODES).glob("*/properties")]
+    nodes = [_start(file) for file in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties")]
     versions = [int(number) for node in nodes for number in re.findall(r"^gfx_target_version (\d+)$", node, re.M)]
     if any(version not in _IN_PROCESSORS for version in versions):
         return False
@@ -96,7 +95,6 @@ def no_arithmetic(precision: str) -> str:
 
 
 def _architecture() -> str:
-    """`x86`, `arm`, or empty for another."""
     machine = platform.machine()
     return "x86" if machine == "x86_64" else "arm" if machine == "aarch64" else ""
 

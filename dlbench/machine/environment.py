@@ -22,8 +22,6 @@ from dlbench.confidential import is_secret_name, is_secret_value
 from dlbench.machine.gpus import adapters, hidden_gpus, nvml_session
 from dlbench.units import utf8_text
 
-_OF_CONTAINER = ("kind", "image", "sha256")
-
 PACKAGES = (
     *("torch", "horovod", "mpi4py", "numpy", "h5py", "simplejpeg", "pillow", "tokenizers"),
     *("nvidia-nccl-cu12", "nvidia-nccl-cu13"),
@@ -59,9 +57,6 @@ INTERNAL = re.compile(
 # Set by dlbench where it watches an exchange; a run of one rank has none, and would seem to run elsewhere.
 _OWN_TIMELINE = ("HOROVOD_TIMELINE", "DYNAMIC")
 
-# MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
-_MPI_TEXT = 8192
-
 HOST_NAME_REMEDY = (
     "write the name into /etc/hosts (for a container: --hostname and --add-host), or ask for its entry in DNS"
 )
@@ -89,7 +84,8 @@ def _facts(
     for name, call in _SINGLE.items():
         yield name, partial(_fact, name, call)
     # What the rank runs in, as its launch says it (dlbench.jobs.scripts.containers).
-    container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in _OF_CONTAINER}
+    names = ("kind", "image", "sha256")
+    container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in names}
     yield "container", lambda: container
     yield "package", lambda: {f"package.{name}": package_version(name) for name in PACKAGES}
     allowed = {
@@ -147,7 +143,6 @@ def package_version(package: str) -> str:
 
 
 def _list_digest(folders: str) -> str:
-    """How many folders a list has, and twelve digits of its SHA-256."""
     digest = hashlib.sha256(folders.encode(errors="surrogateescape")).hexdigest()[:12]
     count = folders.count(os.pathsep) + 1
     return f"{count} folder{'s' * (count > 1)}, SHA-256 {digest}"
@@ -161,7 +156,7 @@ def _mpi_library() -> str:
     mapped = re.search(r"(/\S*/libmpi(?:ch)?(?:_cray|_gnu_\w+)?\.so\S*)$", _text("/proc/self/maps"), re.MULTILINE)
     if mapped is None:
         return ""
-    text = ctypes.create_string_buffer(_MPI_TEXT)
+    text = ctypes.create_string_buffer(8192)  # MPICH's MPI_MAX_LIBRARY_VERSION_STRING; Open MPI's is 256.
     ctypes.CDLL(mapped[1]).MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
     return text.value.decode(errors="replace").partition("\n")[0].strip("\0, ")
 

@@ -38,7 +38,6 @@ from dlbench.machine.sources import (
 )
 
 MAX_INTERFACES = 64  # Interfaces that are read; those of real devices come first.
-_SATURATED = 2**32 - 1
 KEEP_UP_S = 60.0  # The smallest counters in use hold 65 kJ: two minutes and more of a package that takes 500 W.
 MAX_CORES = 64  # Cores with a field of their own; on larger machines only their mean and their maximum are kept.
 
@@ -141,7 +140,7 @@ def _port_bytes(path: Path) -> Callable[[], Values]:
 
     def call() -> Values:
         words = read_number(path)
-        if words == _SATURATED:
+        if words == 2**32 - 1:
             raise ReadingFailedError(f"{path}: an old counter of 32 bits, which has reached its end and stays there")
         return [float(4 * rising.at(words))]
 
@@ -257,7 +256,6 @@ class _Cores:
         return found
 
     def busy(self) -> list[float]:
-        """Shares, in the order of the cores; NaN for a core whose clock did not advance."""
         before, now = self._before, self._times()
         if len(now) != len(before):
             raise ReadingFailedError(f"the number of cores changed from {len(before)} to {len(now)}")

@@ -17,7 +17,6 @@ from dlbench.units import format_bytes
 
 _MAX_FILE = 1 << 20
 _STATUS = Path("/proc/self/status")
-_RESET_PEAK = "5"  # What clear_refs takes for it (proc(5), since Linux 4.0).
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
@@ -34,7 +33,7 @@ def peak_resident_bytes() -> int | None:
 def reset_peak() -> bool:
     """The peak is from now on that of what follows; whether the kernel can do that."""
     try:
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5), since Linux 4.0
     except OSError:
         return False
     return True

@@ -1,8 +1,5 @@
 """GPUs through NVML (package nvidia-ml-py), read-only: no call here sets, resets or clears.
 
-GPUs are numbered as NVML does, by PCI bus; CUDA_VISIBLE_DEVICES neither hides nor reorders them, so a GPU is known by
-its UUID, in `describe`.
-
 NVML's utilisation says whether any kernel ran; its GPU performance monitoring (GPM, Hopper and newer) says how much of
 the GPU it used. Those metrics are read without privileges and are means over the time since the reading before, so that
 reading seldom loses nothing.
@@ -99,8 +96,6 @@ _SINGLES = (
 
 
 class _Device:
-    """A GPU, or one of its MIG instances."""
-
     def __init__(self, nvml: ModuleType, handle: Any, prefix: str) -> None:
         """`prefix` of the whole GPU's field names: `gpu.0.`; if it is lost, all of them end."""
         self.nvml, self.handle, self.prefix = nvml, handle, prefix
@@ -113,7 +108,6 @@ class _Device:
             raise ReadingFailedError(f"this version of nvidia-ml-py has no {name}") from error
 
     def ask(self, function: str, *names: str) -> Any:
-        """What a function answers, given this device and constants."""
         arguments = [self.has(name) for name in names]
         return self.has(function)(self.handle, *arguments)
 
@@ -234,7 +228,6 @@ class _Device:
         return self.reading(tuple(fields), call)
 
     def readings(self) -> list[Reading]:
-        """What is asked of one GPU, but for GPM."""
         found = [self.single(single) for single in _SINGLES]
         rates = (Field(name=f"{self.prefix}utilization"), Field(name=f"{self.prefix}memory_utilization"))
         found[2:2] = [self.reading(rates, self.utilization), self.memory(self.prefix)]
@@ -292,7 +285,6 @@ class _Gpm:
     """The GPM metrics of one GPU; `close` gives their two samples back to NVML."""
 
     def __init__(self, device: _Device) -> None:
-        """Takes the first sample, if the GPU has any."""
         self._device = device
         self._samples: list[Any] = []
         self._refused: ReadingFailedError | None = None
@@ -310,7 +302,6 @@ class _Gpm:
             self._refused = error
 
     def _take(self) -> None:
-        """The older of the two samples becomes the newest."""
         self._device.has("nvmlGpmSampleGet")(self._device.handle, self._samples[0])
         self._samples.reverse()
         self._taken_s = time.monotonic()

@@ -20,7 +20,7 @@ from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_c
 from dlbench.report.wording import runs_text
 from dlbench.report.wording import value_text as figure_value
 from dlbench.specs.plan import value_text
-from dlbench.stats.estimates import Estimate, median_estimate
+from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import Group
@@ -163,8 +163,7 @@ def memory(group: scaling.Group, table: RunTable) -> Memory | None:
 
 def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTable, *, on_gpu: bool) -> MemoryPoint:
     def estimate(of: Callable[[RankResult], int | None]) -> Estimate | None:
-        peaks = {key: float(value) for key, run in runs.items() if (value := _most(_ranks(run), of))}
-        return median_estimate(peaks, "bytes") if peaks else None
+        return of_known(median_estimate, {key: _most(_ranks(run), of) or None for key, run in runs.items()}, "bytes")
 
     peak = estimate(lambda rank: rank.peak_memory_bytes)
     assert peak is not None

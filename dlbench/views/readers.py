@@ -40,10 +40,6 @@ EPOCHS_CAPTION = (
 )
 
 
-def _bytes_cell(value: float) -> Cell:
-    return Cell(format_bytes(value), number=value)
-
-
 def storage_cell(share: float, decimals: int = 1) -> Cell:
     """Returns a share of bytes that came from storage; above 1 it holds read-ahead, and the programs' own files."""
     return Cell(percent(min(1.0, share), decimals), number=share)
@@ -67,10 +63,10 @@ class EpochReading:
     shared_bytes: float = field(metadata=column("From the shared file system", unit="bytes"))
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
-    storage_bytes: float | None = field(metadata=column("Of it from storage", text=_bytes_cell, missing=NOT_COUNTED))
+    storage_bytes: float | None = field(metadata=column("Of it from storage", unit="bytes", missing=NOT_COUNTED))
     """From devices or the network, read-ahead included; None: not counted."""
     cached_bytes: float | None = field(  # The rest of the bytes of samples: from the page cache.
-        metadata=column("From the page cache", "page_cache_bytes", text=_bytes_cell, missing=NOT_COUNTED)
+        metadata=column("From the page cache", "page_cache_bytes", unit="bytes", missing=NOT_COUNTED)
     )
     fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
     prepare_s: Estimate = field(metadata=column("Preparing"))

@@ -124,9 +124,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-# Against global shuffling
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShuffleRow:
     """One way of shuffling at one rank count."""

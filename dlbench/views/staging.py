@@ -117,9 +117,6 @@ def _seconds(results: Mapping[RunKey, StagingResult]) -> Estimate:
     return median_estimate({key: result.seconds for key, result in (whole or results).items()}, "s")
 
 
-# Against reading in place
-
-
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
     """A staged group against the one that reads in place, at one rank count."""

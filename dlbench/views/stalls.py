@@ -38,11 +38,6 @@ PART_TITLES = {
 TIER_TITLES: dict[Tier, str] = {"synthetic": "synthetic data", "cached": "warm page cache", "cold": "cold page cache"}
 NOT_MEASURED = "not measured"
 Kinds = Mapping[Tier, Mapping[RunKey, tuple[Run, RunMeasures]]]
-CAPTION = (
-    "Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less warm "
-    "(DS-Analyzer's method)."
-)
-RUNS_CAPTION = "Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling."
 NEGLIGIBLE = 0.01  # Share of a step below which a stall, interval and all, costs nothing worth words.
 _NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetching them from storage"}
 
@@ -218,16 +213,12 @@ def _notes(kinds: Kinds) -> Iterator[str]:
         )
 
 
-PartRow = tuple[Stalls, StallPart]
-TierRow = tuple[Stalls, TierRuns]
-
-
 def _of_point(*picks: str) -> tuple[Column[Any], ...]:
     at: Column[Any] = Column("", "At", place_of, is_brief=True)
     return columns_of(Stalls, *picks, "ranks", "nodes", at, of=itemgetter(0))
 
 
-def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
+def _parts_sheet(found: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
     title: Column[Any] = Column("", "Part of the step", lambda part: PART_TITLES[part.name], is_brief=True)
     part = itemgetter(1)
     return Sheet(
@@ -240,12 +231,13 @@ def _parts_sheet(found: Sequence[Stalls]) -> Sheet[PartRow]:
             *columns_of(StallPart, "why", of=part),
         ),
         rows=[(point, one) for point in found for one in point.parts],
-        caption=CAPTION,
+        caption="Preparation stall: step with a warm page cache less that with synthetic data. Fetch stall: cold less "
+        "warm (DS-Analyzer's method).",
         in_terminal=True,
     )
 
 
-def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
+def _runs_sheet(found: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
     def share(tier: TierRuns) -> Cell:
         if tier.tier == "synthetic":
             return Cell("nothing is read")
@@ -262,7 +254,7 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[TierRow]:
         title="The same plan with synthetic data, a warm and a cold page cache",
         columns=(*_of_point("series=series"), *columns_of(TierRuns, *picks, of=itemgetter(1))),
         rows=[(point, tier) for point in found for tier in point.tiers],
-        caption=RUNS_CAPTION,
+        caption="Geometric means over runs, all ranks together. Cell of synthetic data: the ingestion ceiling.",
         in_terminal=True,
     )
 

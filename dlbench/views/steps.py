@@ -24,7 +24,7 @@ from dlbench.report.charts.style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, figure_text, percent, shown, value_text
-from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.views.model import Group
 from dlbench.views.next_step import second_rank
 from dlbench.views.rank_map import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
@@ -72,11 +72,6 @@ class StepPoint:
     autocorrelation: Estimate | None
     """Correlation of successive step times (ratio), median over the runs in which it is known; None: known in none."""
 
-    @property
-    def pooled_outlier_share(self) -> float:
-        """Outliers of all runs over steps of all runs (fraction)."""
-        return self.num_outliers / self.num_steps
-
 
 @dataclass(frozen=True, kw_only=True)
 class StepDistribution:
@@ -100,7 +95,6 @@ def step_times(group: scaling.Group, table: RunTable) -> StepDistribution | None
 def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: bool) -> StepPoint:
     by_run = {table.keys[run_id]: table.digests[run_id] for run_id in point.run_ids}
     digests = list(by_run.values())
-    correlations = {key: one.autocorrelation for key, one in by_run.items() if one.autocorrelation is not None}
     outliers = [step for one in digests for step in one.outliers]
     records = [runs[run_id].record for run_id in point.run_ids]
 
@@ -125,7 +119,7 @@ def _point(point: Point, runs: dict[str, Run], table: RunTable, *, is_baseline: 
         ),
         fence=median_estimate({key: one.fence_s for key, one in by_run.items()}, "s"),
         outliers=tuple(sorted(outliers, key=lambda one: (-one.ratio, one.run_id, one.step))),
-        autocorrelation=median_estimate(correlations, "ratio") if correlations else None,
+        autocorrelation=of_known(median_estimate, {key: one.autocorrelation for key, one in by_run.items()}, "ratio"),
     )
 
 
@@ -156,7 +150,7 @@ def steps_sheet(found: StepDistribution) -> Sheet[StepPoint]:
     has_outliers = any(point.num_outliers for point in found.points)
 
     def outliers(point: StepPoint) -> str:
-        return f"{point.num_outliers:,} ({percent(point.pooled_outlier_share, 2)})"
+        return f"{point.num_outliers:,} ({percent(point.num_outliers / point.num_steps, 2)})"
 
     hidden = {f"p{tail}_s": "" for tail in (95, 99) if not all(supports(point, tail) for point in found.points)}
     columns = (
@@ -210,10 +204,7 @@ def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[Outlier]:
     )
 
 
-Quantile = tuple[StepPoint, int, StepQuantile]
-
-
-def quantile_sheet(found: StepDistribution) -> Sheet[Quantile]:
+def quantile_sheet(found: StepDistribution) -> Sheet[tuple[StepPoint, int, StepQuantile]]:
     """The distribution of step times; for people a column per rank count."""
     columns = (
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of=operator.itemgetter(0)),

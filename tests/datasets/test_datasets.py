@@ -15,7 +15,7 @@ import pytest
 from dlbench import bundled
 from dlbench.datasets.images.image_set import index_jpeg_tree
 from dlbench.datasets.making import catalogue
-from dlbench.datasets.making.catalogue import DemoData, prepare_demo_data
+from dlbench.datasets.making.catalogue import prepare_demo_data
 from dlbench.datasets.making.image_recipes import PHOTOS, Photo, photo_path
 from dlbench.datasets.making.text_recipes import topic_sentences
 from dlbench.datasets.manifest import read_manifest
@@ -30,7 +30,7 @@ pytest.importorskip("tokenizers")
 
 
 @pytest.fixture(scope="session")
-def demo_data(tmp_path_factory: pytest.TempPathFactory) -> DemoData:
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for package in ("PIL", "skimage", "sklearn"):
         pytest.importorskip(package)
     return prepare_demo_data(tmp_path_factory.mktemp("demo"))
@@ -186,28 +186,28 @@ def test_damaged_vocabularies_are_named(tmp_path: Path) -> None:
 # Demonstration data
 
 
-def test_demo_data_are_whole_and_licensed(demo_data: DemoData) -> None:
-    licences = (demo_data.images / "LICENSES.txt").read_text(encoding="utf-8")
+def test_demo_data_are_whole_and_licensed(demo_data: dict[str, Path]) -> None:
+    licences = (demo_data["images"] / "LICENSES.txt").read_text(encoding="utf-8")
     assert all(f"{photo.class_name}: " in licences for photo in PHOTOS)
-    assert "Python Software Foundation License" in (demo_data.text / "LICENSES").read_text(encoding="utf-8")
+    assert "Python Software Foundation License" in (demo_data["text"] / "LICENSES").read_text(encoding="utf-8")
     for split, images, volumes in (("train", 400, 128), ("validation", 100, 32)):
-        tree = index_jpeg_tree(demo_data.images / split)
+        tree = index_jpeg_tree(demo_data["images"] / split)
         assert (len(tree.classes), tree.num_samples) == (10, images)
-        index = index_density(demo_data.density / split)
+        index = index_density(demo_data["density"] / split)
         assert (index.num_samples, index.size, index.channels, index.num_targets) == (volumes, 32, 4, 4)
         assert not index.chunks_span_samples
-    for folder in (demo_data.images, demo_data.text, demo_data.density):
+    for folder in (demo_data["images"], demo_data["text"], demo_data["density"]):
         assert verify_manifest(folder) == []
-    manifest = read_manifest(demo_data.images)
+    manifest = read_manifest(demo_data["images"])
     assert manifest.counts == {"train": 400, "validation": 100}
-    everything = demo_data.images.parent
+    everything = demo_data["images"].parent
     assert sorted(p.name for p in everything.iterdir()) == ["density", "images", "text"]
 
 
 def test_second_call_makes_nothing_and_other_seeds_are_refused(
-    demo_data: DemoData, monkeypatch: pytest.MonkeyPatch
+    demo_data: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, lines = demo_data.images.parent, list[str]()
+    folder, lines = demo_data["images"].parent, list[str]()
     monkeypatch.setattr(catalogue, "produce", None)
     assert prepare_demo_data(folder, progress=lines.append) == demo_data
     with pytest.raises(UserError, match=r"images' holds a data set with seed 0, asked for 1"):

@@ -33,7 +33,7 @@ ONE_CORE = ("--set", "layout.cores_per_rank=1", "--set", "system.launch.pin=fals
 @pytest.fixture(scope="module")
 def demo_data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = prepare_demo_data(tmp_path_factory.mktemp("data"))
-    return {"resnet50": made.images, "bert": made.text, "cosmoflow": made.density}
+    return {"resnet50": made["images"], "bert": made["text"], "cosmoflow": made["density"]}
 
 
 def only_runs(folder: Path, count: int) -> list[Run]:

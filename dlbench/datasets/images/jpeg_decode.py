@@ -82,7 +82,6 @@ def region_function() -> tuple[Any | None, str]:
 
 
 def _tried(path: Path) -> Any:
-    """The function of a library."""
     library: Any = _simplejpeg()
     found = ctypes.CDLL(str(path)).dlbench_region
     found.argtypes = [ctypes.c_void_p, ctypes.c_ulong, *[ctypes.c_uint] * 5, ctypes.c_void_p, ctypes.c_void_p]

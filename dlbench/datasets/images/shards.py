@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 MAX_IMAGE = 1 << 30
 """Bytes of a file at most: a JPEG has at most 65,535 by 65,535 pixels, and none of photographs comes near this."""
-
-
 IMAGE, LABEL, SYNSET, FILENAME = "image/encoded", "image/class/label", "image/class/synset", "image/filename"
 """Names of features in a TFRecord of images."""
 RECORD_HEAD = 12  # bytes of a record before its payload: length and its checksum
@@ -90,8 +88,6 @@ class ShardIndex:
 
 @dataclass
 class _Rows:
-    """The samples of one shard."""
-
     records: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
@@ -198,7 +194,6 @@ def scan_shards(
 
 
 def _scan(path: Path, container: str, synsets: dict[int, str]) -> _Rows:
-    """Reads the headers of one shard."""
     try:
         if container == "tar":
             return _scan_tar(path)

@@ -146,15 +146,6 @@ def packing(source: Path, *, samples_per_shard: int, seed: int) -> BuildPlan:
     return BuildPlan(recipe, "images", remarks=remarks)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoData:
-    """The folders of the three data sets, each with `train`, `validation` and a manifest."""
-
-    images: Path
-    text: Path
-    density: Path
-
-
 def recipes(seed: int = 0) -> dict[str, Recipe]:
     """What is made, by the name of its folder.
 
@@ -177,10 +168,8 @@ def recipes(seed: int = 0) -> dict[str, Recipe]:
 
 def prepare_demo_data(
     folder: Path, seed: int = 0, workers: int = 1, progress: Callable[[str], None] | None = None
-) -> DemoData:
-    """Makes what is missing of `<folder>/images`, `<folder>/text` and `<folder>/density`; `progress` gets a line for
-    each.
-    """
+) -> dict[str, Path]:
+    """Makes what is missing of the three data sets of `recipes`, and returns the folder of each, by its name."""
     wanted = recipes(seed)
     there = {name: _is_there(recipe, folder / name, seed) for name, recipe in wanted.items()}
     for name, recipe in wanted.items():
@@ -190,7 +179,7 @@ def prepare_demo_data(
                 progress(f"making {name} in {target}")
             # The text is parsed once in each process, which takes longer than writing it.
             produce(recipe, target, workers=1 if name == "text" else workers)
-    return DemoData(images=folder / "images", text=folder / "text", density=folder / "density")
+    return {name: folder / name for name in wanted}
 
 
 def _is_there(recipe: Recipe, target: Path, seed: int) -> bool:

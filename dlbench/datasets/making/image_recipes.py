@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 SAMPLES_PER_SHARD = 1252  # ImageNet's 1,281,167 training images in 1,024 shards
 VERSION = 1  # raised whenever packing changes what it writes
 PHOTO_VERSION = 2  # raised whenever the recipe changes what it makes
-LICENCES = "LICENSES.txt"
 _OF_TREES = {"container": "tree", "samples_per_shard": SAMPLES_PER_SHARD}  # in what a set is made with, as before
 _SHARES = (0.25, 0.75)  # smallest and largest edge of the cut of a photograph, as a share of the largest that fits
 _SPLITS: tuple[Split, ...] = ("train", "validation")
@@ -194,7 +193,6 @@ PHOTOS = (
 
 
 def _sorted_photos() -> list[Photo]:
-    """All photographs in the order of their labels."""
     return sorted(PHOTOS, key=lambda photo: photo.class_name)
 
 
@@ -274,7 +272,7 @@ class PhotoRecipe:
             "Rights as stated by the package that carries each photograph.",
             "",
         ]
-        (folder / LICENCES).write_text("\n".join(head + lines) + "\n", encoding="utf-8")
+        (folder / "LICENSES.txt").write_text("\n".join(head + lines) + "\n", encoding="utf-8")
 
     def image(self, split: Split, label: int, number: int) -> bytes:
         """The JPEG of image `number` of a class: a function of the recipe's seed, sizes, quality and grain."""

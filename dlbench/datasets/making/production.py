@@ -208,10 +208,7 @@ def _recipe_of(path: str, content: str) -> tuple[str, MadeWith]:
 
 
 def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry]:
-    """Writes and syncs one part below a temporary folder.
-
-    Returns its files, relative to the data set.
-    """
+    """Writes and syncs one part below a temporary folder. Returns its files, relative to the data set."""
     path = temporary / part.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +230,6 @@ def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry
 
 
 def _entries(path: Path, name: str) -> list[FileEntry]:
-    """The files of a part, with their paths from the data set's folder."""
     if not path.is_dir():
         return [replace(entry, path=name) for entry in describe_files(path)]
     return [replace(entry, path=f"{name}/{entry.path}") for entry in describe_files(path)]

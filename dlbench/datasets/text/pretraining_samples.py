@@ -15,12 +15,10 @@ other document of the split; the reference looks into the same input file only. 
 which needs a fixed number of samples: a document is cut into full-length gatherings once (`runs`), none is short, and
 sentences that a random B displaced are left out of that epoch.
 
-Masking. The rule is that of Devlin et al. (2018), section 3.1, with the numbers of their published
-`create_pretraining_data.py`, which MLPerf Training took over: of n tokens, [CLS] and [SEP] counted,
-min(max_predictions, max(1, round(0.15 n))) are chosen for prediction, never [CLS], [SEP] or padding; of these 80 %
-become [MASK], 10 % a random word, 10 % stay as they are. Hence 20 predictions at 128 tokens (19 used) and 76 at 512 (77
-would be). One thing is done otherwise: the reference's random word may be any entry of the vocabulary, even [PAD]; here
-special tokens are left out.
+Masking: of n tokens, [CLS] and [SEP] counted, min(max_predictions, max(1, round(0.15 n))) are chosen for prediction,
+never [CLS], [SEP] or padding; of these 80 % become [MASK], 10 % a random word, 10 % stay as they are. Hence 20
+predictions at 128 tokens (19 used) and 76 at 512 (77 would be). The reference's random word may be any entry of the
+vocabulary, even [PAD]; here special tokens are left out.
 """
 
 from __future__ import annotations

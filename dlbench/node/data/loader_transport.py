@@ -45,7 +45,6 @@ from dlbench.units import format_bytes
 
 _REMEDY = f"{SHARED_MEMORY} may be full: make it larger (containers: --shm-size), or lower data.loader_workers"
 
-
 if TYPE_CHECKING:
     _Queue = multiprocessing.queues.Queue[Any]
 else:

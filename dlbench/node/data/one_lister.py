@@ -67,7 +67,6 @@ class Lister:
                 return unpacked(_mapped(memory), expected)  # type: ignore[no-any-return]
 
     def _hand_out(self, listener: socket.socket, memory: int) -> None:
-        """Gives every other rank of the node the memory."""
         deadline = time.monotonic() + self._timeout_s
         missing = set(range(1, self._local_size))
         while missing:
@@ -88,7 +87,6 @@ class Lister:
                 missing.discard(local)
 
     def _received(self, address: bytes) -> memoryview:
-        """The memory that the first rank hands out."""
         deadline = time.monotonic() + self._timeout_s
         late = PeerLostError(
             f"rank {self._first_rank}, which opens the data set for the ranks of this node, did not within "
@@ -131,7 +129,6 @@ ALONE = Lister(name="", first_rank=0, local_rank=0, local_size=1, timeout_s=0.0)
 
 @contextlib.contextmanager
 def _memory(pieces: Iterable[bytes | memoryview]) -> Iterator[int]:
-    """A descriptor of sealed memory that holds the pieces."""
     memory = os.memfd_create("dlbench-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         with open(memory, "wb", closefd=False) as file:

@@ -17,25 +17,15 @@ import torch
 
 from dlbench.machine.page_cache import COLD_AT_MOST, DROP_CACHES, WARM_AT_LEAST, cached_pages, evict, fill
 from dlbench.machine.storage import counts_reads
-from dlbench.node.data.loader import BatchSource, read_epochs
+from dlbench.node.data.loader import read_epochs
 from dlbench.node.data.reader import DataReader
-from dlbench.node.data.reader_trials import (
-    Choice,
-    Ranks,
-    Readers,
-    TrialContext,
-    choose,
-    most_readers,
-    training_cores,
-)
+from dlbench.node.data.reader_trials import Choice, Ranks, Readers, TrialContext, choose, most_readers, training_cores
 from dlbench.node.data.sharding import ShardedOrder
 from dlbench.records.data_path import ReaderTrial, ReadingResult
 from dlbench.records.record import Setting
 from dlbench.specs.workload import DataSpec
 
 _TURN_S = 5.0  # after so long all ranks say that they are alive
-
-_MORE_ATTEMPTS = 2
 
 Wanted = Literal["any", "cold", "warm"]
 
@@ -52,59 +42,52 @@ class CacheState:
     known: bool = True  # whether that is known; otherwise `in_force` is false
 
 
+@dataclass(frozen=True)
 class NodeCache:
-    """The page caches of all nodes, for one data set.
+    """The page caches of all nodes, for one data set."""
 
-    `files`: of the data set; none where nothing is read from files. `acts`: whether this rank acts for its node.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        wanted: Wanted,
-        *,
-        acts: bool,
-        ranks: Ranks,
-        beat: Callable[[str], None],
-    ) -> None:
-        self._files, self._wanted, self._acts, self._ranks, self._beat = files, wanted, acts, ranks, beat
+    files: Sequence[Path]  # Of the data set; none where nothing is read from files.
+    wanted: Wanted
+    acts: bool  # Whether this rank acts for its node.
+    ranks: Ranks
+    beat: Callable[[str], None]
 
     def settle(self) -> CacheState:
         """Empties or fills the cache as wanted, and looks; called by all ranks, with the same result on all."""
         state = self._try()
-        for _ in range(_MORE_ATTEMPTS):
+        for _ in range(2):
             # A page that some core holds in a list of its own is not evicted; the next time it is.
-            if self._wanted != "cold" or state.in_force or state.share is None:
+            if self.wanted != "cold" or state.in_force or state.share is None:
                 break
             state = self._try()
         return state
 
     def _try(self) -> CacheState:
         deeds: list[str] = []
-        if self._wanted == "cold":
-            self._in_turns(evict(self._files, deeds, DROP_CACHES), "emptying the page cache")
-        elif self._wanted == "warm":
-            self._in_turns(fill(self._files, deeds), "filling the page cache")
-        seen = cached_pages(self._files) if self._acts and self._files else None
+        if self.wanted == "cold":
+            self._in_turns(evict(self.files, deeds, DROP_CACHES), "emptying the page cache")
+        elif self.wanted == "warm":
+            self._in_turns(fill(self.files, deeds), "filling the page cache")
+        seen = cached_pages(self.files) if self.acts and self.files else None
         mine = None if seen is None else [seen.share, seen.evidence, "; ".join(deeds)]
-        everyone = [one for one in self._ranks.gather(mine) if one is not None]
+        everyone = [one for one in self.ranks.gather(mine) if one is not None]
         if not everyone:
             return CacheState(
-                wanted=self._wanted,
+                wanted=self.wanted,
                 share=None,
                 summary="no file is read while training: the samples are in memory",
-                in_force=self._wanted != "cold",
+                in_force=self.wanted != "cold",
             )
-        return _state(self._wanted, [(share, evidence, did) for share, evidence, did in everyone])
+        return _state(self.wanted, [(share, evidence, did) for share, evidence, did in everyone])
 
     def _in_turns(self, work: Iterator[None], what: str) -> None:
         """Goes through the work of the acting ranks, a few seconds at a time; no rank stands still for longer."""
-        goes_on = self._acts and bool(self._files)
-        while any(self._ranks.gather(goes_on)):
+        goes_on = self.acts and bool(self.files)
+        while any(self.ranks.gather(goes_on)):
             deadline = monotonic() + _TURN_S
             while goes_on and monotonic() < deadline:
                 goes_on = next(work, self) is not self
-            self._beat(what)
+            self.beat(what)
 
 
 def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
@@ -207,18 +190,6 @@ class RankReading:
             return None
         return max(int(self._cores > 1), self._cores - self.readers.loader_workers)
 
-    @property
-    def _is_limited(self) -> bool:
-        """Whether as many readers were chosen as cores were left for."""
-        if self._kept is None or self._choice is None or self._data.loader_workers != "auto":
-            return False
-        return self.readers.loader_workers == most_readers(self._cores, self._kept)
-
-    @property
-    def is_epoch_by_epoch(self) -> bool:
-        """Whether each epoch begins with a cold cache, so that nothing may be read ahead across its border."""
-        return self._data.cache == "cold"
-
     def between_epochs(self) -> None:
         """Between two epochs, where each begins cold: empties the cache anew, when no rank reads any more."""
         assert self._cache is not None
@@ -288,11 +259,13 @@ class RankReading:
     def result(self, ranks: Sequence[Sequence[dict[str, Any]]], step_s: Sequence[float]) -> ReadingResult:
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
+        is_chosen = self._choice is not None and self._data.loader_workers == "auto"
+        most = most_readers(self._cores, self._kept)
         return ReadingResult(
             loader_workers=self.readers.loader_workers,
             prefetch_batches=self.readers.prefetch_batches,
             training_cores=self._training_cores,
-            limited_by_cores=self._is_limited,
+            limited_by_cores=is_chosen and self._kept is not None and self.readers.loader_workers == most,
             trials=self._choice.trials if self._choice else (),
             trials_s=self._choice.seconds if self._choice else 0.0,
             cache=(bad or states)[0].summary,
@@ -306,20 +279,3 @@ class RankReading:
                 cached_shares={epoch: state.share for epoch, state in self._states.items()},
             ),
         )
-
-
-class EpochBoundary:
-    """The border of two epochs where each begins with a cold page cache, crossed by the training loop."""
-
-    def __init__(self, reading: RankReading, source: BatchSource) -> None:
-        self._reading, self._source = reading, source
-
-    @property
-    def is_due(self) -> bool:
-        """Whether an epoch has ended; the same on all ranks after the same step."""
-        return self._source.is_between_epochs
-
-    def cross(self) -> None:
-        """Empties the cache; afterwards readers begin with the next epoch."""
-        self._reading.between_epochs()
-        self._source.begin_epoch()

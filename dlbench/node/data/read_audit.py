@@ -88,7 +88,6 @@ class ReadAudit:
         return self._start.place if epoch == self._start.epoch else 0
 
     def _finish(self) -> None:
-        """The epoch is over, or training is."""
         if not self._batches:
             return
         read = np.concatenate(self._batches)

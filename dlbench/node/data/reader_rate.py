@@ -66,7 +66,6 @@ class _Peers:
         self.place, self._lines = place, lines
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every process, on every one."""
         try:
             if self.place:
                 (line,) = self._lines
@@ -121,7 +120,6 @@ def measure(order: RateOrder) -> dict[str, Any]:
 def _share(
     order: RateOrder, place: int, line: Connection, foreign: Sequence[Connection], cores: list[int], parent: int
 ) -> None:
-    """One of the other processes."""
     end_with_parent(signal.SIGKILL, parent)
     for other in foreign:  # held by two, a line would not close with the one whose it is
         other.close()

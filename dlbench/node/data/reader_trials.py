@@ -29,8 +29,6 @@ from dlbench.records.data_path import ReaderTrial
 from dlbench.specs.plan import MOST_PREFETCH_BATCHES
 
 _LONGEST = 8  # times the wanted seconds after which a measurement ends with what it has
-
-
 TRAINING_CORES = 2
 """Cores that training on a GPU keeps for itself. Of its threads two are busy at a time: the main thread or autograd's
 (torch/csrc/autograd/engine.cpp: one a device), which launch kernels, and one that copies, or that writes a checkpoint.

@@ -26,14 +26,7 @@ from torch._C._distributed_c10d import Store
 
 from dlbench.datasets.shuffling import EpochExchange, Ownership, released
 from dlbench.datasets.staging.samples import DamagedSampleError, SampleStore
-from dlbench.errors import (
-    DlbenchError,
-    EnvironmentLacksError,
-    IncompleteDataError,
-    PeerLostError,
-    RunError,
-    first_line,
-)
+from dlbench.errors import DlbenchError, EnvironmentLacksError, IncompleteDataError, PeerLostError, RunError, first_line
 from dlbench.node.data.reader import Arrays, DataReader, NotArrivedError, Raw, WrappedReader
 
 SENT_AT_ONCE = 8  # slots done together: memory is bounded, and a round trip is hidden
@@ -42,12 +35,11 @@ _ENDED = -1  # in the place of a number of slots
 _LONGEST = timedelta(days=30)  # a rank may be slow; one that is gone closes its connections
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
-_LOST = "lost"
 
 
 def lost_mark(store: SampleStore) -> Path:
     """The file whose being there says to all readers that nothing more will arrive, next to the samples."""
-    return store.folder / _LOST
+    return store.folder / "lost"
 
 
 class AwaitingReader(WrappedReader):
@@ -315,7 +307,6 @@ class SampleExchange:
         return data
 
     def _take(self, index: int, data: bytes) -> None:
-        """Stores a sample that has come."""
         was_here = self._store.has(index)
         try:
             self._store.put(index, data)
@@ -332,7 +323,6 @@ class SampleExchange:
 
 
 def _length(due: EpochExchange, place: int, header: torch.Tensor) -> int:
-    """The bytes that a header announces."""
     index, length, _crc = header.tolist()
     if index != due.awaited[place] or not 0 <= length <= MAX_SAMPLE_BYTES:
         raise RunError(

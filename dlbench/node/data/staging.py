@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -319,16 +320,17 @@ class NodeStaging:
             parts |= {"ranks": layout.ranks, "node": self._node_rank, "seed": train.seed, "rule": data.partition}
         identity = staging_identity(**parts)
         place = tier_path(self._tier, data.staging_tier, os.environ, self._host)
-        self._folder = StagingFolder(place, data.staging_tier, identity, keep=data.keep_staged, host=self._host)
-        if self._folder.warning:
-            self._warnings.append(self._folder.warning)
+        folder = StagingFolder(place, data.staging_tier, identity, keep=data.keep_staged, host=self._host)
+        self._folder = folder
+        if folder.warning:
+            self._warnings.append(folder.warning)
         kinds = {"replicate": self._replicate, "shard": self._shard, "lazy": self._lazy}
-        kinds[data.staging]()
+        kinds[data.staging](folder)
         tally = self.tally
         self._node = StagedNode(
             node_rank=self._node_rank,
             host=self._host,
-            path=str(self._folder.path),
+            path=str(folder.path),
             needed_bytes=tally.needed,
             free_bytes=self._room.free,
             copied_bytes=tally.copied,
@@ -337,15 +339,9 @@ class NodeStaging:
             seconds=time.monotonic() - self._begun,
         )
 
-    def _require(self, needed: int, files: int) -> None:
-        assert self._folder is not None
-        self._room = self._folder.require(needed, files, self._tier.capacity_bytes, self._room_in_memory)
-
-    @property
-    def _room_in_memory(self) -> int | None:
-        """Bytes that memory limits allow where the folder is in memory; None elsewhere."""
-        assert self._folder is not None
-        return memory_room() if lies_in_memory(self._folder.path) else None
+    def _require(self, folder: StagingFolder, needed: int, files: int) -> None:
+        room_in_memory = memory_room() if lies_in_memory(folder.path) else None
+        self._room = folder.require(needed, files, self._tier.capacity_bytes, room_in_memory)
 
     def _require_stored(self, sizes: Collection[int]) -> None:
         """Raises UserError: no sample of the data is read from files."""
@@ -355,25 +351,23 @@ class NodeStaging:
                 "set it to none"
             )
 
-    def _replicate(self) -> None:
-        assert self._folder is not None
+    def _replicate(self, folder: StagingFolder) -> None:
         self._copied, self._verified = replicate(
             replicated_parts(self._plan),
             Path(self._data.source),
-            self._folder,
+            folder,
             streams=self._data.staging_streams,
             tally=self.tally,
-            require=self._require,
+            require=partial(self._require, folder),
         )
 
-    def _shard(self) -> None:
-        assert self._folder is not None
-        folder, tally, streams = self._folder, self.tally, self._data.staging_streams
+    def _shard(self, folder: StagingFolder) -> None:
+        tally, streams = self.tally, self._data.staging_streams
         reader = self._open_reader()
         try:
             parts = {rank: [int(i) for i in indices] for rank, indices in self._parts(reader.num_samples).items()}
             stores = {rank: SampleStore(folder.path / f"rank-{rank:04d}") for rank in parts}
-            self._forget_changed(reader)
+            _forget_changed(folder, reader, Path(self._data.source))
             there = find_whole(stores, parts, tally)
             flat = sorted({index for indices in parts.values() for index in indices})
             sizes = dict(zip(flat, sample_sizes(_size_of(reader), flat, streams, tally), strict=True))
@@ -384,7 +378,7 @@ class NodeStaging:
             to_write = stored_bytes(written, folder.path)
             # Partial shuffling: what arrives before what is sent has gone (Nguyen et al.: (1 + Q) N / M).
             more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
-            self._require(to_write + more, len(written))
+            self._require(folder, to_write + more, len(written))
             copy = pickle.dumps(reader)
             readers: list[DataReader] = []
 
@@ -410,13 +404,12 @@ class NodeStaging:
             reader.close()
         self._verified = _BY_CRC
 
-    def _lazy(self) -> None:
-        assert self._folder is not None
-        folder, tally = self._folder, self.tally
+    def _lazy(self, folder: StagingFolder) -> None:
+        tally = self.tally
         store = SampleStore(folder.path / _SAMPLES)
         reader = self._open_reader()
         try:
-            self._forget_changed(reader)
+            _forget_changed(folder, reader, Path(self._data.source))
             indices = range(reader.num_samples)
             sizes = sample_sizes(_size_of(reader), indices, self._data.staging_streams, tally)
             self._require_stored(sizes)
@@ -425,7 +418,7 @@ class NodeStaging:
         store.remove_partial()
         tally.reused = sum(sizes[index] for index in store.indices() if index < len(sizes))
         tally.needed = sum(sizes)
-        self._room = folder.room(self._room_in_memory)
+        self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
             kept = choose_kept(
@@ -446,23 +439,21 @@ class NodeStaging:
         Keeping(folder.path).begin()
         self._verified = _BY_CRC
 
-    def _forget_changed(self, reader: DataReader) -> None:
-        """Empties a kept folder whose samples are those of another state of the source."""
-        assert self._folder is not None
-        if not self._folder.kept:
-            return
-        described = reader.describe()
-        now = staging_identity(
-            index=described.get("index_sha256"), num=reader.num_samples, files=_fingerprint(Path(self._data.source))
-        )
-        note = self._folder.path / "source.txt"
-        try:
-            known = read_bytes(note, 100, follow=False).decode(errors="replace")
-        except OSError:
-            known = ""
-        if known != now:
-            self._folder.empty()
-            note.write_text(now)
+
+def _forget_changed(folder: StagingFolder, reader: DataReader, source: Path) -> None:
+    """Empties a kept folder whose samples are those of another state of the source."""
+    if not folder.kept:
+        return
+    index = reader.describe().get("index_sha256")
+    now = staging_identity(index=index, num=reader.num_samples, files=_fingerprint(source))
+    note = folder.path / "source.txt"
+    try:
+        known = read_bytes(note, 100, follow=False).decode(errors="replace")
+    except OSError:
+        known = ""
+    if known != now:
+        folder.empty()
+        note.write_text(now)
 
 
 def _fingerprint(source: Path) -> str:

@@ -1,9 +1,6 @@
 """Text becomes BERT batches: raw text, masked anew in every epoch, or samples prepared in HDF5, as they were stored.
 
-How pairs are drawn and tokens hidden: `dlbench.datasets.text.pretraining_samples`.
-With S = sequence_length and P = max_predictions a sample is input_ids, token_type_ids, attention_mask (S,) int64;
-masked_positions, masked_ids (P,) int64, unused places 0; masked_weights (P,) float32, 0 for unused places;
-next_sentence () int64, 1 if B is random.
+How pairs are drawn and tokens hidden, and the arrays of a sample: `dlbench.datasets.text.pretraining_samples`.
 
 Padding is found where batches are made: the device is never asked for it. `model.attention auto` leaves the mask away
 where a batch has no padding. `unpadded` gives index arrays next to the padded ones, for each part that a batch is
@@ -112,7 +109,6 @@ def open_text(
 
 
 def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> SamplesIndex | TextCorpus:
-    """What is at `source`."""
     split: Split = "train" if training else "validation"
     if source.exists() and sample_files(source, split):
         return index_samples(source, split)

@@ -210,7 +210,6 @@ def are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 
 
 def _agree(before: ModuleCall, call: ModuleCall) -> bool:
-    """Whether two calls can be one block: a tensor each, and the same other arguments."""
     if not isinstance(before.output, torch.Tensor) or not isinstance(call.output, torch.Tensor):
         return False
     keys = list(before.kwargs)

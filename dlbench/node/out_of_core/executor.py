@@ -205,7 +205,6 @@ class OutOfCore:
             self._wait_for_oldest(running)
 
     def _wait_for_oldest(self, running: RunningPass) -> None:
-        """The oldest transfer out ends, and frees what it moved."""
         oldest = running.leaving[0]
         if oldest.ticket is not None and self._tier is not None and not self._tier.is_out(oldest.ticket):
             with self._lane.wait("swap_wait_s" if running.has_turned else "room_wait_s"):

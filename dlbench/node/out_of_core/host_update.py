@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,14 +33,6 @@ from dlbench.units import format_seconds
 
 SETTING = "train.optimizer_state host"
 GROUPS = 16  # Groups of parameters at most, by bytes: each costs some fixed time, the last one's update hides nothing.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Needed:
-    """Parameters that are updated together, and the modules before whose call they must be ready."""
-
-    parameters: tuple[nn.Parameter, ...]
-    places: tuple[nn.Module, ...]
 
 
 class ForwardOrder:
@@ -79,25 +70,24 @@ class ForwardOrder:
             owner = owner.rpartition(".")[0]
         return owner
 
-    def groups(self) -> list[Needed]:
-        """All trained parameters in the order in which the forward pass needs them; after its first run."""
+    def groups(self) -> list[tuple[list[nn.Parameter], list[nn.Module]]]:
+        """Returns trained parameters in the order in which the forward pass needs them, after its first run.
+
+        With those that are updated together stand the modules before whose call they must be ready.
+        """
         held: dict[str, list[nn.Parameter]] = {}
         for parameter, owners in self._owners.items():
             first = min(map(self._place, owners), key=lambda name: self._calls.get(name, -1))
             held.setdefault(first, []).append(parameter)
         total = sum(p.numel() * p.element_size() for p in self._owners)
-        found: list[Needed] = []
-        parameters: list[nn.Parameter] = []
-        places: list[nn.Module] = []
+        groups: list[tuple[list[nn.Parameter], list[nn.Module]]] = [([], [])]
         for name in sorted(held, key=lambda name: self._calls.get(name, -1)):
+            parameters, modules = groups[-1]
             parameters += held[name]
-            places.append(self._modules[name])
+            modules.append(self._modules[name])
             if sum(p.numel() * p.element_size() for p in parameters) * GROUPS >= total:
-                found.append(Needed(parameters=tuple(parameters), places=tuple(places)))
-                parameters, places = [], []
-        if parameters:
-            found.append(Needed(parameters=tuple(parameters), places=tuple(places)))
-        return found
+                groups.append(([], []))
+        return [group for group in groups if group[0]]
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -271,11 +261,11 @@ def host_parameters(
 class UpdateGroup:
     """Parameters that are updated together: their optimizer on the host, and how far this step's update is."""
 
-    def __init__(self, needed: Needed, host: HostParameters, spec: OptimizerSpec) -> None:
-        self.parameters = needed.parameters
-        self.tensors = [host.tensors[p] for p in needed.parameters]
+    def __init__(self, parameters: Sequence[nn.Parameter], host: HostParameters, spec: OptimizerSpec) -> None:
+        self.parameters = parameters
+        self.tensors = [host.tensors[p] for p in parameters]
         self.optimizer = optimizer_of(self.tensors, spec)
-        self.num_bytes = sum(p.numel() * p.element_size() for p in needed.parameters)
+        self.num_bytes = sum(p.numel() * p.element_size() for p in parameters)
         self.gradients: list[Tensor | None] = []
         self.is_ready = True
         self.given: Any = None
@@ -335,13 +325,13 @@ class HostUpdater(TrainingPart):
         """The update of a step, with the gradients and the rates that are there now; returns before it is done."""
         self.settle()
         if not self._groups:
-            for needed in self._order.groups():
-                group = UpdateGroup(needed, self._host, self._spec)
+            for parameters, modules in self._order.groups():
+                group = UpdateGroup(parameters, self._host, self._spec)
                 for parameter, tensor in zip(group.parameters, group.tensors, strict=True):
                     # One and the same dictionary: what the group's optimizer makes, the whole one's checkpoint holds.
                     group.optimizer.state[tensor] = self._optimizer.state[parameter]
                 self._groups.append(group)
-                self._group_of |= dict.fromkeys(needed.places, group)
+                self._group_of |= dict.fromkeys(modules, group)
         # Rates and counts of steps as they stand in the optimizer's groups, which then count this step.
         for number, whole in enumerate(self._optimizer.param_groups):
             for group in self._groups:

@@ -48,8 +48,6 @@ Storages = dict[int, int]  # bytes of storages by their address
 
 @dataclass(kw_only=True)
 class _Link:
-    """One unit while it is measured."""
-
     number: int
     unit: UnitModule
     forward_s: list[float] = field(default_factory=list)
@@ -69,8 +67,6 @@ class _Link:
 
 @dataclass(kw_only=True, eq=False)
 class _MeasuredPass:
-    """What one pass over the whole network notes."""
-
     model: nn.Module
     links: Sequence[_Link]  # Its units, in order.
     device: torch.device

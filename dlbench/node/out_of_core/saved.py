@@ -25,7 +25,6 @@ _RESHAPES = {
     )
 }
 """What autograd calls operations that cast, copy or view a tensor."""
-_DEEPEST = 6
 
 
 def is_of_parameter(tensor: torch.Tensor) -> bool:
@@ -33,7 +32,7 @@ def is_of_parameter(tensor: torch.Tensor) -> bool:
     if isinstance(tensor, nn.Parameter):
         return True
     node: Any = tensor.grad_fn
-    for _ in range(_DEEPEST):
+    for _ in range(6):
         if node is None:
             return False
         name = node.name()

@@ -13,7 +13,7 @@ from torch import nn
 from dlbench.node.cores import CoreBinding
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource
-from dlbench.node.data.rank_reader import EpochBoundary
+from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.models.optimizers import LearningRate
 from dlbench.node.nccl_log import NcclLog
 from dlbench.node.part import Batch, Loss, TrainingPart
@@ -111,5 +111,5 @@ class TrainState:
     schedule: StepSchedule
     parts: list[TrainingPart]  # What the plan adds, in the order in which its settings are recorded.
     delivery: Delivery | None = None  # Brings the batches to the device; None on CPUs, where they stay.
-    boundary: EpochBoundary | None = None  # What happens between two epochs, where something does.
+    reading: RankReading | None = None  # How samples are read, and the page cache between two epochs.
     resumed: Checkpoint | None = None

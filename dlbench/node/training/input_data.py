@@ -104,7 +104,8 @@ def open_training_data(
             is_held=data.staging == "shard",
             audit=audit,
             exchange=exchange,
-            epoch_by_epoch=reading is not None and reading.is_epoch_by_epoch,
+            # Where each epoch begins with a cold cache nothing may be read ahead across its border.
+            epoch_by_epoch=reading is not None and data.cache == "cold",
             arrange=partial(arranged, model=model, num_parts=train.gradient_accumulation),
         )
     except BaseException:

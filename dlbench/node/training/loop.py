@@ -180,10 +180,10 @@ class TrainingLoop:
 
     def _ends_after(self, done: int) -> bool:
         """Evaluations, checkpoints, the emptying of caches and the collection of garbage, outside of steps' times."""
-        boundary, schedule = self._state.boundary, self._schedule
+        state, schedule = self._state, self._schedule
         if self._pauses is not None:
             self._pauses.writer.require_well()
-        crosses = boundary is not None and done < schedule.end and boundary.is_due
+        crosses = done < schedule.end and state.source.is_between_epochs  # the same on all ranks after the same step
         pauses = self._pauses is not None and (schedule.stops(done) or schedule.ends_epoch(done))
         collects = (
             self._is_measuring and done < schedule.end and done - schedule.first - self._collected >= self._stands_every
@@ -195,9 +195,10 @@ class TrainingLoop:
             self._collected = done - schedule.first
         with self._garbage.between_steps() if stops else nullcontext():
             ends = pauses and self._pauses is not None and self._pauses(done, self.result.spent_ns / 1e9)
-            if boundary is not None and crosses and not ends:
+            if state.reading is not None and crosses and not ends:
                 with self._context.watch.pause("cold cache"):
-                    boundary.cross()
+                    state.reading.between_epochs()
+                    state.source.begin_epoch()
             if stops and not ends and self._pauses is not None:
                 self._pauses.check_preemption(done, self.result.spent_ns / 1e9)
         if stops:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from dlbench.errors import RunError, UserError
-from dlbench.node.data.rank_reader import EpochBoundary
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.failures import condensed
 from dlbench.node.models.build import build_model, loss_for
@@ -231,8 +230,6 @@ class Rank(TrainedRank):
             )
         context.engine.begin_training(self.schedule.first)
         self.rate = LearningRate(train, global_batch=plan.global_batch, steps_per_epoch=self.schedule.steps_per_epoch)
-        if self.reading is not None and self.reading.is_epoch_by_epoch:
-            self.boundary = EpochBoundary(self.reading, self.source)
         self._add_step_parts()
         context.warnings += planned_warnings(plan)
 

@@ -13,7 +13,6 @@ from dlbench.machine import environment
 from dlbench.machine.gpus import numa_nodes_of
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import EvaluationSource
-from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.data.synthetic import SyntheticSource
 from dlbench.node.devices import rank_gpu
@@ -58,7 +57,6 @@ class TrainedRank(TrainState):
     pauses: Pauses
     pacing: Pacing
     validation: EvaluationSource | None = None
-    reading: RankReading | None = None
     allocator: str | None = None  # How memory that tensors free is treated; None on a GPU.
     initial_digest: str  # SHA-256 of the parameters as training finds them.
     initial_weights: Setting | None = None  # What training began with; None where no file was read, and off rank 0.

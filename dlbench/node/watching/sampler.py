@@ -165,7 +165,6 @@ class Sampler:
         self._sampling.take_due()
 
     def _attempt(self, work: Callable[[], object]) -> None:
-        """Does something of the sampling; what fails ends it, and the run goes on."""
         try:
             work()
         except Exception as error:

@@ -284,7 +284,6 @@ def _belongs(node: Any, first: int) -> bool:
 
 
 def _nodes_of_call(heads: Iterable[Any], first: int) -> Iterator[Any]:
-    """The nodes that a call made, each once."""
     seen = set()
     waiting = list(heads)
     while waiting:
@@ -297,7 +296,6 @@ def _nodes_of_call(heads: Iterable[Any], first: int) -> Iterator[Any]:
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in what a module returns."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):

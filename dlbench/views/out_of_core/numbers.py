@@ -31,7 +31,7 @@ from dlbench.report.table import Cell, column, times_cell
 from dlbench.report.wording import percent, runs_text
 from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 from dlbench.specs.training import TrainSpec
-from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.views.peak_memory import ended_without_memory
 
@@ -63,8 +63,6 @@ OTHER_COLOUR = "#6b5bb5"
 
 METHOD_KEYS = ("recompute", "swap", "optimizer_state", "compile", "activation_budget")
 """Settings of `train` that belong to a method, as `memory` does."""
-
-# Methods side by side
 
 
 def signed_percent(error: float) -> Cell:
@@ -276,7 +274,6 @@ def _capacity(train: TrainSpec) -> str:
 
 
 def _empty(run: Run) -> MethodPoint:
-    """The method and batch of a run without any figure."""
     train, layout = run.plan.workload.train, run.plan.layout
     title = TITLES.get((train.recompute, train.swap), f"{train.recompute} recomputed, {train.swap} swapped")
     capacity = _capacity(train)
@@ -311,59 +308,48 @@ def _memory(run: Run) -> MemoryResult | None:
 
 
 def _point(point: Point, runs: Mapping[RunKey, Run]) -> MethodPoint:
-    """All runs of one method, batch and rank count."""
     results = {key: found for key, run in runs.items() if (found := _memory(run)) is not None}
     first = next(iter(results.values()), None)
 
-    def over_runs(figure: Callable[[Run], float | None], unit: str) -> Estimate | None:
-        return _estimate({key: figure(run) for key, run in runs.items()}, unit)
+    def over_runs(figure: Callable[[Run], float | None]) -> dict[RunKey, float | None]:
+        return {key: figure(run) for key, run in runs.items()}
 
-    def per_step(name: str, unit: str) -> Estimate | None:
+    def per_step(name: str) -> dict[RunKey, float | None]:
         """A sum over the measured steps, per step, mean over ranks; left out where a rank counted none."""
-        values = {
-            key: None
-            if any(not one.steps for one in result.ranks)
-            else math.fsum(getattr(one, name) / one.steps for one in result.ranks) / len(result.ranks)
+        return {
+            key: math.fsum(getattr(one, name) / one.steps for one in result.ranks) / len(result.ranks)
             for key, result in results.items()
+            if all(one.steps for one in result.ranks)
         }
-        return _estimate(values, unit)
 
-    predicted = over_runs(_predicted_step_s, "s")
-    peak = _estimate({key: _device_peak(result) for key, result in results.items()}, "bytes")
-    recompute_s, whole_s = per_step("recompute_s", "s mean"), point.mean_step.value
+    predicted = of_known(median_estimate, over_runs(_predicted_step_s), "s")
+    peak = of_known(median_estimate, {key: _device_peak(result) for key, result in results.items()}, "bytes")
+    recompute_s, whole_s = of_known(mean_estimate, per_step("recompute_s"), "s"), point.mean_step.value
     shares = [one.checksum_share for one in results.values() if one.checksum_share is not None]
     return dataclasses.replace(
         _empty(next(iter(runs.values()))),
         throughput=point.throughput,
         step=point.step,
-        process_peak=over_runs(_process_peak, "bytes"),
+        process_peak=of_known(median_estimate, over_runs(_process_peak), "bytes"),
         device_peak=peak,
         predicted_peak_bytes=None if first is None else first.plan.predicted.peak_bytes,
         in_core_bytes=None if first is None else first.in_core_bytes,
         capacity_bytes=None if first is None else first.plan.capacity_bytes,
         over_budget_bytes=max((r.over_budget_bytes for one in results.values() for r in one.ranks), default=None),
-        swapped_bytes=per_step("swapped_out_bytes", "bytes"),
+        swapped_bytes=of_known(median_estimate, per_step("swapped_out_bytes"), "bytes"),
         recompute_share=recompute_s.scaled(1 / whole_s, "fraction") if recompute_s and whole_s > 0 else None,
-        room_wait_s=per_step("room_wait_s", "s mean"),
-        swap_wait_s=per_step("swap_wait_s", "s mean"),
+        room_wait_s=of_known(mean_estimate, per_step("room_wait_s"), "s"),
+        swap_wait_s=of_known(mean_estimate, per_step("swap_wait_s"), "s"),
         predicted_step=predicted,
         step_error=None if predicted is None else predicted.value / point.step.value - 1,
         peak_error=None if first is None or not peak else first.plan.predicted.peak_bytes / peak.value - 1,
-        host_update_s=over_runs(lambda run: _host_update(run, "wait_s"), "s mean"),
-        host_update_bytes=over_runs(lambda run: _host_update(run, "copied_bytes"), "bytes"),
+        host_update_s=of_known(mean_estimate, over_runs(lambda run: _host_update(run, "wait_s")), "s"),
+        host_update_bytes=of_known(median_estimate, over_runs(lambda run: _host_update(run, "copied_bytes")), "bytes"),
         checksum_share=min(shares, default=None),
         tier="" if first is None or first.tier is None else first.tier,
         num_runs=len(runs),
         run_ids=point.run_ids,
     )
-
-
-def _estimate(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-    """The median over runs that have the figure; of `s mean`, parts of a step, the mean in seconds."""
-    known = {key: value for key, value in values.items() if value is not None}
-    if not known:
-        return None
-    return mean_estimate(known, "s") if unit == "s mean" else median_estimate(known, unit)
 
 
 def _process_peak(run: Run) -> float | None:
@@ -435,7 +421,6 @@ def _in_core_batch(results: Sequence[MemoryResult], capacity: int) -> int:
 
 
 def _gains(points: Sequence[MethodPoint], table: RunTable) -> Iterator[Gain]:
-    """By rank count and batch."""
     with_figures = [point for point in points if point.throughput is not None and point.num_runs]
     rates = table.rates
 
@@ -474,7 +459,7 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
             continue
         for (ranks, nodes), sides in found.places.items():
             runs = [{table.keys[one]: table.runs[one] for one in side.point.run_ids} for side in sides]
-            peaks = [_estimate({key: _held(run) for key, run in of_side.items()}, "bytes") for of_side in runs]
+            peaks = [of_known(median_estimate, {key: _held(run) for key, run in of.items()}, "bytes") for of in runs]
             # Of tensors; else what is resident, which on a CPU holds pages of freed ones as well.
             counted = [all(run.record and run.record.held_bytes is not None for run in of.values()) for of in runs]
             paces = [{key: float(rates[run.plan.run_id]) for key, run in of_side.items()} for of_side in runs]

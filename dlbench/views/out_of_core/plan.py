@@ -36,14 +36,6 @@ from dlbench.views.out_of_core.numbers import IN_CORE, TITLES
 from dlbench.views.out_of_core.planned_pass import PlannedPart, blocks_of, blocks_sheet, lanes_chart
 
 BATCH_FACTORS = (0.5, 1, 1.5, 2, 4)  # Batches of the curve of throughput, in multiples of the largest in core.
-METHODS_CAPTION = (
-    "Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no capacity; "
-    "planned ones were given the capacity. Saves: of what training in core holds at most."
-)
-BATCH_CAPTION = (
-    "Samples per second of forward and backward passes, predicted: times and activations in proportion to the batch. "
-    "A dash: the method does not fit."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +152,6 @@ def _forecast(one: CapacityPoint) -> MethodForecast:
     )
 
 
-# The document
-
-
 def memory_plan_document(found: CapacityPlan) -> Document:
     """The plan for every format; its data is `found`."""
     measured = found.measured
@@ -273,7 +262,8 @@ def _methods_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
             titles={"samples_per_s": f"{found.measured.sample_unit}/s"},
         ),
         rows=found.methods,
-        caption=METHODS_CAPTION,
+        caption="Predicted by the simulator from the chain as measured. Methods that treat all blocks alike know of no "
+        "capacity; planned ones were given the capacity. Saves: of what training in core holds at most.",
         in_terminal=True,
     )
 
@@ -288,7 +278,8 @@ def _batch_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
         pivot=Pivot(
             corner="Batch", down=lambda one: one.method, across=lambda one: str(one.batch), cell=_rate_if_it_fits
         ),
-        caption=BATCH_CAPTION,
+        caption="Samples per second of forward and backward passes, predicted: times and activations in proportion to "
+        "the batch. A dash: the method does not fit.",
         in_terminal=True,
     )
 

@@ -18,30 +18,16 @@ from dlbench.stats.estimates import Estimate
 from dlbench.units import format_bytes
 from dlbench.views.model import Report
 from dlbench.views.next_step import rerun
-from dlbench.views.out_of_core.numbers import (
-    COLOURS,
-    OTHER_COLOUR,
-    AtLimit,
-    MethodComparison,
-    MethodPoint,
-    out_of_core,
-)
+from dlbench.views.out_of_core.numbers import COLOURS, OTHER_COLOUR, AtLimit, MethodComparison, MethodPoint, out_of_core
 from dlbench.views.view import ReportSource, ReportView, place_of
 
 TITLE = "Out of core"
 MAX_GAINS = 4  # Rank counts and batches whose gain is said in words, the largest first; the tables have all.
 
-METHODS_CAPTION = (
-    "Peak: of the rank that held most, beyond the process itself; on a CPU live tensors in the first step, with which "
-    "what is resident (whole process) need not fall. Predicted: by the simulator, of pass and update. In core is "
-    "predicted by the chain that runs of the other methods measured."
-)
-STEPS_CAPTION = "Predicted: the simulated passes plus what warm-up steps spent next to them."
 _FURTHER = ("#6b5bb5", "#44aa99", "#a83271", "#f0e442")  # Of methods with the title of another one.
 
 
 def _place_columns(found: MethodComparison) -> tuple[Column[MethodPoint], ...]:
-    """Ranks and nodes; people see them where there are several."""
     are_several = len({(one.ranks, one.nodes) for one in found.points}) > 1
     at: Column[MethodPoint] = Column("", "At" if are_several else "", place_of, is_brief=True)
     return columns_of(MethodPoint, "ranks", "nodes", at)
@@ -65,7 +51,9 @@ def methods_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
         title="Methods: speed and memory",
         columns=(*_place_columns(found), *columns_of(MethodPoint, *said, *memory, *rest)),
         rows=found.points,
-        caption=METHODS_CAPTION,
+        caption="Peak: of the rank that held most, beyond the process itself; on a CPU live tensors in the first step, "
+        "with which what is resident (whole process) need not fall. Predicted: by the simulator, of pass and update. "
+        "In core is predicted by the chain that runs of the other methods measured.",
         in_terminal=True,
     )
 
@@ -117,11 +105,8 @@ def steps_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
         title="Steps: predicted and measured",
         columns=(*_place_columns(found), *columns_of(MethodPoint, *steps, *moved, titles=titles)),
         rows=[one for one in found.points if one.num_runs],
-        caption=STEPS_CAPTION,
+        caption="Predicted: the simulated passes plus what warm-up steps spent next to them.",
     )
-
-
-# Charts
 
 
 def method_charts(found: MethodComparison, number: int) -> list[Chart]:
@@ -184,9 +169,6 @@ def _throughput_chart(found: MethodComparison, points: Sequence[MethodPoint], su
         table=methods_sheet(found),
         size=(WIDE - 40, HEIGHT + 30),
     )
-
-
-# The section
 
 
 class OutOfCoreView(ReportView):

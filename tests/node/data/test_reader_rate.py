@@ -24,7 +24,7 @@ from dlbench.node.data import rank_reader as cache
 from dlbench.node.data import reader_rate as rate
 from dlbench.node.data import reader_trials as trials
 from dlbench.node.data.loader import EpochReads, LoadedSource, read_epochs
-from dlbench.node.data.rank_reader import EpochBoundary, NodeCache, RankReading
+from dlbench.node.data.rank_reader import NodeCache, RankReading
 from dlbench.node.data.reader import PreparedSample, Raw
 from dlbench.node.data.reader_trials import Readers, TrialContext, choose, chosen
 from dlbench.node.data.sharding import Key, Position, ShardedOrder
@@ -279,11 +279,12 @@ def test_each_epoch_begins_cold_and_the_samples_are_the_same(tmp_path: Path, wor
     readers = reading.settle(data, order, 4)
     assert (cached_pages(data.files()).share or 0) <= FEW
     source = LoadedSource(data, order, loader_workers=readers.loader_workers, on_bad_sample="stop", epoch_by_epoch=True)
-    boundary, taken, shares = EpochBoundary(reading, source), [], []
+    taken, shares = [], []
     for number in range(7):
-        assert boundary.is_due == (number > 0 and number % 2 == 0)
-        if boundary.is_due and number < 6:  # the last time nobody rests, and it goes on all the same
-            boundary.cross()
+        assert source.is_between_epochs == (number > 0 and number % 2 == 0)
+        if source.is_between_epochs and number < 6:  # the last time nobody rests, and it goes on all the same
+            reading.between_epochs()
+            source.begin_epoch()
         if number in (2, 4) and not workers:
             shares.append(cached_pages(data.files()).share)
         taken.append(next(source))

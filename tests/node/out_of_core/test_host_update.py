@@ -284,12 +284,12 @@ def test_each_parameter_is_in_one_group_and_waited_for_before_its_use(calls: Seq
     model.forward = lambda x: [cells[number](x) for number in calls]  # type: ignore[method-assign]
     model(torch.zeros(1, 2))
     groups = order.groups()
-    assert sorted(id(p) for group in groups for p in group.parameters) == sorted(map(id, model.parameters()))
+    assert sorted(id(p) for parameters, _ in groups for p in parameters) == sorted(map(id, model.parameters()))
     assert len(groups) <= GROUPS
     for parameter, num_reached in used:
-        (group,) = [one for one in groups if any(p is parameter for p in one.parameters)]
-        assert any(place in group.places for place in reached[:num_reached])
-    first = [min(reached.index(place) for place in group.places) for group in groups]
+        (modules,) = [modules for parameters, modules in groups if any(p is parameter for p in parameters)]
+        assert any(module in modules for module in reached[:num_reached])
+    first = [min(map(reached.index, modules)) for _, modules in groups]
     assert first == sorted(first)
     order.close()
     assert not any(module._forward_pre_hooks for module in model.modules())
