@@ -27,8 +27,6 @@ from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
-GIGA = 1e-9  # GB/s of a byte per second.
-
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesName:
@@ -382,4 +380,4 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:
     """GB/s of an estimate of seconds; the ends of the interval change places."""
-    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")
+    return time.mapped(lambda seconds: num_bytes / seconds * 1e-9, "GB/s")
