@@ -81,9 +81,15 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
             if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
         }
         second = next(iter(leads), "")
-        fields = standing_fields(size, fastest.series.title, slower)
-        figures = {"time": fastest.time, "minimum_s": fastest.minimum_s, "rate": fastest.rate}
-        fastest_by_size.append(Best(**fields, **figures, second=second, lead=leads.get(second)))
+        best_of_size = Best(
+            **standing_fields(size, fastest.series.title, slower),
+            time=fastest.time,
+            minimum_s=fastest.minimum_s,
+            rate=fastest.rate,
+            second=second,
+            lead=leads.get(second),
+        )
+        fastest_by_size.append(best_of_size)
     return tuple(fastest_by_size)
 
 

@@ -190,9 +190,6 @@ def _doubt_marks(group: MeasuredGroup) -> tuple[Mark, ...]:
     return tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts)
 
 
-# A collective
-
-
 def _group(group: GroupReport) -> Section:
     last = group.best[-1]
     values = {condition.name: condition.value for condition in group.conditions}
@@ -363,9 +360,6 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
     )
 
 
-# Pairs of ranks
-
-
 def _pairs(group: PairsReport) -> Section:
     """Returns what was found, who is hit, over size, the numbers, and what a message costs by them."""
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
@@ -402,9 +396,6 @@ def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
     columns = columns_of(MessageCost, "name", "messages", "alpha", "beta")
     columns = tuple(replace(one, name="") for one in columns)
     return Sheet(name="fits", title="Costs of a message", columns=columns, rows=costs, in_terminal=True)
-
-
-# Fits
 
 
 def _fit(fit: NetworkFit, number: int) -> Section:
@@ -465,9 +456,6 @@ def costs_sheet(network: NetworkModel) -> Sheet[MessageCost]:
 def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> Estimate:
     low, high = ends or (None, None)
     return Estimate(value, low, high, 1, "fit", unit, level=None if ends is None else 0.95)
-
-
-# Runs
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:
