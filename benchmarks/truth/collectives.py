@@ -100,6 +100,7 @@ def rank(folder: Path) -> None:
     from dlbench.node.comm.control import Control, Deadline
     from dlbench.node.comm.measure import CollectiveTimer
     from dlbench.node.comm.transport import start_mpi, stop_mpi
+    from dlbench.node.garbage import HeldGarbage
     from dlbench.node.ranks import detect
     from dlbench.records.folder import RunFolder
 
@@ -118,6 +119,7 @@ def rank(folder: Path) -> None:
         TorchReference("allreduce", place, group, "gloo"),
     )
     found = []
+    HeldGarbage().hold()
     for size in comm.sizes:
         loops = _loops(mpi, group, torch.zeros(size // 4), torch.zeros(size // 4))
         for contestant, loop in zip(contestants, loops, strict=True):

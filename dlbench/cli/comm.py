@@ -15,19 +15,7 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.cli.choosing import named, read_comm_runs, runs_argument, where_option
-from dlbench.cli.options import (
-    DRY_RUN,
-    FILE,
-    LAUNCHER,
-    SERIES,
-    F,
-    InOrder,
-    decorated,
-    output_folder,
-    size_in_bytes,
-    value_option,
-    write_output,
-)
+from dlbench.cli.options import FILE, F, InOrder, decorated, size_in_bytes, value_option
 from dlbench.cli.report import (
     FormatName,
     check_writable,
@@ -126,7 +114,7 @@ def _show_fit(found: NetworkFit, output: Path | None) -> None:
 
     emit(fit_document(found), "text", None, full=True)
     if output is not None:
-        write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        shared.write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
         click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
 
 
@@ -334,15 +322,15 @@ def measure_options(function: F) -> F:
         click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
         SHARDS,
         value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
-        LAUNCHER,
+        shared.LAUNCHER,
         click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
         click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
         value_option(
             "--timeout", "SECONDS", "Longest time of one iteration; then the run is given up.", 60.0, type=float
         ),
-        SERIES,
-        output_folder(),
-        DRY_RUN,
+        shared.SERIES,
+        shared.output_folder(),
+        shared.DRY_RUN,
     ]
     return decorated(function, decorators)
 

@@ -70,28 +70,27 @@ def best(group: CollectiveGroup) -> tuple[Best, ...]:
     for series in group.series:
         for row in series.rows:
             by_size.setdefault(row.num_bytes, []).append(row)
-    return tuple(_best(by_size[size]) for size in sorted(by_size))
-
-
-def _best(rows: Sequence[Measurement]) -> Best:
-    """Returns the fastest of measurements of one size."""
-    fastest, *others = sorted(rows, key=attrgetter("time.value"))
-    leads = {row.series.title: ratio_estimate(row.by_run, fastest.by_run) for row in others}
-    # Not slower beyond doubt, or not by enough to matter.
-    slower = {
-        title: lead.value - 1
-        for title, lead in leads.items()
-        if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
-    }
-    second = next(iter(leads), "")
-    return Best(
-        **standing_fields(fastest.num_bytes, fastest.series.title, slower),
-        time=fastest.time,
-        minimum_s=fastest.minimum_s,
-        rate=fastest.rate,
-        second=second,
-        lead=leads.get(second),
-    )
+    fastest_by_size = []
+    for size, rows in sorted(by_size.items()):
+        fastest, *others = sorted(rows, key=attrgetter("time.value"))
+        leads = {row.series.title: ratio_estimate(row.by_run, fastest.by_run) for row in others}
+        # Not slower beyond doubt, or not by enough to matter.
+        slower = {
+            title: lead.value - 1
+            for title, lead in leads.items()
+            if lead.n < MIN_RUNS or lead.low is None or lead.low <= 1 or lead.value <= 1 + STAY_WITHIN
+        }
+        second = next(iter(leads), "")
+        best_of_size = Best(
+            **standing_fields(size, fastest.series.title, slower),
+            time=fastest.time,
+            minimum_s=fastest.minimum_s,
+            rate=fastest.rate,
+            second=second,
+            lead=leads.get(second),
+        )
+        fastest_by_size.append(best_of_size)
+    return tuple(fastest_by_size)
 
 
 def ranges_of(standings: Sequence[Standing]) -> tuple[Recommended, ...]:

@@ -64,12 +64,8 @@ def cost(
     )
     modelled = None if network is None else seconds
     least = ideal_seconds(collective, placed, num_bytes, known)
-    letters = {
-        "parameter-server": f", k = {shards or layout.ranks}",
-        "double-binary-tree": f", c = {chunks}",
-        "chain": f", c = {chunks}",
-        "hierarchical": f", c = {chunks}",
-    }
+    letters = dict.fromkeys(("double-binary-tree", "chain", "hierarchical"), f", c = {chunks}")
+    letters["parameter-server"] = f", k = {shards or layout.ranks}"
     return Cost(
         algorithm=algorithm + letters.get(algorithm, ""),
         num_bytes=num_bytes,

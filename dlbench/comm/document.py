@@ -41,7 +41,6 @@ from dlbench.report.table import (
     text_sheet,
     times_cell,
 )
-from dlbench.report.views import GroupView, Views
 from dlbench.report.wording import basis_text, figure_text, interval_text, percent, runs_text, value_text
 from dlbench.specs.comm import LineCost, NetworkModel
 from dlbench.stats.estimates import MIN_RUNS, Estimate
@@ -191,9 +190,6 @@ def _doubt_marks(group: MeasuredGroup) -> tuple[Mark, ...]:
     return tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts)
 
 
-# A collective
-
-
 def _group(group: GroupReport) -> Section:
     last = group.best[-1]
     values = {condition.name: condition.value for condition in group.conditions}
@@ -206,7 +202,7 @@ def _group(group: GroupReport) -> Section:
         caption=f"{group.caption}.",
         facts=_facts(group),
         marks=(*_doubt_marks(group), *(remark("note", f"not measured: {text}") for text in group.not_measured)),
-        sections=tuple(VIEWS.group_sections(group)),
+        sections=tuple(_sections(group)),
         # What the label does not say.
         brief=(", ".join(conditions), group.verdict),
         is_group=True,
@@ -221,72 +217,41 @@ def _group(group: GroupReport) -> Section:
     )
 
 
-class ChoiceView(GroupView):
-    """Which algorithm to use at which size."""
-
-    id = "choice"
-    title = "Which algorithm"
-    level = "answer"
-
-    def section(self, group: GroupReport) -> Section:
-        return Section(
-            id=self.id,
-            title=self.title,
-            words=(group.advice,),
-            caption=f"Lead: time of the next over that of the fastest. Clear: more than {percent(STAY_WITHIN, 0)}, and "
-            f"beyond the scatter of {MIN_RUNS} runs or more; fewer are too few, whatever the lead.",
-            sheets=(best_sheet(group),),
-            brief=(),
-        )
-
-
-class SizesView(GroupView):
-    """Rate and time over size."""
-
-    id = "sizes"
-    title = "Over size"
-    level = "answer"
-
-    def section(self, group: GroupReport) -> Section:
-        if len(group.best) == 1:
-            words = ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",)
-            return Section(id=self.id, title=self.title, words=words, brief=())
-        return Section(id=self.id, title=self.title, charts=lambda: size_charts(group), brief=())
-
-
-class TimesView(GroupView):
-    """All times, rates and costs."""
-
-    id = "times"
-    title = "Times"
-
-    def section(self, group: GroupReport) -> Section:
-        last = group.best[-1]
-        costs = (sheet_of(group.costs, last.num_bytes),) if group.costs else ()
-        return Section(
-            id=self.id,
-            title=self.title,
-            headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
-            sheets=(times_sheet(group), rates_sheet(group), *costs),
-            brief=(),
-        )
-
-
-class RejectedView(GroupView):
-    """Points that have no right time, and why."""
-
-    id = "rejected"
-    title = "Points without figures"
-
-    def section(self, group: GroupReport) -> Section | None:
-        if not group.rejected:
-            return None
-        sheet = Sheet(name="points", title=self.title, columns=REJECTED_COLUMNS, rows=group.rejected)
+def _sections(group: GroupReport) -> Iterator[Section]:
+    """Yields which algorithm to use, rate and time over size, all times and costs, and points without a right time."""
+    last = group.best[-1]
+    yield Section(
+        id=f"choice-{group.id}",
+        title="Which algorithm",
+        level="answer",
+        words=(group.advice,),
+        caption=f"Lead: time of the next over that of the fastest. Clear: more than {percent(STAY_WITHIN, 0)}, and "
+        f"beyond the scatter of {MIN_RUNS} runs or more; fewer are too few, whatever the lead.",
+        sheets=(best_sheet(group),),
+        brief=(),
+    )
+    is_drawn = len(group.best) > 1
+    yield Section(
+        id=f"sizes-{group.id}",
+        title="Over size",
+        level="answer",
+        words=() if is_drawn else ("One size only: two or more (--sizes 1KiB:64MiB) are drawn over size.",),
+        charts=lambda: size_charts(group) if is_drawn else (),
+        brief=(),
+    )
+    costs = (sheet_of(group.costs, last.num_bytes),) if group.costs else ()
+    yield Section(
+        id=f"times-{group.id}",
+        title="Times",
+        headline=f"{last.title}: {value_text(last.time)} at {format_bytes(last.num_bytes)}",
+        sheets=(times_sheet(group), rates_sheet(group), *costs),
+        brief=(),
+    )
+    if group.rejected:
+        title = "Points without figures"
+        sheet = Sheet(name="points", title=title, columns=REJECTED_COLUMNS, rows=group.rejected)
         headline = f"{len(group.rejected)} points"
-        return Section(id=self.id, title=self.title, headline=headline, sheets=(sheet,), brief=())
-
-
-VIEWS = Views(group=(ChoiceView(), SizesView(), TimesView(), RejectedView()))
+        yield Section(id=f"rejected-{group.id}", title=title, headline=headline, sheets=(sheet,), brief=())
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
@@ -395,9 +360,6 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
     )
 
 
-# Pairs of ranks
-
-
 def _pairs(group: PairsReport) -> Section:
     """Returns what was found, who is hit, over size, the numbers, and what a message costs by them."""
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
@@ -434,9 +396,6 @@ def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
     columns = columns_of(MessageCost, "name", "messages", "alpha", "beta")
     columns = tuple(replace(one, name="") for one in columns)
     return Sheet(name="fits", title="Costs of a message", columns=columns, rows=costs, in_terminal=True)
-
-
-# Fits
 
 
 def _fit(fit: NetworkFit, number: int) -> Section:
@@ -497,9 +456,6 @@ def costs_sheet(network: NetworkModel) -> Sheet[MessageCost]:
 def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> Estimate:
     low, high = ends or (None, None)
     return Estimate(value, low, high, 1, "fit", unit, level=None if ends is None else 0.95)
-
-
-# Runs
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from types import MappingProxyType
@@ -80,17 +80,16 @@ class Fits:
 
     def with_predictions(self, group: CollectiveGroup) -> tuple[MeasuredSeries, ...]:
         """Returns the series of a group with what fits that did not see its points predict of them."""
-        return tuple(
-            replace(series, rows=tuple(self._with_prediction(group, row) for row in series.rows))
-            for series in group.series
-        )
-
-    def _with_prediction(self, group: CollectiveGroup, row: Measurement) -> Measurement:
-        fit = None if row.series.is_library else self.of(group, row.series.carrier)
-        seconds = None if fit is None else fit.predicted.get((group.id, row.series.title, row.num_bytes))
-        if seconds is None:
-            return row
-        return replace(row, predicted_s=seconds, predicted_over_measured=seconds / row.time.value)
+        all_series = []
+        for series in group.series:
+            fit = None if series.is_library else self.of(group, series.carrier)
+            rows = []
+            for row in series.rows:
+                seconds = None if fit is None else fit.predicted.get((group.id, series.title, row.num_bytes))
+                ratio = None if seconds is None else seconds / row.time.value
+                rows.append(replace(row, predicted_s=seconds, predicted_over_measured=ratio))
+            all_series.append(replace(series, rows=tuple(rows)))
+        return tuple(all_series)
 
 
 def fit_all(table: CollectiveTable, *, fitted: str = "", only: Scope | None = None) -> Fits:
@@ -236,16 +235,26 @@ def _fit(
     if any(group.has_uneven_leaves for group, _ in used):
         why = "ranks lie below leaf switches in unequal blocks, or not alike in all runs"
         left = f"{left}; {why}: messages between switches count as between groups".removeprefix("; ")
-    observed = dict(_observations(used))
-    observations = list(observed.values())
-    # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
+    observed: dict[PointKey, Observation] = {}
     by_run: list[dict[str, float]] = []
     for group, series in used:
+        # By series and repeat: runs of a repeat were interleaved, whatever their rank count.
         names = {run.plan.run_id: f"{run.plan.series.id}/{run.plan.series.repeat}" for run in group.runs}
-        by_run += [{names[run_id]: took for (run_id, _), took in row.by_run.items()} for row in series.rows]
+        for row in series.rows:
+            by_run.append({names[run_id]: took for (run_id, _), took in row.by_run.items()})
+            observed[group.id, series.title, row.num_bytes] = Observation(
+                collective=group.collective,
+                algorithm=series.algorithm,
+                layout=group.layout,
+                num_bytes=row.num_bytes,
+                element_bytes=ELEMENT_BYTES[group.dtype],
+                shards=group.sample.plan.comm.shards,
+                seconds=row.time.value,
+                chunks=row.chunks,
+            )
     fit = fit_of(
         scope,
-        observations,
+        list(observed.values()),
         by_run,
         sources=tuple(dict.fromkeys(run.plan.run_id for group, _ in used for run in group.runs)),
         lines=lines,
@@ -311,21 +320,3 @@ def _errors(predictions: Sequence[tuple[Observation, float]]) -> tuple[list[Pred
 
 def _errors_over(scope: str, errors: Sequence[float]) -> PredictionErrors:
     return PredictionErrors(scope=scope, num_points=len(errors), median=statistics.median(errors), worst=max(errors))
-
-
-def _observations(measured: Iterable[tuple[CollectiveGroup, MeasuredSeries]]) -> Iterator[tuple[PointKey, Observation]]:
-    for group, series in measured:
-        for row in series.rows:
-            yield (
-                (group.id, series.title, row.num_bytes),
-                Observation(
-                    collective=group.collective,
-                    algorithm=series.algorithm,
-                    layout=group.layout,
-                    num_bytes=row.num_bytes,
-                    element_bytes=ELEMENT_BYTES[group.dtype],
-                    shards=group.sample.plan.comm.shards,
-                    seconds=row.time.value,
-                    chunks=row.chunks,
-                ),
-            )

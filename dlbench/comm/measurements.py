@@ -27,8 +27,6 @@ from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 
-GIGA = 1e-9  # GB/s of a byte per second.
-
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesName:
@@ -320,29 +318,27 @@ def _group(key: str, runs: Sequence[CommRun]) -> CollectiveGroup:
     fastest: dict[int, float] = {}
     for row in chain.from_iterable(measured.values()):
         fastest[row.num_bytes] = min(row.time.value, fastest.get(row.num_bytes, row.time.value))
+    all_series = []
+    for name, rows in measured.items():
+        series = MeasuredSeries(
+            title=name.title,
+            carrier=name.carrier,
+            algorithm=name.algorithm,
+            is_library=name.is_library,
+            rows=tuple(replace(row, is_best=row.time.value == fastest[row.num_bytes]) for row in rows),
+        )
+        if len(rows) > 1:
+            num_bytes, seconds = [row.num_bytes for row in rows], [row.time.value for row in rows]
+            line = fit_line(name.title, plan.layout.ranks, num_bytes, seconds)
+            series = replace(series, startup_s=line.startup_s, per_byte_s=line.per_byte_s)
+        all_series.append(series)
     return CollectiveGroup(
         id=key,
         collective=plan.comm.collective,
         dtype=plan.comm.dtype,
         runs=tuple(runs),
-        series=tuple(_series(name, rows, fastest, plan.layout.ranks) for name, rows in measured.items()),
+        series=tuple(all_series),
         rejected=_rejected(runs),
-    )
-
-
-def _series(name: SeriesName, rows: Sequence[Measurement], fastest: dict[int, float], ranks: int) -> MeasuredSeries:
-    """A series and the line through its sizes; `fastest` has the least time of each size."""
-    line = None
-    if len(rows) > 1:
-        line = fit_line(name.title, ranks, [row.num_bytes for row in rows], [row.time.value for row in rows])
-    return MeasuredSeries(
-        title=name.title,
-        carrier=name.carrier,
-        algorithm=name.algorithm,
-        is_library=name.is_library,
-        rows=tuple(replace(row, is_best=row.time.value == fastest[row.num_bytes]) for row in rows),
-        startup_s=line.startup_s if line else None,
-        per_byte_s=line.per_byte_s if line else None,
     )
 
 
@@ -382,4 +378,4 @@ def measurement(points: Sequence[tuple[RunKey, CommPoint]], factor: float) -> Me
 
 def rate(time: Estimate, num_bytes: float) -> Estimate:
     """GB/s of an estimate of seconds; the ends of the interval change places."""
-    return time.mapped(lambda seconds: num_bytes / seconds * GIGA, "GB/s")
+    return time.mapped(lambda seconds: num_bytes / seconds * 1e-9, "GB/s")

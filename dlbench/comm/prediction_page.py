@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from dlbench.comm.choice import RATE_SHARE
-from dlbench.comm.predictions import CABLES, LayoutPrediction, PredictedSeries, Predictions, Price, usable_series
+from dlbench.comm.predictions import CABLES, LayoutPrediction, Predictions, Price, usable_series
 from dlbench.comm.wording import COLLECTIVE_TITLES, largest_text, ranges_text
 from dlbench.perfmodels.extrapolation import PRIOR_SCALE
 from dlbench.report.document import Document, Section
@@ -43,8 +43,13 @@ def predictions_document(predictions: Predictions) -> Document:
 
 
 def _layout_section(predictions: Predictions, prediction: LayoutPrediction) -> Section:
-    extrapolated, poor = _extrapolated_text(predictions, prediction), _poor_text(prediction)
-    advice, fusion = _advice(predictions, prediction), _fusion_text(predictions, prediction)
+    extrapolated, fusion = _extrapolated_text(predictions, prediction), _fusion_text(predictions, prediction)
+    advice = ""
+    if len(prediction.series) > 1:
+        ranges = ranges_text(prediction.ranges, len(prediction.series))
+        advice = f"Predicted fastest {COLLECTIVE_TITLES[predictions.collective]}: {ranges}."
+    missed = [f"{one.name} (by up to {percent(one.poor_error, 0)})" for one in prediction.series if one.poor_error]
+    poor = f"No advice on {', '.join(missed)}: the fit misses it." if missed else ""
     every_algorithm = Section(
         id=f"all-{prediction.ranks}",
         title="Every algorithm",
@@ -62,9 +67,6 @@ def _layout_section(predictions: Predictions, prediction: LayoutPrediction) -> S
         brief=(advice, *extrapolated, poor, fusion),
         is_group=True,
     )
-
-
-# Tables
 
 
 def times_sheet(predictions: Predictions, prediction: LayoutPrediction) -> Sheet[PredictedTime]:
@@ -95,15 +97,13 @@ def _times(size: str, prediction: LayoutPrediction, prices: Sequence[Price]) -> 
     usable = usable_series(prediction.series)
     by_series = list(zip(prediction.series, prices, strict=True))
     best = min(price.seconds for series, price in by_series if series in usable)
-    return [
-        PredictedTime(size, _series_title(series), price, price.seconds == best and series in usable)
-        for series, price in by_series
-    ]
-
-
-def _series_title(series: PredictedSeries) -> str:
-    title = f"{series.name} (line)" if series.is_line else series.name
-    return title if series.poor_error is None else f"{title} (poor fit)"
+    times = []
+    for series, price in by_series:
+        title = f"{series.name} (line)" if series.is_line else series.name
+        if series.poor_error is not None:
+            title += " (poor fit)"
+        times.append(PredictedTime(size, title, price, price.seconds == best and series in usable))
+    return times
 
 
 def fastest_sheet(predictions: Predictions, prediction: LayoutPrediction) -> Sheet[PredictedTime]:
@@ -140,9 +140,6 @@ def _time_cell(time: PredictedTime) -> Cell:
     return Cell(text, "" if low is None else f"[{optional(low, 's')}, {optional(high, 's')}]", number=seconds)
 
 
-# Sentences
-
-
 def layout_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
     """Returns what is predicted of which layout."""
     groups = prediction.ranks // prediction.group_size
@@ -150,14 +147,6 @@ def layout_text(predictions: Predictions, prediction: LayoutPrediction) -> str:
     if prediction.leaf_size is not None and prediction.leaf_size < prediction.ranks:
         where += f" below {prediction.ranks // prediction.leaf_size} leaf switches"
     return f"{COLLECTIVE_TITLES[predictions.collective]} {predictions.dtype}, {prediction.ranks} ranks{where}"
-
-
-def _advice(predictions: Predictions, prediction: LayoutPrediction) -> str:
-    """Returns what is predicted to be fastest at which size."""
-    if len(prediction.series) == 1:
-        return ""
-    ranges = ranges_text(prediction.ranges, len(prediction.series))
-    return f"Predicted fastest {COLLECTIVE_TITLES[predictions.collective]}: {ranges}."
 
 
 def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -> tuple[str, ...]:
@@ -178,14 +167,6 @@ def _extrapolated_text(predictions: Predictions, prediction: LayoutPrediction) -
             f"either way (95 %), by {held_out}; {intervals}."
         )
     return tuple(sentences)
-
-
-def _poor_text(prediction: LayoutPrediction) -> str:
-    """Returns the algorithms that the fit misses too far for advice; empty where there is none."""
-    poor = [
-        f"{series.name} (by up to {percent(series.poor_error, 0)})" for series in prediction.series if series.poor_error
-    ]
-    return f"No advice on {', '.join(poor)}: the fit misses it." if poor else ""
 
 
 def _fusion_text(predictions: Predictions, prediction: LayoutPrediction) -> str:

@@ -28,58 +28,34 @@ from dlbench.units import whole_seconds
 GroupT = TypeVar("GroupT", bound=MeasuredGroup)
 
 TITLE = "dlbench collective benchmark"
-METHODS: tuple[tuple[str, str], ...] = (
-    (
-        "Which points count",
-        "Only points whose result was right on every rank, of runs whose record is valid. All others are listed with "
-        "the reason. Warm-up iterations are not recorded.",
-    ),
-    (
-        "Time",
-        "An iteration is one operation, or several back to back where one is shorter than 2 ms; its time is divided by "
-        "them. Ranks meet at the carrier's own barrier first. On one host the time runs from the last rank's start to "
-        "the last end, otherwise it is the slowest rank's. On GPUs ranks meet by a tiny all-reduce in the stream, and "
-        "the time is the slowest rank's between events. A run's time is the median over its iterations. MPI's "
-        "all-reduce is timed in place, and out of place as osu_allreduce does; other libraries' in place.",
-    ),
-    (
-        "Medians and intervals",
-        f"The run is the experimental unit, not the iteration. Figures are medians over runs. {INTERVALS} With fewer "
-        "runs the range is printed, with its level. For a single run it is the middle half of its iterations, labelled "
-        "within-run, which says nothing on how runs differ.",
-    ),
-    (
-        "algbw and busbw",
-        "By the formulas of nccl-tests: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for all-reduce, "
-        "(p - 1) / p for reduce-scatter, all-gather, scatter, gather and all-to-all, and 1 for broadcast and reduce, "
-        "with p ranks. Bytes are those of each rank's whole buffer: for all-gather the gathered result, for "
-        "reduce-scatter the input. GB/s is 1e9 bytes per second.",
-    ),
-    (
-        "Counters",
-        "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the formulas "
-        "exactly; a difference is a warning. Libraries do not report theirs.",
-    ),
-    (
-        "Fitted costs",
-        "A message costs alpha + bytes x beta, by level (within a group, between groups, between leaf switches) and by "
-        "size; a byte reduced costs gamma. One fit for each system, carrier and type of element, with relative errors "
-        "and robust against outliers. Which ranks share links is what predicts held-out points better. Intervals: the "
-        "fit redone for resampled runs (stretched to Student's t).",
-    ),
-    (
-        "Predictions",
-        "The prediction next to a measurement is made by a fit that did not see the point. The error at the largest "
-        "rank count is of a fit to the smaller ones alone. Libraries choose their algorithms themselves and are not "
-        f"predicted. Algorithms that the fit misses (median error above {POOR_MEDIAN:.0%}, or worst above "
-        f"{POOR_WORST:.0%}) are not recommended.",
-    ),
-    (
-        "Recommended",
-        f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and beyond the "
-        f"scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no winner.",
-    ),
-)
+METHODS: dict[str, str] = {
+    "Which points count": "Only points whose result was right on every rank, of runs whose record is valid. All "
+    "others are listed with the reason. Warm-up iterations are not recorded.",
+    "Time": "An iteration is one operation, or several back to back where one is shorter than 2 ms; its time is "
+    "divided by them. Ranks meet at the carrier's own barrier first. On one host the time runs from the last rank's "
+    "start to the last end, otherwise it is the slowest rank's. On GPUs ranks meet by a tiny all-reduce in the "
+    "stream, and the time is the slowest rank's between events. A run's time is the median over its iterations. "
+    "MPI's all-reduce is timed in place, and out of place as osu_allreduce does; other libraries' in place.",
+    "Medians and intervals": "The run is the experimental unit, not the iteration. Figures are medians over runs. "
+    f"{INTERVALS} With fewer runs the range is printed, with its level. For a single run it is the middle half of its "
+    "iterations, labelled within-run, which says nothing on how runs differ.",
+    "algbw and busbw": "By the formulas of nccl-tests: algbw = bytes / time; busbw = algbw x 2 (p - 1) / p for "
+    "all-reduce, (p - 1) / p for reduce-scatter, all-gather, scatter, gather and all-to-all, and 1 for broadcast and "
+    "reduce, with p ranks. Bytes are those of each rank's whole buffer: for all-gather the gathered result, for "
+    "reduce-scatter the input. GB/s is 1e9 bytes per second.",
+    "Counters": "Steps, messages and bytes are counted by the transport while an algorithm runs, and must equal the "
+    "formulas exactly; a difference is a warning. Libraries do not report theirs.",
+    "Fitted costs": "A message costs alpha + bytes x beta, by level (within a group, between groups, between leaf "
+    "switches) and by size; a byte reduced costs gamma. One fit for each system, carrier and type of element, with "
+    "relative errors and robust against outliers. Which ranks share links is what predicts held-out points better. "
+    "Intervals: the fit redone for resampled runs (stretched to Student's t).",
+    "Predictions": "The prediction next to a measurement is made by a fit that did not see the point. The error at "
+    "the largest rank count is of a fit to the smaller ones alone. Libraries choose their algorithms themselves and "
+    f"are not predicted. Algorithms that the fit misses (median error above {POOR_MEDIAN:.0%}, or worst above "
+    f"{POOR_WORST:.0%}) are not recommended.",
+    "Recommended": f"An algorithm is recommended where every other one is slower by more than {STAY_WITHIN:.0%} and "
+    f"beyond the scatter of {MIN_RUNS} runs or more (interval of the ratio of times). Elsewhere there is no winner.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +132,7 @@ def assemble(scan: CommScan) -> CollectivesReport:
         runs=tuple(_run(run, group_ids.get(id(run), ""), *reasons.get(id(run), ("valid", ""))) for run in scan.runs),
         damaged=table.damaged,
         environment=tuple(side_by_side(environments_of(measured)).common.items()),
-        methods=METHODS,
+        methods=tuple(METHODS.items()),
     )
 
 

@@ -327,9 +327,11 @@ def test_rounding_is_allowed_only_where_sums_cannot_be_exact() -> None:
 
 
 def test_an_overflow_is_called_so() -> None:
-    inputs = Inputs("allreduce", 0, 3, 100, "fp16", largest=60_000)
-    total = sum((Inputs("allreduce", r, 3, 100, "fp16", largest=60_000).given() for r in range(3)), torch.zeros(100))
-    verdict = check(inputs, total.to(torch.float16))
+    everyone = [Inputs("allreduce", rank, 3, 100, "fp16") for rank in range(3)]
+    for inputs in everyone:
+        inputs.largest = 60_000
+    total = torch.stack([inputs.given() for inputs in everyone]).to(torch.float32).sum(dim=0)
+    verdict = check(everyone[0], total.to(torch.float16))
     assert verdict.max_error is None
     assert verdict.problem.startswith("fp16 overflow: ")
     assert "65504" in verdict.problem

@@ -86,10 +86,11 @@ class Rank:
         group_size = options["group_size"]
         if self.plan.comm.transport == "mpi":
             mpi = start_mpi(place, self.plan.system.launch.launcher)
-            carrier = MpiTransport(mpi, place, group_size, segment_bytes=segment)
+            carrier = MpiTransport(mpi, place, group_size)
         else:
             up, down = (control.new_group("gloo", "test") for _ in range(2))
-            carrier = GlooTransport(up, down, place, group_size, segment_bytes=segment)
+            carrier = GlooTransport(up, down, place, group_size)
+        carrier.segment_bytes = segment
         found = []
         for collective, names in ALGORITHMS.items():
             for name in names:

@@ -13,7 +13,6 @@ from dlbench.errors import RunError
 from dlbench.node.comm.contestants import Contestant, HostSampleClock, Sample, Vectors
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.inputs import DTYPES, Inputs, check
-from dlbench.node.garbage import HeldGarbage
 from dlbench.node.ranks import RankPlace
 from dlbench.node.sync.timing import LEAST_SAMPLE_S, Timed, enough_operations, over_ranks
 from dlbench.records.comm import CommPoint
@@ -85,16 +84,11 @@ class CollectiveTimer:
         size = _Size(vectors, inputs, format_bytes(num_bytes))
         taken = {contestant: _Taken(problem=contestant.bind(vectors)) for contestant in contestants}
         able = [contestant for contestant in contestants if not taken[contestant].problem]
-        garbage = HeldGarbage()
-        garbage.hold()
-        try:
+        for contestant in able:
+            taken[contestant].operations, taken[contestant].is_cut = self._enough(contestant, size)
+        for iteration in range(comm.warmup + comm.iterations):
             for contestant in able:
-                taken[contestant].operations, taken[contestant].is_cut = self._enough(contestant, size)
-            for iteration in range(comm.warmup + comm.iterations):
-                for contestant in able:
-                    self._iterate(contestant, iteration, size, taken[contestant])
-        finally:
-            garbage.release()
+                self._iterate(contestant, iteration, size, taken[contestant])
         return [self._point(contestant, num_bytes, taken[contestant]) for contestant in contestants]
 
     def _what(self, contestant: Contestant, size: _Size, which: str) -> str:

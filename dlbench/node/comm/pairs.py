@@ -22,7 +22,6 @@ from dlbench.node.comm.inputs import DTYPES
 from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.comm.transport import MessagePart
 from dlbench.node.failures import passed_on
-from dlbench.node.garbage import HeldGarbage
 from dlbench.records.comm import CommPoint
 from dlbench.specs.comm import RankPair
 from dlbench.units import format_bytes
@@ -54,22 +53,17 @@ class PairTimer(CollectiveTimer):
         # As many alone as beside: percentiles depend on it.
         counts = dict.fromkeys(itertools.product(comm.pairs, comm.algorithms), OF_AN_ITERATION)
         taken: dict[Kind, list[Block]] = {kind: [] for kind in kinds}
-        garbage = HeldGarbage()
-        garbage.hold()
-        try:
-            for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
-                (pair, way, is_beside), of = kind, kind[:2]
-                many = window if way == "window" else 1
-                meanwhile = " beside congestors" * is_beside
-                what = f"{way} {pair[0]}:{pair[1]} of {format_bytes(num_bytes)}{meanwhile}, iteration {iteration}"
-                found = self._block(kind, message, many, counts[of] if iteration >= 0 else 2, what)
-                if iteration < 0:  # A trial, whose first operation was cold.
-                    longest = max(self._control.gather(what, found[0][-1] * 2 * many if found[0] else 1e-9))
-                    counts[of] = max(1, min(counts[of], int(LONG_S / longest)))
-                elif iteration >= comm.warmup:
-                    taken[kind].append(found)
-        finally:
-            garbage.release()
+        for iteration, kind in itertools.product(range(-1, comm.warmup + comm.iterations), kinds):
+            (pair, way, is_beside), of = kind, kind[:2]
+            many = window if way == "window" else 1
+            meanwhile = " beside congestors" if is_beside else ""
+            what = f"{way} {pair[0]}:{pair[1]} of {format_bytes(num_bytes)}{meanwhile}, iteration {iteration}"
+            block = self._block(kind, message, many, counts[of] if iteration >= 0 else 2, what)
+            if iteration < 0:  # A trial, whose first operation was cold.
+                longest = max(self._control.gather(what, block[0][-1] * 2 * many if block[0] else 1e-9))
+                counts[of] = max(1, min(counts[of], int(LONG_S / longest)))
+            elif iteration >= comm.warmup:
+                taken[kind].append(block)
         return [self._pair_point(kind, num_bytes, window, taken[kind]) for kind in kinds]
 
     def _block(self, kind: Kind, message: torch.Tensor, many: int, operations: int, what: str) -> Block:

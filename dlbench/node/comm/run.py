@@ -18,6 +18,7 @@ from dlbench.node.comm.measure import CollectiveTimer
 from dlbench.node.comm.pairs import PairTimer
 from dlbench.node.cores import CoreBinding, Seat, settle
 from dlbench.node.devices import rank_gpu, require_own_gpu
+from dlbench.node.garbage import HeldGarbage
 from dlbench.node.nccl_log import NcclLog, joined_transport
 from dlbench.node.ranks import RankPlace
 from dlbench.node.torch_facts import torch_facts
@@ -66,10 +67,13 @@ def measure(
     if not contestants:
         raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
     points: list[CommPoint] = []
+    garbage = HeldGarbage()
     for number, num_bytes in enumerate(comm.sizes):
         done, total = number * len(contestants), len(comm.sizes) * len(contestants)
         on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
+        garbage.hold()
         points += timer.points(contestants, num_bytes)
+        garbage.release()
     load.measuring(False)
     of_ranks = _gathered(control, place, binding, load, nccl)
     deadline.begin("end of the run")
@@ -79,6 +83,9 @@ def measure(
     deadline.stop()
     if place.rank != 0:
         return None
+    device_text = "cpu"
+    if device.type == "cuda":
+        device_text = f"{device} ({torch.cuda.get_device_name(device)})"
     problems: list[str] = []
     facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
@@ -86,7 +93,7 @@ def measure(
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=_device_text(device),
+        device=device_text,
         group_size=plan.group_size,
         points=tuple(points),
         not_measured=tuple(lineup.not_measured),
@@ -94,10 +101,6 @@ def measure(
         environment=facts,
         **of_ranks,
     )
-
-
-def _device_text(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
 
 
 def _gathered(

@@ -19,8 +19,6 @@ from dlbench.node.failures import passed_on
 from dlbench.node.ranks import RankPlace
 from dlbench.specs.launch import LauncherName
 
-SEGMENT_BYTES = 1024 * 1024  # Longer messages travel in such segments: one is summed up while the next arrives.
-
 
 @dataclass(slots=True)
 class Counters:
@@ -63,10 +61,11 @@ class Transport:
 
     carrier: str  # What moves the bytes, e.g. torch-gloo.
     early = True  # Whether receives may be posted before this rank comes to their step.
+    segment_bytes: int | None = 1024 * 1024
+    """Longer messages travel in such segments: one is summed up while the next arrives; None: no message is cut."""
 
-    def __init__(self, place: RankPlace, group_size: int, segment_bytes: int | None) -> None:
+    def __init__(self, place: RankPlace, group_size: int) -> None:
         self.rank, self.size, self.group_size = place.rank, place.size, group_size
-        self.segment_bytes = segment_bytes
         self.counters = Counters()
 
     def part(self, run: torch.Tensor, peer: int, tag: int, *, sends: bool) -> MessagePart:
@@ -107,17 +106,9 @@ class GlooTransport(Transport):
 
     carrier = "torch-gloo"
 
-    def __init__(
-        self,
-        up: dist.ProcessGroup,
-        down: dist.ProcessGroup,
-        place: RankPlace,
-        group_size: int,
-        *,
-        segment_bytes: int = SEGMENT_BYTES,
-    ) -> None:
+    def __init__(self, up: dist.ProcessGroup, down: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
         """`up` carries messages to higher ranks, `down` those to lower ones; all ranks are in both."""
-        super().__init__(place, group_size, segment_bytes)
+        super().__init__(place, group_size)
         self._group = up
         self._ways: tuple[Any, ...] = tuple(group._get_backend(torch.device("cpu")) for group in (down, up))
 
@@ -137,9 +128,10 @@ class TorchNcclTransport(Transport):
 
     carrier = "torch-nccl"
     early = False
+    segment_bytes = None
 
     def __init__(self, group: dist.ProcessGroup, place: RankPlace, group_size: int) -> None:
-        super().__init__(place, group_size, None)
+        super().__init__(place, group_size)
         self._group = group
         self._open: list[dist.P2POp] = []
         self._work: Any = None  # Of the last group call: those before it are through in the stream when it is.
@@ -222,9 +214,9 @@ class MpiTransport(Transport):
 
     carrier = "mpi"
 
-    def __init__(self, mpi: Any, place: RankPlace, group_size: int, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(self, mpi: Any, place: RankPlace, group_size: int) -> None:
         """`mpi` is what `start_mpi` gave."""
-        super().__init__(place, group_size, segment_bytes)
+        super().__init__(place, group_size)
         self._byte = mpi.BYTE
         self._world = mpi.COMM_WORLD.Dup()  # no other library's messages meet ours
 
