@@ -54,7 +54,6 @@ def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> floa
 
 
 def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """A count, in digits or as 2.5e6."""
     number = _positive(ctx, param, text)
     if number is not None and not number.is_integer():
         raise UserError(f"{param.opts[0]} {text!r}: must be a whole number, e.g. 2500000 or 2.5e6")
@@ -200,7 +199,6 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
 
 
 def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
-    """Prints the estimate of runs, and ends with the code of the answer; `asked`: fields of `Asked`."""
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
     require_modules("estimate", "numpy")

@@ -231,7 +231,6 @@ def _fitted(table: measurements.CollectiveTable, ingredients: Ingredients, where
 
 
 def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> ExchangeMethod | None:
-    """Another way of exchanging gradients than the runs had."""
     if not overrides:
         return None
     known = {f"sync.{name}": name for name in SETTABLE}

@@ -55,15 +55,14 @@ from dlbench.node.training.input_data import (
     open_training_data,
     open_validation_data,
     reading_of,
+    stage_data,
     steps_before,
 )
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.pauses import Pauses
 from dlbench.node.training.precision import Precision
-from dlbench.node.training.run_record import TrainedRank
-from dlbench.node.training.shuffle_record import shuffled
-from dlbench.node.training.staging import stage_data
+from dlbench.node.training.run_record import TrainedRank, shuffled
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.rank_summary import RankSummary
@@ -254,7 +253,6 @@ class Rank(TrainedRank):
             self.add(self.delivery)
 
     def _host_update(self) -> HostUpdater:
-        """Returns the update by the host; network and optimizer are as the first step finds them."""
         from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
         from dlbench.node.out_of_core.planning import checkpoint_bytes
         from dlbench.node.page_locked import require_room
