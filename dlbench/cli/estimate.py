@@ -130,7 +130,11 @@ def estimate(
         )
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
         raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
-    _refuse_inert(per_rank, ranks, efficiency)
+    if per_rank and ranks is None:
+        raise UserError("--per-rank: needs the number of ranks: give --ranks")
+    for name, value in (("--ranks", ranks), ("--efficiency", efficiency)):
+        if value is not None and not per_rank:
+            raise UserError(f"{name} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
     _estimate_workload(
         what[0], epochs, epoch_samples, samples, throughput, ranks if per_rank else None, efficiency, stated
     )
@@ -211,14 +215,6 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[s
     finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
     if not all(answer.is_met for one in times for answer in one.answers):
         sys.exit(int(ExitCode.REGRESSION))
-
-
-def _refuse_inert(per_rank: bool, ranks: int | None, efficiency: float | None) -> None:
-    if per_rank and ranks is None:
-        raise UserError("--per-rank: needs the number of ranks: give --ranks")
-    for name, value in (("--ranks", ranks), ("--efficiency", efficiency)):
-        if value is not None and not per_rank:
-            raise UserError(f"{name} {value:g}: has no effect on the throughput of all ranks; add --per-rank")
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:
