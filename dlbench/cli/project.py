@@ -173,12 +173,10 @@ def project_runs(
     projecting.write_ingredients(groups, ingredients)
     projected = []
     for group, sample in zip(groups, measured.samples, strict=True):
-        compare = None
+        compared = None
         if strategies:
-            compare = functools.partial(
-                projecting.strategies_section, question.system, strategies, memory_limit, sample, groups
-            )
-        projected.append(projecting.projected(group, question, rows, compare))
+            compared = projecting.StrategiesAsked(strategies, memory_limit, sample, groups)
+        projected.append(projecting.projected(group, question, rows, compared))
         projection = projected[-1].projection
         if record and projection.targets:
             path = ledger.record(expanded(runs)[0], group, projection, datetime.now(UTC))

@@ -43,8 +43,6 @@ from dlbench.views.controls import is_control
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
 
 Write = Callable[[Document, str], None]  # Writes a document; of CSV the named table.
-# Makes a section of a group, of the same on another system, and of the projection.
-MakeSection = Callable[[Ingredients, Ingredients | None, Projection], Section]
 
 
 class Question(NamedTuple):
@@ -70,6 +68,15 @@ class Question(NamedTuple):
         return None if self.costs_of_system else self.costs
 
 
+class StrategiesAsked(NamedTuple):
+    """The strategies that a group is compared in."""
+
+    names: Sequence[str]
+    memory_limit: int | None  # Bytes that a rank may hold.
+    sample: Run  # A run of the group's largest point.
+    groups: Sequence[Ingredients]  # All of RUNS, of which some may differ in strategy alone.
+
+
 def question_of(to: str, network: Path | None = None, **changes: Any) -> Question:
     """Returns the question of a command's options."""
     costs = None if network is None else read_network(network)
@@ -80,11 +87,9 @@ def projected(
     group: Ingredients,
     question: Question,
     rows: Sequence[LedgerRow] = (),
-    compare: MakeSection | None = None,
+    strategies: StrategiesAsked | None = None,
 ) -> ProjectedGroup:
-    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system; `compare`:
-    makes the table of strategies.
-    """
+    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system."""
     there = None if question.system is None else elsewhere(group, question.system, question.costs_of_system)
     if there is not None and there.system == group.system:
         group, there = there, None
@@ -93,8 +98,8 @@ def projected(
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:
-        if compare is not None:
-            sections.append(compare(group, there, projection))
+        if strategies is not None:
+            sections.append(_strategies_section(strategies, question.system, group, there, projection))
         cost = cost_section(name, group, projection.targets, *question.price)
         if cost is not None:
             sections.append(cost)
@@ -103,25 +108,20 @@ def projected(
     return projected_group(name, group, projection, ledger=rows, more=sections)
 
 
-def strategies_section(
+def _strategies_section(
+    asked: StrategiesAsked,
     system: SystemSpec | None,
-    strategies: Sequence[str],
-    memory_limit: int | None,
-    sample: Run,
-    groups: Sequence[Ingredients],
     group: Ingredients,
     there: Ingredients | None,
     projection: Projection,
 ) -> Section:
-    """Returns the table of strategies at the targets of a group, with measured ones next to them. `sample`: a run of
-    its largest point; `groups`: all of RUNS, of which some may differ in strategy alone.
-    """
-    priced = there or group
-    case, basis = case_of(priced, sample, projection.cost_scale, memory_limit=memory_limit, system=system)
+    """Returns the table of strategies at the targets of a group, with measured ones next to them."""
+    priced, limit = there or group, asked.memory_limit
+    case, basis = case_of(priced, asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # Of another system no run is a measurement.
-    measured = () if there else measured_rows(case, group, groups)
+    measured = () if there else measured_rows(case, group, asked.groups)
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
-    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=strategies, own=strategy)
+    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked.names, own=strategy)
     return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 
 
