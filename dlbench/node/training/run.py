@@ -21,7 +21,6 @@ from dlbench.node.data.rank_reader import EpochBoundary
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.failures import condensed
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.out_of_core.device_memory import (
     KEPT_FREED,
@@ -61,7 +60,7 @@ from dlbench.node.training.input_data import (
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.pauses import Pauses
-from dlbench.node.training.precision import Precision
+from dlbench.node.training.precision import Kernels, Precision
 from dlbench.node.training.run_record import TrainedRank, shuffled
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
