@@ -171,7 +171,6 @@ def _verdict(record: Record | CommRecord | None) -> ExitCode:
 
 
 def _watchdog(timeout_s: float, progress: ProgressReporter) -> Watchdog:
-    """Returns a watchdog that has begun, which reports a stalled rank."""
     watchdog = Watchdog(timeout_s, lambda reason: progress.fail(reason, int(ExitCode.TIMEOUT), "stalled"))
     watchdog.start()
     return watchdog

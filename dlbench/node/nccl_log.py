@@ -141,25 +141,16 @@ def joined_transport(ranks: Sequence[NcclTransport | dict[str, Any] | None]) -> 
     ways: Counter[str] = Counter()
     for log in logs:
         ways.update(log.channels)
+    fields: dict[str, Any] = {}
+    for name in ("version", "network", "plugin"):  # One text where ranks agree, else all of them.
+        texts = [getattr(log, name) for log in logs]
+        fields[name] = ", ".join(dict.fromkeys(filter(None, texts))) or None
+    for name in ("collective_channels", "nvls_channels", "nvls", "rings", "trees"):
+        counts = [getattr(log, name) for log in logs]
+        fields[name] = max((count for count in counts if count is not None), default=None)
     return NcclTransport(
-        version=_texts([log.version for log in logs]),
-        network=_texts([log.network for log in logs]),
-        plugin=_texts([log.plugin for log in logs]),
+        **fields,
         channels=dict(sorted(ways.items())),
-        collective_channels=_most([log.collective_channels for log in logs]),
-        nvls_channels=_most([log.nvls_channels for log in logs]),
-        nvls=any(log.nvls for log in logs),
-        rings=max(log.rings for log in logs),
-        trees=max(log.trees for log in logs),
         warnings=tuple(dict.fromkeys(line for log in logs for line in log.warnings))[:_MAX_WARNINGS],
         adapters={name: kind for log in logs for name, kind in log.adapters.items()},
     )
-
-
-def _texts(values: Sequence[str | None]) -> str | None:
-    """One text where ranks agree, else all of them."""
-    return ", ".join(dict.fromkeys(value for value in values if value)) or None
-
-
-def _most(values: Sequence[int | None]) -> int | None:
-    return max((value for value in values if value is not None), default=None)

@@ -63,6 +63,17 @@ def least_relative(rows: Array, measured: Array) -> Array:
     return best
 
 
+def relative_pairs(rows: Array) -> Array:
+    """Returns the two x >= 0 with the least |rows x - 1|^2, by draw, (draws, 2). `rows`: (draws, points, 2), divided by
+    what was measured.
+    """
+    squares, sums = rows.swapaxes(1, 2) @ rows, rows.sum(axis=1)
+    both = np.linalg.solve(squares, sums[..., None])[..., 0]
+    # Where one would be below 0, the best has it at 0.
+    alone = np.where(both < 0, 0.0, sums / np.diagonal(squares, axis1=1, axis2=2))
+    return np.where(both.min(axis=1, keepdims=True) < 0, alone, both)
+
+
 def fit_line(name: str, ranks: int, sizes: Sequence[int], seconds: Sequence[float]) -> LineCost:
     """A collective of one kind as a line: seconds = startup + bytes x per byte, by least absolute relative errors."""
     if len(set(sizes)) < 2:

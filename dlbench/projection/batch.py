@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import PRIOR_POINTS, PRIOR_SCALE, Miss, model_error
+from dlbench.perfmodels.lines import relative_pairs
 from dlbench.projection.ingredients import BatchFigures, QualityFigures
 from dlbench.projection.projected import Refused
 from dlbench.projection.refusals import refused
@@ -87,14 +88,6 @@ def _law(at: Array, met: Array, slope: float | None, asked: Array) -> Array:
     return np.asarray(least[:, None] * (1 + slope * asked))
 
 
-def _lines(x: Array, y: Array) -> tuple[Array, Array]:
+def _lines(x: Array, y: Array) -> Array:
     """Start and slope, both >= 0, of the least squares of relative errors, for each row of y (draws, points)."""
-    weights = 1 / y
-    start2, both, slope2 = (weights**2).sum(1), (x * weights**2).sum(1), ((x * weights) ** 2).sum(1)
-    start1, slope1 = weights.sum(1), (x * weights).sum(1)
-    scale = start2 * slope2 - both**2
-    start, slope = (slope2 * start1 - both * slope1) / scale, (start2 * slope1 - both * start1) / scale
-    is_through_0, is_flat = start < 0, slope < 0
-    start = np.where(is_through_0, 0.0, np.where(is_flat, start1 / start2, start))
-    slope = np.where(is_flat, 0.0, np.where(is_through_0, slope1 / slope2, slope))
-    return start, slope
+    return relative_pairs(np.stack([1 / y, x / y], axis=2)).T

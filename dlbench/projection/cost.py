@@ -108,8 +108,9 @@ def cost_section(
         notes.append("Where an hour less has no price it is not sure that the row saves any.")
     last = rows[-1]
     figures = [f"{figure_text(one)} {one.unit}" for one in (last.hours, last.node_hours, last.kwh) if one]
-    price_words = [f"price {figure_text(last.price)} {currency}".rstrip()] if last.price else []
-    words = f"{ranks_text(last.ranks)}: {', '.join((*figures, *price_words))}"
+    if last.price:
+        figures.append(f"price {figure_text(last.price)} {currency}".rstrip())
+    words = f"{ranks_text(last.ranks)}: {', '.join(figures)}"
     if last.marginal is not None:
         before = ranks_text(rows[-2].ranks)
         words += f"; each hour less than at {before} takes {value_text(last.marginal)} node-hours more"

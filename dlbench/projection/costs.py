@@ -5,6 +5,10 @@ leaf switches and each draw of the costs. Together they are drawn by how likely 
 there were under way as long as the price says, times a level and a trend of so much per doubling of the ranks, which
 goes on beyond the anchor as congestion does.
 
+Ranks in the order of switches send one flow of a ring over a leaf's uplinks, ranks in another order several. How far a
+launcher's order is from that of switches is told by the largest measured point on several leaf switches; where none was
+recorded, it is drawn between sorted and shuffled.
+
 Nodes of one machine (a one-box cluster) share its cores, and messages of more ranks wait for these: what is measured of
 that (`Ingredients.shared_cores`) lengthens messages by the CPU time that they take.
 """
@@ -16,7 +20,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dlbench.lazy import Array, np, npt
+from dlbench.lazy import Array, Times, np, npt
 from dlbench.perfmodels.extrapolation import free_running
 from dlbench.perfmodels.predictions import STAND_INS
 from dlbench.perfmodels.schedules import Layout
@@ -33,12 +37,16 @@ from dlbench.projection.exchange import (
     way_of,
 )
 from dlbench.projection.ingredients import Ingredients
-from dlbench.projection.placement import Order, leaves_at, levelled, orders_of
 from dlbench.projection.slopes import lines, normal_slopes
 from dlbench.specs.comm import NetworkModel
 from dlbench.specs.sync import GROUPED
 from dlbench.stats.resampling import SEED
 
+_SORTED: Order = (0.0, 0)
+_NUM_ORDERS = 8  # That stand for a launcher's; a price is made of each.
+_SHARES = (0.0, 0.5, 1.0)  # Sorted, half shuffled, shuffled: as likely as each other before anything was recorded.
+_NEVER = 1e-300  # A chance by which another is divided.
+_SEEDS = 100  # Random orders of each share that are held against a recorded one.
 LIBRARY = (*STAND_INS, FASTEST)  # What a library's all-reduce may be.
 RINGS = ("gloo",)  # Carriers whose all-reduce is a ring.
 CHANGES = 0.25  # How likely a library is beforehand to change its algorithm with the ranks, over keeping one.
@@ -50,6 +58,8 @@ logarithm: congestion, or an algorithm of which the model knows nothing."""
 OVERLAP = (0.1, 0.7)
 """Ends of the inverse norm that joins the time of messages on the wire with the time of the ranks' work for them on
 shared cores: 0 is the longer of both, 1 their sum. 16 paced ranks on two cores: 0.3 to 0.6 (bench `projection`)."""
+
+Order = tuple[float, int]  # Share of the nodes that are in random order among themselves, and its seed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,3 +273,58 @@ def _with_uplinks(ingredients: Ingredients, network: NetworkModel) -> NetworkMod
     columns, width = 2 * sum(len(level.pieces) for level in network.levels.values()), 2 * len(beyond.pieces)
     drawn = tuple((*one[:columns], *one[columns - width : columns], *one[columns:]) for one in network.draws)
     return network.model_copy(update={"beyond": beyond, "draws": drawn})
+
+
+def orders_of(ingredients: Ingredients) -> tuple[Order, ...]:
+    """Returns orders of nodes that may be the launcher's, equally likely, from sorted to shuffled: those that cross
+    leaf switches as often as the recorded one.
+    """
+    if ingredients.nodes_per_leaf is None:
+        return (_SORTED,)
+    orders = [(share, seed) for share in _SHARES for seed in range(_SEEDS)]
+    off = np.zeros(len(orders))
+    recorded = [np.array(point.leaves) for point in ingredients.points if len(set(point.leaves or ())) > 1]
+    if recorded:
+        leaves = recorded[-1]
+        crossings = np.array([_crossings(_reordered(np.sort(leaves), order)) for order in orders])
+        off = np.abs(crossings - _crossings(leaves))
+    likely = np.flatnonzero(off == off.min())
+    middles = (np.arange(_NUM_ORDERS) + 0.5) / _NUM_ORDERS * len(likely)
+    return tuple(orders[index] for index in likely[middles.astype(int)])
+
+
+def leaves_at(ingredients: Ingredients, ranks: int, order: Order) -> tuple[int, ...] | None:
+    """Returns the number of the leaf switch above each node of a run, as recorded at a measured rank count; None: nodes
+    lie in the order of switches.
+    """
+    for point in ingredients.points:
+        if point.ranks == ranks and point.leaves is not None:
+            return point.leaves
+    nodes, leaf = ingredients.nodes_of(ranks), ingredients.nodes_per_leaf
+    if leaf is None or nodes <= leaf or not order[0]:
+        return None
+    return tuple(_reordered(np.arange(nodes) // leaf, order).tolist())
+
+
+def levelled(orders: tuple[Order, ...], chances: Array) -> Array:
+    """Returns chances of orders of nodes, the first axis, alike within a share: the launcher's own is none of them."""
+    shares = np.array([share for share, _ in orders])
+    of_order = chances.reshape(len(orders), -1).sum(axis=1)
+    of_share = np.array([of_order[shares == share].mean() for share in shares])
+    levels: Array = chances * (of_share / np.maximum(of_order, _NEVER))[:, None, None]
+    return levels
+
+
+def _reordered(by_switch: Times, order: Order) -> Times:
+    """Returns leaf numbers of nodes in an order, given those in the order of switches."""
+    share, seed = order
+    rng = np.random.default_rng([SEED, 23, seed])
+    moved = rng.permutation(len(by_switch))[: round(share * len(by_switch))]
+    leaves = by_switch.copy()
+    leaves[moved] = by_switch[rng.permutation(moved)]
+    return leaves
+
+
+def _crossings(leaves: Times) -> int:
+    """Returns how many nodes of a ring have their next one below another leaf switch."""
+    return int(np.count_nonzero(leaves != np.roll(leaves, -1)))

@@ -106,7 +106,6 @@ def gathered(
 
 
 def _fusion(plan: RunPlan, exchange: ExchangeResult | None) -> dict[str, float]:
-    """Returns how Horovod fused gradients, as fields of `Ingredients`; none of another engine."""
     if plan.engine.name != "horovod":
         return {}
     tuned = None if exchange is None else exchange.autotune
@@ -241,7 +240,6 @@ def _batches(
 
 
 def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
-    """How unequal nodes and their steps were, by each rank's own work in each step."""
     found = []
     for run in runs:
         steps = load_steps(run)
@@ -252,7 +250,6 @@ def _scatter(runs: Iterable[Run]) -> NodeScatter | None:
 
 
 def _supply(points: Sequence[Point], table: RunTable) -> StorageSupply | None:
-    """What storage gave to runs that read files; None where none did."""
     seen: list[tuple[float, float, float, Point]] = []  # Rate, demand, stored bytes of a sample.
     for point in points:
         records = [record for run_id in point.run_ids if (record := table.runs[run_id].record)]

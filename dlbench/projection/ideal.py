@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 
 from dlbench.errors import UserError
 from dlbench.perfmodels.schedules import Layout
-from dlbench.projection.spec_machine import ideal_times, layout_of, network_of
+from dlbench.projection.spec_machine import ideal_times, layout_of, network_of, peak_tflops
 from dlbench.projection.strategies.layers import ELEMENT_BYTES, limit
 from dlbench.projection.strategies.section import section
 from dlbench.projection.strategies.table import StrategyCase, StrategyRow, best
 from dlbench.report.document import BaseReport, Document, Section
 from dlbench.report.wording import percent, ranks_text
+from dlbench.specs.choices import WorkloadFile, choose
+from dlbench.specs.files import find
 from dlbench.specs.system import SystemSpec
 from dlbench.specs.workload import Workload
 
@@ -63,6 +65,19 @@ def ideal_rows(
         memory_limit=limit(memory_limit, system)[0],
     )
     return tuple(replace(row, is_ideal=True) for row in case.table(strategies))
+
+
+def workload_for(name: str, preset: str | None, system: SystemSpec) -> Workload:
+    """Returns a preset of a workload; where none is asked for, one in whose precision the device can be priced."""
+    file = WorkloadFile(find("workloads", name))
+    if preset is not None:
+        return choose(file, preset, {}).workload()
+    default = file.preset_on(system)
+    for other in (default, *file.presets):
+        workload = choose(file, other, {}).workload()
+        if peak_tflops(system, workload.train.precision):
+            return workload
+    return choose(file, default, {}).workload()
 
 
 def by_data_sheet(

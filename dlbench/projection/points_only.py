@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from dlbench.lazy import Array, np
 from dlbench.perfmodels.extrapolation import Miss, model_error
+from dlbench.perfmodels.lines import relative_pairs
 from dlbench.projection.ingredients import Ingredients
 from dlbench.projection.projected import Flag
 from dlbench.projection.refusals import MIN_POINTS, flagged, reasons, usable_points
@@ -139,12 +140,6 @@ def _weights(counts: Sequence[float], middle: Array, variances: Array, is_strong
 
 def _at(law: str, counts: Sequence[float], times: Array, wanted: float, is_strong: bool) -> Array:
     """The law through times of shape (draws, points) at these k, at another k: shape (draws,)."""
-    # Relative squares: both sides over the measured time, so that what is fitted is 1.
-    rows = _terms(law, counts, is_strong) / times[..., None]
-    squares, sums = rows.swapaxes(1, 2) @ rows, rows.sum(axis=1)
-    both = np.linalg.solve(squares, sums[..., None])[..., 0]
-    # Where one would be below 0, the best has it at 0.
-    alone = np.where(both < 0, 0.0, sums / np.diagonal(squares, axis1=1, axis2=2))
-    coefficients = np.where(both.min(axis=1, keepdims=True) < 0, alone, both)
+    coefficients = relative_pairs(_terms(law, counts, is_strong) / times[..., None])
     at: Array = coefficients @ _terms(law, [wanted], is_strong)[0]
     return at

@@ -37,19 +37,6 @@ class Band:
         return self.quantiles[place], self.quantiles[-1 - place]
 
 
-@dataclass(frozen=True)
-class Draws:
-    """A figure by draw."""
-
-    name: str
-    unit: str
-    values: Array  # Shape (draws,).
-
-    def estimate(self) -> Estimate:
-        """Returns the median with the ends of the middle 80 % of the draws."""
-        return figure(Band.of(self.values), self.unit)
-
-
 def figure(band: Band, unit: str, level: Literal[80, 95] = 80) -> Estimate:
     """The median of a band with the ends of its middle `level` %."""
     low, high = band.middle(level)

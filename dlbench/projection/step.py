@@ -34,11 +34,11 @@ from dlbench.perfmodels.extrapolation import PRIOR_POINTS, Miss, ModelError, mod
 from dlbench.projection.batch import own_work
 from dlbench.projection.costs import LIBRARY, Costs
 from dlbench.projection.exchange import ExchangeMethod, Messages, NoModelError, bisected, last_end, ready_at
-from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures, StorageSupply
+from dlbench.projection.ingredients import Ingredients, PointFigures, RunFigures
 from dlbench.projection.ledger import LEAST_ROWS
 from dlbench.projection.nodes import lateness
 from dlbench.projection.points_only import DRAWS, points_only
-from dlbench.projection.projected import PARTS, Band, Draws, Flag, HeldOut, Projection, Refused, StepPart, Target
+from dlbench.projection.projected import PARTS, Band, Flag, HeldOut, Projection, Refused, StepPart, Target
 from dlbench.projection.refusals import LEAST_EXPLAINED, SCALE, SMALL, UNEXPLAINED, flagged, flags, reasons, refused
 from dlbench.projection.slopes import WITHOUT_MODEL, host_growth, slowed_by_hidden
 from dlbench.report.wording import percent
@@ -82,6 +82,12 @@ def project(
             model = replace(model, ingredients=there, costs=costs_there, is_home=False)
     error = model_error(misses, prior_scale=STEP_SCALE, prior_points=prior_points)
     changes = _changes(ingredients, there, way)
+    system_flags: tuple[Flag, ...] = ()
+    if there is not None:
+        by = "no costs" if there.network is None else there.network.transport
+        if there.network is not None and there.network.num_points:  # A data sheet has none.
+            by += f" ({there.network.num_points} points)"
+        system_flags = (flagged("F8", system=ingredients.system, there=there.system, by=by),)
     targets: list[Target] = []
     refusals: list[Refused] = []
     for count in ranks:
@@ -108,7 +114,7 @@ def project(
         # What is refused of all targets is said once.
         refused=tuple(dict.fromkeys(refusals)),
         held_out=held_out,
-        flags=() if there is None else (_flag_of_system(ingredients, there),),
+        flags=system_flags,
         cost_scale=statistics.median(model.rho.tolist()) if isinstance(model, AnchoredModel) else 1.0,
     )
 
@@ -125,14 +131,6 @@ def _changes(ingredients: Ingredients, there: Ingredients | None, way: ExchangeM
     return tuple(changes)
 
 
-def _flag_of_system(ingredients: Ingredients, there: Ingredients) -> Flag:
-    costs = there.network
-    by = "no costs" if costs is None else costs.transport
-    if costs is not None and costs.num_points:  # A data sheet has none.
-        by += f" ({costs.num_points} points)"
-    return flagged("F8", system=ingredients.system, there=there.system, by=by)
-
-
 def _by_points(ingredients: Ingredients, ranks: int, why: Sequence[Refused], draws: int) -> Target | None:
     """Returns what the points alone say of a rank count, of which no model does, and `why`; None: they do not say."""
     points = points_only(ingredients, ranks, draws=draws)
@@ -142,7 +140,7 @@ def _by_points(ingredients: Ingredients, ranks: int, why: Sequence[Refused], dra
     remedy = "; ".join(refusal.remedy for refusal in why) or "Measure larger rank counts"
     alone = flagged("F7", law=points.law, why=cause, remedy=remedy[:1].upper() + remedy[1:])
     target_flags = (alone, *points.flags, *flags(ingredients, ranks, by="points"))
-    return _target(ingredients, ranks, points.step_s, points.error, (), target_flags)
+    return _target(ingredients, ranks, points.step_s, points.error, {}, target_flags)
 
 
 def _held_out(model: AnchoredModel) -> tuple[tuple[HeldOut, ...], tuple[Miss, ...]]:
@@ -256,12 +254,12 @@ class AnchoredModel:
             raise NoModelError(f"the network's costs are {share} of the measured exchange, too little for another one")
         at = StepAt(model=self, ranks=ranks, way=way)
         parts = at.parts()
-        step = sum_of(parts)
+        step = sum(parts.values())
         # What lies between measured points is known from both sides.
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in ingredients.points)
         factor = self.session * error.drawn(doublings, len(self.rho), (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
-        ended = np.maximum(step * factor, at.compute().values + at.computing["input"] + at.optimizer().values)
+        ended = np.maximum(step * factor, at.compute() + at.computing["input"] + at.optimizer)
         factor = ended / step
         target_flags = (*flags(ingredients, ranks), *at.waiting[1])
         point = ingredients.measured_at(ranks) if way is None and self.is_home else None
@@ -287,27 +285,29 @@ class StepAt:
     ranks: int
     way: ExchangeMethod | None  # Another way of exchanging gradients than that of the runs.
 
-    def parts(self) -> tuple[Draws, ...]:
-        """Returns the terms that sum to the step, in the order of `PARTS`."""
-        return self.compute(), self.optimizer(), self.input(), self.host(), self.straggler(), self.exchange()
+    def parts(self) -> dict[str, Array]:
+        """Returns seconds of the terms that sum to the step, in the order of `PARTS`."""
+        terms = (self.compute(), self.optimizer, self.input(), self.host(), self.straggler(), self.exchange())
+        return dict(zip(PARTS, terms, strict=True))
 
-    def compute(self) -> Draws:
+    def compute(self) -> Array:
         """Returns forward and backward pass, the latter slowed down by the exchange that hides in it."""
-        return Draws("compute", "s", self.computing["forward"] + self.overlapped[0])
+        return self.computing["forward"] + self.overlapped[0]
 
-    def optimizer(self) -> Draws:
-        return Draws("optimizer", "s", self.model.figures["optimizer"])
+    @property
+    def optimizer(self) -> Array:
+        return self.model.figures["optimizer"]
 
-    def input(self) -> Draws:
+    def input(self) -> Array:
         """Returns input as at the anchor, and the wait for storage."""
-        return Draws("input", "s", self.computing["input"] + self.waiting[0])
+        return self.computing["input"] + self.waiting[0]
 
-    def host(self) -> Draws:
+    def host(self) -> Array:
         """Returns the causes without a model, which grow by their slope over the points."""
         growth = self.model.host_growth * math.log2(self.ranks / self.model.ingredients.anchor.ranks)
-        return Draws("host", "s", np.maximum(0.0, self.model.figures["host"] + growth))
+        return np.maximum(0.0, self.model.figures["host"] + growth)
 
-    def straggler(self) -> Draws:
+    def straggler(self) -> Array:
         """Returns the wait for the slowest of all nodes. While a node is late all messages but the last one hide, and
         slow the backward pass down.
         """
@@ -317,12 +317,16 @@ class StepAt:
         else:
             slowed = self.model.slowed * sum(self.costs[:-1])
             begun = computing["input"] + computing["forward"] + self.backward_alone + slowed
-        return Draws("straggler", "s", np.maximum(0.0, at + begun * self.late))
+        return np.maximum(0.0, at + begun * self.late)
 
-    def exchange(self) -> Draws:
+    def exchange(self) -> Array:
         """Returns what of the exchange shows behind the backward pass, with what costs do not explain at the anchor."""
         shown = self.overlapped[1] + self.model.figures["exchange"] - self.model.shown
-        return Draws("exchange", "s", np.maximum(0.0, shown))
+        return np.maximum(0.0, shown)
+
+    @property
+    def draws(self) -> int:
+        return len(self.model.rho)
 
     @property
     def anchor_begun(self) -> Array:
@@ -333,7 +337,7 @@ class StepAt:
     @cached_property
     def scale(self) -> Array:
         """Computing at the batch of these ranks over that at the anchor's batch (1)."""
-        model, ingredients, draws = self.model, self.model.ingredients, len(self.model.rho)
+        model, ingredients, draws = self.model, self.model.ingredients, self.draws
         batch, measured = ingredients.batch_at(self.ranks), ingredients.anchor.batch_per_rank
         if ingredients.scaling != "strong" or batch is None or measured is None or batch == measured:
             return np.ones(draws)
@@ -350,7 +354,7 @@ class StepAt:
     @cached_property
     def late(self) -> Array:
         """Lateness of the slowest node, less that of the anchor's."""
-        ingredients, draws = self.model.ingredients, len(self.model.rho)
+        ingredients, draws = self.model.ingredients, self.draws
         nodes = ingredients.nodes_of(self.ranks)
         if nodes == ingredients.anchor.nodes:
             return np.zeros(draws)
@@ -378,9 +382,9 @@ class StepAt:
     @cached_property
     def overlapped(self) -> tuple[Array, Array]:
         """Seconds of the backward pass, and of the exchange that shows behind it."""
-        shown, computing = np.zeros(len(self.model.rho)), dict(self.computing)
+        shown, computing = np.zeros(self.draws), dict(self.computing)
         if self.ranks > 1:
-            straggler, hidden = self.straggler().values, self.model.hidden
+            straggler, hidden = self.straggler(), self.model.hidden
             for _ in range(_HIDDEN_ROUNDS):
                 computing["backward"] = np.maximum(0.0, self.backward_alone + self.model.slowed * hidden)
                 shown = _shown(self.messages, self.costs, computing, straggler)
@@ -389,38 +393,44 @@ class StepAt:
 
     @cached_property
     def waiting(self) -> tuple[Array, tuple[Flag, ...]]:
-        """Seconds of the wait for storage, and what to know of it."""
-        ingredients, draws = self.model.ingredients, len(self.model.rho)
+        """Seconds that a step is longer because storage does not deliver, and what to know of it. Only where storage
+        was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.
+        """
+        ingredients, supply, no_wait = self.model.ingredients, self.model.ingredients.supply, np.zeros(self.draws)
         anchor, batch = ingredients.anchor, ingredients.batch_at(self.ranks)
-        if ingredients.supply is None or not batch or not anchor.batch_per_rank:
-            return np.zeros(draws), ()
-        fed = Draws("input", "s", self.computing["input"])
-        step = sum_of((self.compute(), self.optimizer(), fed, self.host(), self.straggler(), self.exchange()))
-        return _input_wait(
-            ingredients.supply,
-            ingredients.nodes_of(self.ranks),
-            anchor.nodes,
-            samples=self.ranks * batch,
-            step_s=step,
-            proven=anchor.ranks * anchor.batch_per_rank / self.model.anchor_step,
-        )
+        if supply is None or supply.sample_bytes is None or supply.bytes_per_s is None:
+            return no_wait, ()
+        if not batch or not anchor.batch_per_rank:
+            return no_wait, ()
+        nodes = ingredients.nodes_of(self.ranks)
+        step_s = self.compute() + self.optimizer + self.computing["input"]
+        step_s = step_s + self.host() + self.straggler() + self.exchange()
+        # What the anchor's runs took cannot be more than there is.
+        proven = anchor.ranks * anchor.batch_per_rank / self.model.anchor_step * supply.sample_bytes
+        rate: float = supply.bytes_per_s
+        if supply.is_per_node:
+            rate, proven = rate * (nodes / (supply.nodes or nodes)), proven * (nodes / anchor.nodes)
+        supplied, wanted = np.maximum(rate, proven), self.ranks * batch * supply.sample_bytes
+        if supply.is_saturated:
+            return np.maximum(0.0, wanted / supplied - step_s), ()
+        asked, limit = float(np.median(wanted / step_s)), float(np.median(supplied))
+        if asked <= limit:
+            return no_wait, ()
+        needed, seen = (f"{format_bytes(round(rate))}/s" for rate in (asked, limit))
+        nodes_seen = supply.nodes or "some"
+        return no_wait, (flagged("F5", needed=needed, proven=seen, nodes=nodes_seen, longest=wanted / limit),)
 
 
-def sum_of(parts: Sequence[Draws]) -> Array:
-    """Returns the sum of figures of one unit, by draw."""
-    return sum((part.values for part in parts), np.zeros_like(parts[0].values))
-
-
-def _measured(point: PointFigures, draws: int) -> tuple[Array, tuple[Draws, ...]]:
+def _measured(point: PointFigures, draws: int) -> tuple[Array, dict[str, Array]]:
     """Returns the step of a measured point by draw, and its parts; none where they are not known."""
     weights = _run_weights(point.runs, draws, point.ranks)
     step = weights @ np.array([run.step_s for run in point.runs])
     if not all(run.parts for run in point.runs):
-        return step, ()
+        return step, {}
     account = _account(point.runs, weights)
     account["compute"] = account["forward"] + account["backward"]
     whole = sum(account[name] for name in PARTS)
-    return step, tuple(Draws(name, "s", account[name] * step / whole) for name in PARTS)
+    return step, {name: account[name] * step / whole for name in PARTS}
 
 
 def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, Array], straggler: Array) -> Array:
@@ -430,12 +440,17 @@ def _shown(messages: Messages, costs: Sequence[Array], computing: Mapping[str, A
     return np.maximum(0.0, last_end(ready, costs) - (begun + straggler))
 
 
+def _mean(weights: Array, seconds: Sequence[float]) -> Array:
+    """Returns the mean over runs by draw. Stretched weights may be below 0, and no mean is."""
+    mean: Array = np.maximum(0.0, weights @ np.array(seconds))
+    return mean
+
+
 def _account(runs: Sequence[RunFigures], weights: Array) -> dict[str, Array]:
     """Seconds of a step by draw: what the model knows of by its own name, all else as `host`."""
 
     def part(name: str) -> Array:
-        found: Array = np.maximum(0.0, weights @ np.array([run.parts.get(name, 0.0) for run in runs]))
-        return found
+        return _mean(weights, [run.parts.get(name, 0.0) for run in runs])
 
     figures = {name: part(name) for name in ("input", "forward", "backward", "optimizer", "straggler", "exchange")}
     figures["host"] = sum((part(name) for name in WITHOUT_MODEL), np.zeros(len(weights)))
@@ -448,11 +463,6 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
     """
     anchor = ingredients.anchor
     weights = _run_weights(anchor.runs, draws, anchor.ranks)
-
-    def drawn(values: Sequence[float]) -> Array:
-        found: Array = np.maximum(0.0, weights @ np.array(values))
-        return found
-
     figures = _account(anchor.runs, weights)
     shown, rho, hidden = np.zeros(draws), np.ones(draws), np.zeros(draws)
     try:
@@ -464,7 +474,12 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
             def shown_of(scale: Array) -> Array:
                 return _shown(messages, [one * scale for one in prices], figures, figures["straggler"])
 
-            rho = _calibrated(prices, anchor, drawn, shown_of, figures["exchange"])
+            # Messages are under way as long as measured, where all runs say how long that was.
+            under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
+            if len(under_way) == len(anchor.runs):
+                rho = _mean(weights, under_way) / sum(prices)
+            else:
+                rho = _calibrated(shown_of, figures["exchange"])
             shown = shown_of(rho)
             hidden = rho * sum(prices) - shown
             scale = float(np.median(rho))
@@ -493,20 +508,8 @@ def anchored(ingredients: Ingredients, draws: int, names: Sequence[str] = LIBRAR
     )
 
 
-def _calibrated(
-    prices: Sequence[Array],
-    anchor: PointFigures,
-    drawn: Callable[[Sequence[float]], Array],
-    shown: Callable[[Array], Array],
-    measured: Array,
-) -> Array:
-    """rho: what costs are multiplied with so that messages are under way as long as measured, by draw; where the runs
-    do not say how long that was, so that the model shows the measured exchange, and 1 where both show nothing.
-    """
-    under_way = [run.communication_s for run in anchor.runs if run.communication_s is not None]
-    if len(under_way) == len(anchor.runs):
-        ratio: Array = drawn(under_way) / sum(prices)
-        return ratio
+def _calibrated(shown: Callable[[Array], Array], measured: Array) -> Array:
+    """Returns the rho with which the model shows the measured exchange, by draw; 1 where both show nothing."""
     low, _ = bisected(lambda scale: shown(np.exp(scale)), measured, *map(math.log, _ENDS))
     is_right = np.isclose(shown(np.ones_like(measured)), measured, rtol=1e-9, atol=0.0)
     return np.where(is_right, 1.0, np.exp(low))
@@ -517,7 +520,7 @@ def _target(
     ranks: int,
     step: Array,
     error: Array,
-    parts: Sequence[Draws],
+    parts: Mapping[str, Array],
     target_flags: tuple[Flag, ...],
 ) -> Target:
     """Of a step by draw, and what follows from it."""
@@ -543,33 +546,9 @@ def _target(
         throughput=None if batch is None else Band.of(ranks * batch / step),
         # No rank is faster beside others, unless that was measured.
         efficiency=Band.of(np.minimum(max(1.0, *measured), efficiency(ranks, batch, first, step))),
-        parts=tuple(StepPart(name=part.name, seconds=Band.of(part.values)) for part in parts),
+        parts=tuple(StepPart(name=name, seconds=Band.of(seconds)) for name, seconds in parts.items()),
         model_error=Band.of(error),
         algorithms=(),
         flags=target_flags,
-        drawn={"step": step, "error": error, **{part.name: part.values for part in parts}},
+        drawn={"step": step, "error": error, **parts},
     )
-
-
-def _input_wait(
-    supply: StorageSupply, nodes: int, anchor_nodes: int, *, samples: int, step_s: Array, proven: Array
-) -> tuple[Array, tuple[Flag, ...]]:
-    """What a step is longer because storage does not deliver, seconds by draw, and what to know of it. Only where it
-    was seen to give no more for more demand is its rate a limit; elsewhere more may come than was asked for.
-
-    `samples`: of a step, all ranks; `step_s`: the step without that wait; `proven`: samples/s that the anchor's runs
-    took, which cannot be more than there is.
-    """
-    size, rate, none = supply.sample_bytes, supply.bytes_per_s, np.zeros_like(step_s)
-    if size is None or rate is None:
-        return none, ()
-    share, more = (nodes / (supply.nodes or nodes), nodes / anchor_nodes) if supply.is_per_node else (1.0, 1.0)
-    there, wanted = np.maximum(rate * share, proven * size * more), samples * size
-    if supply.is_saturated:
-        return np.maximum(0.0, wanted / there - step_s), ()
-    asked, limit = float(np.median(wanted / step_s)), float(np.median(there))
-    if asked <= limit:
-        return none, ()
-    needed, seen = (f"{format_bytes(round(one))}/s" for one in (asked, limit))
-    nodes_seen = supply.nodes or "some"
-    return none, (flagged("F5", needed=needed, proven=seen, nodes=nodes_seen, longest=wanted / limit),)

@@ -133,7 +133,7 @@ def _cuda_graphs(run: Run) -> str:
 
 
 def _memory_format(run: Run) -> str:
-    """As planned, and that of the weights where the record has another one (`dlbench.node.models.kernels`)."""
+    """As planned, and that of the weights where the record has another one (`dlbench.node.training.precision`)."""
     found = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
     settings = run.record.settings if run.record is not None else ()
     weights = {str(one.effective) for one in settings if one.key == "model.memory_format.weights"} - {found}

@@ -14,12 +14,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node.models.build import build_model
-from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.page_locked import locked_memory
 from dlbench.node.sync.engine import SingleEngine
 from dlbench.node.training.checkpoint import Checkpoint, snapshot
 from dlbench.node.training.checks import parameters_digest
+from dlbench.node.training.precision import Kernels
 from dlbench.records.rows.steps import read_steps
 from dlbench.records.scan import Run, scan
 from tests.support.one_rank import trained

@@ -145,8 +145,6 @@ class _Order(torch.utils.data.Sampler[tuple[list[Key], int | None]]):
 
 
 class _SlottedPass(Iterator[Fetched]):
-    """A pass of a DataLoader whose batches lie in slots."""
-
     def __init__(self, fetched: Iterator[Fetched], slots: Slots) -> None:
         self._fetched, self._slots = fetched, slots
 

@@ -147,14 +147,12 @@ class TrainingLoop:
             self._context.engine.watch(True)
 
     def _close_windows(self) -> None:
-        """The engine no longer watches its exchange, and nothing watches layers or transfers."""
         self._context.engine.watch(False)
         for part in self._state.parts:
             part.close_window()
         self._context.watch.close_window()
 
     def _enter_measurement(self) -> None:
-        """All ranks begin the measured steps together, and none of them watches any more."""
         self._drain()
         self._close_windows()
         self._is_measuring = True

@@ -381,7 +381,6 @@ def _replaying(model: nn.Module, eager: Forward, replayed: Forward, shapes: tupl
 
 
 def _shapes(arguments: Sequence[Any]) -> tuple[object, ...]:
-    """Shape and type of every tensor; anything else as it is."""
     return tuple((one.shape, one.dtype) if isinstance(one, Tensor) else one for one in arguments)
 
 

@@ -304,7 +304,6 @@ class NodeStatus:
         return listener
 
     def _collect(self) -> bool:
-        """Takes what others have said; whether there was anything."""
         if self._listener is None:
             return False
         with suppress(OSError):

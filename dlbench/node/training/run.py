@@ -20,7 +20,6 @@ from dlbench.errors import RunError, UserError
 from dlbench.node.data.sample_exchange import SampleExchange
 from dlbench.node.failures import condensed
 from dlbench.node.models.build import build_model, loss_for
-from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import LearningRate, build_optimizer
 from dlbench.node.out_of_core.device_memory import (
     KEPT_FREED,
@@ -54,15 +53,14 @@ from dlbench.node.training.input_data import (
     open_training_data,
     open_validation_data,
     reading_of,
+    stage_data,
     steps_before,
 )
 from dlbench.node.training.loop import LoopResult, TrainingLoop
 from dlbench.node.training.noise_scale import NoiseProbe
 from dlbench.node.training.pauses import Pauses
-from dlbench.node.training.precision import Precision
-from dlbench.node.training.run_record import TrainedRank
-from dlbench.node.training.shuffle_record import shuffled
-from dlbench.node.training.staging import stage_data
+from dlbench.node.training.precision import Kernels, Precision
+from dlbench.node.training.run_record import TrainedRank, shuffled
 from dlbench.records.files import write_json
 from dlbench.records.interrupted import attempt_of
 from dlbench.records.rank_summary import RankSummary
@@ -251,7 +249,6 @@ class Rank(TrainedRank):
             self.add(self.delivery)
 
     def _host_update(self) -> HostUpdater:
-        """Returns the update by the host; network and optimizer are as the first step finds them."""
         from dlbench.node.out_of_core.host_update import SETTING, HostUpdater, host_parameters
         from dlbench.node.out_of_core.planning import checkpoint_bytes
         from dlbench.node.page_locked import require_room

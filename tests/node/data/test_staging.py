@@ -31,8 +31,7 @@ from dlbench.node.data.reader import BadSampleError, DataReader
 from dlbench.node.data.source import open_training
 from dlbench.node.data.staging import NodeStaging, Parts, StagedData
 from dlbench.node.sync.engine import Engine
-from dlbench.node.training.input_data import open_training_data
-from dlbench.node.training.staging import Staging, stage_data
+from dlbench.node.training.input_data import Staging, open_training_data, stage_data
 from dlbench.process_tree import HeldFolder
 from dlbench.specs.expand import expand
 from dlbench.specs.plan import RunPlan

@@ -17,10 +17,10 @@ from dlbench.node.data.text import arranged, parts
 from dlbench.node.models import bert
 from dlbench.node.models.bert import decoder_logits
 from dlbench.node.models.build import Batch, build_model, loss_for
-from dlbench.node.models.kernels import Kernels
 from dlbench.node.models.optimizers import build_optimizer
 from dlbench.node.training.checkpoint import Checkpoint
 from dlbench.node.training.checks import parameters_digest
+from dlbench.node.training.precision import Kernels
 from dlbench.specs.plan import RunPlan
 from dlbench.specs.training import OptimizerSpec
 from dlbench.specs.workload import BertModel

@@ -18,7 +18,7 @@ from dlbench.node.training.checkpoint import (
     require_same_holders,
     trained_identity,
 )
-from dlbench.node.training.shuffle_record import sample_summary, shuffled
+from dlbench.node.training.run_record import sample_summary, shuffled
 from dlbench.specs.plan import RunPlan
 from tests.node.data.test_read_audit import Changed, order_of
 from tests.support.checkpoints import progress_at, write_checkpoint
