@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from dlbench.perfetto.run import TraceRun, read_trace_run
 from dlbench.perfetto.spans import span_rows
 from dlbench.records.rows.spans import EXCHANGE
 from dlbench.records.rows.steps import read_steps
-from dlbench.records.scan import Run, scan
+from dlbench.records.scan import scan
 from dlbench.report.document import Document
 from dlbench.report.table import NamedTable
 from dlbench.views.scaling_report import assemble, document_of
@@ -95,8 +95,7 @@ class Runs:
         Columns as in docs/formats.md, "node-NNNN.steps"; warm-up steps have `warmup`. Raises UserError: there is no
         such run; or IncompleteDataError: a step file is missing or damaged.
         """
-        traced, notes = self._traced(run)
-        return self._joined(self._steps(traced, notes), notes)
+        return self._joined(run, self._steps)
 
     def messages(self, run: str) -> pd.DataFrame:
         """One row per all-reduce message of a traced run (`--trace`); empty where none was recorded.
@@ -104,22 +103,13 @@ class Runs:
         `start_ns` is on the clock of node 0; `queued_ns`: how long it was ready before it started. Raises UserError:
         there is no such run; or IncompleteDataError: see `steps`.
         """
-        traced, notes = self._traced(run)
-        return self._joined(self._messages(traced, notes), notes)
+        return self._joined(run, self._messages)
 
     def telemetry(self, run: str) -> pd.DataFrame:
         """One row per node and sample of a watched run, one column per sampled field; NaN: not read at that time.
         Raises UserError: there is no such run; or IncompleteDataError: see `steps`.
         """
-        traced, notes = self._traced(run)
-        return self._joined(self._telemetry(traced, notes), notes)
-
-    def _traced(self, run_id: str) -> tuple[TraceRun, Notes]:
-        found: dict[str, Run] = {run.plan.run_id: run for run in self._scan.runs}
-        if run_id not in found:
-            raise UserError(f"run {run_id!r}: {nearest(run_id, found)}")
-        notes = Notes()
-        return read_trace_run(found[run_id], notes)[0], notes
+        return self._joined(run, self._telemetry)
 
     def _steps(self, run: TraceRun, notes: Notes) -> Iterator[dict[str, Any]]:
         for rank in run.ranks:
@@ -150,10 +140,15 @@ class Runs:
             for rows in notes.guarded(sample_rows(run.folder.samples(node), run.run_id, clock, notes)):
                 yield {"node": node, "host": clock.host, "time_ns": rows.time, **rows.values}
 
-    def _joined(self, parts: Iterator[dict[str, Any]], notes: Notes) -> pd.DataFrame:
+    def _joined(self, run_id: str, parts_of: Callable[[TraceRun, Notes], Iterator[dict[str, Any]]]) -> pd.DataFrame:
         import pandas as pd
 
-        frames = [pd.DataFrame(part) for part in parts]
+        runs = {run.plan.run_id: run for run in self._scan.runs}
+        if run_id not in runs:
+            raise UserError(f"run {run_id!r}: {nearest(run_id, runs)}")
+        notes = Notes()
+        traced = read_trace_run(runs[run_id], notes)[0]
+        frames = [pd.DataFrame(part) for part in parts_of(traced, notes)]
         frame = self._frame(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
         frame.attrs["notes"] = [*notes.sentences, *notes.problems]
         return frame

@@ -9,11 +9,11 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from pydantic import BaseModel
@@ -141,7 +141,7 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     )
 
 
-def _row(row: dict[str, Any]) -> str:
+def _cells_text(row: dict[str, Any]) -> str:
     """A row of a table by what it says, e.g. ``(batch 4096, learning_rate 10)``."""
     parts = (f"{name} {part:g}" if isinstance(part, float) else f"{name} {part}" for name, part in row.items() if part)
     return f"({', '.join(parts)})"
@@ -153,7 +153,7 @@ def _value(key: Key, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(_row(part) if isinstance(part, dict) else str(part) for part in value) or "none"
+        return ", ".join(_cells_text(part) if isinstance(part, dict) else str(part) for part in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {part}" for name, part in value.items()) or "none"
     if isinstance(value, int) and key.is_size:
@@ -334,7 +334,7 @@ def ls(as_json: bool) -> None:
     Example:
       DLBENCH_PATH=$HOME/dlbench-site dlbench ls
     """
-    content = {"workloads": _workloads(), "systems": _systems()}
+    content = {"workloads": _rows("workloads", _about_workload), "systems": _rows("systems", _about_system)}
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
@@ -366,36 +366,30 @@ def _heading(row: dict[str, Any]) -> str:
     return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
 
 
-def _workloads() -> list[dict[str, Any]]:
+def _rows(kind: Literal["workloads", "systems"], about: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what `about` says of each file of a kind; of one that cannot be used, why."""
+    from dlbench.specs.files import available
+
+    rows: list[dict[str, Any]] = []
+    for name, path in available(kind).items():
+        try:
+            content = about(path)
+        except DlbenchError as error:
+            content = {"problem": f"unusable: {error}"}
+        rows.append({"name": name, "file": str(path), **content})
+    return rows
+
+
+def _about_workload(path: Path) -> dict[str, Any]:
     from dlbench.specs.choices import WorkloadFile
-    from dlbench.specs.files import available
 
-    rows: list[dict[str, Any]] = []
-    for name, path in available("workloads").items():
-        row: dict[str, Any] = {"name": name, "file": str(path)}
-        try:
-            file = WorkloadFile(path)
-            row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
-            row["presets"] = {
-                key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()
-            }
-        except DlbenchError as error:
-            row["problem"] = f"unusable: {error}"
-        rows.append(row)
-    return rows
+    file = WorkloadFile(path)
+    presets = {key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()}
+    return {"title": str(file.base.get("title", file.base.get("name", path.stem))), "presets": presets}
 
 
-def _systems() -> list[dict[str, Any]]:
+def _about_system(path: Path) -> dict[str, Any]:
     from dlbench.specs.choices import choose_system_with_origins
-    from dlbench.specs.files import available
 
-    rows: list[dict[str, Any]] = []
-    for name, path in available("systems").items():
-        row: dict[str, Any] = {"name": name, "file": str(path)}
-        try:
-            system = choose_system_with_origins(str(path), {})[0]
-            row |= {"title": system.title, "modelled": system.modelled}
-        except DlbenchError as error:
-            row["problem"] = f"unusable: {error}"
-        rows.append(row)
-    return rows
+    system = choose_system_with_origins(str(path), {})[0]
+    return {"title": system.title, "modelled": system.modelled}

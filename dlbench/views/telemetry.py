@@ -132,12 +132,6 @@ class DetailedTelemetry(Telemetry):
     runs: tuple[RunTelemetry, ...]
 
 
-def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
-    """What the samplers saw; None where no run of the group has samples."""
-    found = _telemetry(group, table)
-    return found if found.nodes else None
-
-
 def _by_rank_count(group: RunGroup) -> list[Run]:
     return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
 
@@ -306,7 +300,8 @@ class TelemetryView(GroupView):
     after = "memory"
 
     def numbers(self, source: GroupSource) -> Telemetry | None:
-        return telemetry(source.group, source.table)
+        telemetry = _telemetry(source.group, source.table)
+        return telemetry if telemetry.nodes else None
 
     def shown(self, group: Group, found: Telemetry) -> Section:
         sheets: list[Sheet[Any]] = [

@@ -64,22 +64,18 @@ class NodeSamples:
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
+def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
-    path = run.folder.samples(node)
-    reader = SamplesReader(path=path, run_id=run.plan.run_id)
+    reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
     sampled = tuple(reader.columns)
     names = _wanted(sampled, wanted)
     found = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
-    period_s = header.get("period_s")
-    if not (isinstance(period_s, int | float) and period_s > 0):
-        raise IncompleteDataError(f"{path}: its header names no period_s above 0")
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
-        period_s=max(float(period_s), watched.period_s if watched else 0.0),
+        period_s=max(float(header["period_s"]), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
         names=sampled,
@@ -95,7 +91,7 @@ def every_field(name: str) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str, ...]:
+def _wanted(names: tuple[str, ...], wanted: Callable[[str], object]) -> tuple[str, ...]:
     """Of the fields of a node, which are mostly those of the node before."""
     return tuple(name for name in names if wanted(name))
 
