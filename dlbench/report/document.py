@@ -88,10 +88,9 @@ class Card:
     warnings_link: str = ""
     is_clear: bool = False  # Whether to say that no serious warning was found.
     is_bad: bool = False
-    note: str = ""
 
     def __post_init__(self) -> None:
-        _clean(self, "title", "big", "next_step", "note", "small", "words", "warnings", "facts")
+        _clean(self, "title", "big", "next_step", "small", "words", "warnings", "facts")
 
 
 def no_charts() -> Sequence[Chart]:

@@ -1,12 +1,7 @@
 """Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
 
 A shape takes rows (one a mark), axes, who has which colour, and what a mark says under the pointer; `finish` makes the
-`Chart` of it::
-
-    rows = [{"ranks": point.ranks, "place": place_of(point), **figure_row(point.energy)} for point in points]
-    tooltip = {"place": "at", "shown": "J per sample", "basis": "interval"}
-    drawn = lines(rows, Axis("J per sample", unit="J", scale={"domainMin": 0}), MEASURED, tooltip)
-    return finish(drawn, group, name="energy", title=..., alt=..., table=..., size=(NARROW, HEIGHT))
+`Chart` of it (see `_charts` of `dlbench.views.energy`).
 
 Rows have `value`, and `low` and `high` where they have intervals (`figure_row`); other names of a value stand in its
 axis. What a chart has besides are layers more: `alt.layer(*lines(...).layer, ...)` or `reference`.
@@ -142,7 +137,6 @@ def scatter(
     line: float = 0.0,
     size: int = 60,
     opacity: float = 1.0,
-    has_shapes: bool = True,
 ) -> Any:
     """Points over an axis of numbers, such as steps or time.
 
@@ -153,9 +147,7 @@ def scatter(
     )
     if detail:
         base = base.encode(detail=f"{detail}:N")
-    marks = base.mark_point(filled=True, size=size, opacity=opacity)
-    if has_shapes:
-        marks = marks.encode(shape=_legend(_alt.Shape, rows, by))
+    marks = base.mark_point(filled=True, size=size, opacity=opacity).encode(shape=_legend(_alt.Shape, rows, by))
     return _layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
 
 
