@@ -30,16 +30,20 @@ def _clean(one: object, *names: str) -> None:
         object.__setattr__(one, name, cleaned(getattr(one, name)))
 
 
+class _Harmless:
+    """A frozen dataclass all of whose texts are made harmless."""
+
+    def __post_init__(self) -> None:
+        _clean(self, *vars(self))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(_Harmless):
     """A line that must be noticed."""
 
     severity: Literal["serious", "note", "good"]
     text: str
     label: str = ""  # E.g. ``Warning``; empty: the mark stands for itself.
-
-    def __post_init__(self) -> None:
-        _clean(self, "text")
 
 
 def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -> Mark:
@@ -49,30 +53,24 @@ def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
+class Missing(_Harmless):
     """What a report does not show for lack of data, and what would produce it."""
 
     view: str
     title: str
     text: str
 
-    def __post_init__(self) -> None:
-        _clean(self, "text")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Rating:
+class Rating(_Harmless):
     """Whether a number is good, against what it should be."""
 
     tone: Literal["good", "low", "unknown"]
     text: str  # A few words: the judgement first, then the reference; where there is none, how to get one.
 
-    def __post_init__(self) -> None:
-        _clean(self, "text")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(_Harmless):
     """One finding at a glance."""
 
     id: str = ""
@@ -88,9 +86,6 @@ class Card:
     warnings_link: str = ""
     is_clear: bool = False  # Whether to say that no serious warning was found.
     is_bad: bool = False
-
-    def __post_init__(self) -> None:
-        _clean(self, "title", "big", "next_step", "small", "words", "warnings", "facts")
 
 
 def no_charts() -> Sequence[Chart]:

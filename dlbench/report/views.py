@@ -2,17 +2,7 @@
 
 A report about groups of runs is made of views. Each is a class of its own module, derived from `GroupView` (shown for
 each group) or `ReportView` (shown once), and says by `after` where it stands. `collect` finds them in a package, so
-that a new view is a new module and no further line::
-
-    class MemoryView(GroupView):
-        id = "memory"
-        title = "Memory"
-        key = "memory"
-        after = "shuffle-audit"
-
-        def numbers(self, source: GroupSource) -> Memory | None: ...
-
-        def shown(self, group: Group, found: Memory) -> Section: ...
+that a new view is a new module and no further line: `dlbench.views.history` is the shortest.
 """
 
 from __future__ import annotations

@@ -129,11 +129,11 @@ def nodes_of(run: Run) -> list[int]:
 class NodeStages:
     """What a node did when, after its lowest rank."""
 
-    whole: Interval  # From the start of the rank's process to its end.
     measured: Interval  # From the start of the first measured step to the end of the last.
-    pieces: tuple[tuple[str, int, int], ...]  # The whole, cut into stages of `STAGES`: stage, begin, end.
+    pieces: tuple[tuple[str, int, int], ...]
+    """From the start of the rank's process to its end, cut into stages of `STAGES`: stage, begin, end."""
     unaccounted_s: float  # Seconds of the stage `measured` in no measured step and no span: pauses.
-    has_spans: bool  # Whether spans hold the stages; without them the whole is from the first to the last step.
+    has_spans: bool  # Whether spans hold the stages; without them they are from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
@@ -192,7 +192,7 @@ def node_stages(run: Run, node: int) -> NodeStages:
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
+        measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
 
 
