@@ -178,7 +178,7 @@ def _kind(
         whole=joules(),
         stages=tuple((stage, estimate) for stage, estimate in by_stage if estimate is not None),
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies.values()})),
-        methods=tuple(sorted({source.method for energy in energies.values() for source in energy.of(kind)})),
+        methods=tuple(sorted({method for energy in energies.values() for method in energy.methods(kind)})),
         sampled_share=min(share for share in shares if share is not None),
     )
 

@@ -13,6 +13,7 @@ from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.readings import MachineReading
+from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
@@ -224,8 +225,7 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
         for source in sources
         if source.kind == "GPUs" and source.node_rank == node.node_rank
     }
-    sampled = {int(match[1]) for name in node.fields if (match := re.match(r"gpu\.(\d+)\.", name))}
-    return tuple(sorted(used or sampled))
+    return tuple(sorted(used)) or gpu_numbers(node.fields)
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:

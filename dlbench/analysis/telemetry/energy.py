@@ -107,6 +107,10 @@ class RunEnergy:
             return None
         return sum(amount.value / amount.coverage for amount in amounts) / self.num_samples
 
+    def methods(self, kind: Kind) -> tuple[str, ...]:
+        """Returns how the energy of a kind is known, each way once."""
+        return tuple(sorted({source.method for source in self.of(kind)}))
+
 
 def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> RunEnergy:
     """Returns the energy of a run with a record.

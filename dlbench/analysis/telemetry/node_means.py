@@ -73,7 +73,6 @@ def node_telemetry(samples: NodeSamples, window: Interval, wanted: Callable[[str
 
 
 def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Interval) -> dict[str, FieldSummary]:
-    """Of the fields of which the window knows something."""
     inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1])
     found: dict[str, FieldSummary] = {}
     # Fields that were read at the same times are looked at together: of one the calls take longer than its numbers.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
@@ -67,8 +66,7 @@ class NodeSamples:
 def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
-    sampled = tuple(reader.columns)
-    names = _wanted(sampled, wanted)
+    names = [name for name in reader.columns if wanted(name)]
     found = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
@@ -78,7 +76,7 @@ def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSampl
         period_s=max(float(header["period_s"]), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
-        names=sampled,
+        names=tuple(reader.columns),
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
@@ -88,12 +86,6 @@ def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSampl
 def every_field(name: str) -> bool:
     """For readers that want all fields of a node."""
     return True
-
-
-@lru_cache(maxsize=16)
-def _wanted(names: tuple[str, ...], wanted: Callable[[str], object]) -> tuple[str, ...]:
-    """Of the fields of a node, which are mostly those of the node before."""
-    return tuple(name for name in names if wanted(name))
 
 
 def node_watch(run: Run, node: int) -> NodeWatch | None:

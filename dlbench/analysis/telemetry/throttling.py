@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -205,10 +205,10 @@ class GpuUse:
     is_certain: bool = True  # False where some of them may not have been used by the run.
 
 
-@lru_cache(maxsize=64)
-def _sampled_gpus(names: tuple[str, ...]) -> tuple[int, ...]:
-    found = (re.match(r"gpu\.(\d+)\.", name) for name in names)
-    return tuple(sorted({int(match[1]) for match in found if match}))
+def gpu_numbers(names: Iterable[str]) -> tuple[int, ...]:
+    """Returns the numbers of all GPUs that have a field among the names."""
+    matches = (re.match(r"gpu\.(\d+)\.", name) for name in names)
+    return tuple(sorted({int(match[1]) for match in matches if match}))
 
 
 def computes_on_gpu(run: Run, node: int) -> bool:
@@ -221,7 +221,7 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
     ranks = node_ranks(run, samples.node_rank)
     if not computes_on_gpu(run, samples.node_rank):
         return GpuUse(how="no rank of the node computes on a GPU")
-    gpus = _sampled_gpus(samples.names)  # Nodes of a run mostly have the same.
+    gpus = gpu_numbers(samples.names)
     if not gpus:
         return GpuUse(how=samples.why_not("gpu.0.power_w", "gpu"))
     used = [rank.gpu for rank in ranks if rank.gpu is not None]
