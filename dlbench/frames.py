@@ -140,17 +140,15 @@ class Runs:
             for rows in notes.guarded(sample_rows(run.folder.samples(node), run.run_id, clock, notes)):
                 yield {"node": node, "host": clock.host, "time_ns": rows.time, **rows.values}
 
-    def _joined(
-        self, run_id: str, columns_of_parts: Callable[[TraceRun, Notes], Iterator[dict[str, Any]]]
-    ) -> pd.DataFrame:
+    def _joined(self, run_id: str, parts_of: Callable[[TraceRun, Notes], Iterator[dict[str, Any]]]) -> pd.DataFrame:
         import pandas as pd
 
         runs = {run.plan.run_id: run for run in self._scan.runs}
         if run_id not in runs:
             raise UserError(f"run {run_id!r}: {nearest(run_id, runs)}")
         notes = Notes()
-        traced, _ = read_trace_run(runs[run_id], notes)
-        frames = [pd.DataFrame(columns) for columns in columns_of_parts(traced, notes)]
+        traced = read_trace_run(runs[run_id], notes)[0]
+        frames = [pd.DataFrame(part) for part in parts_of(traced, notes)]
         frame = self._frame(pd.concat(frames, ignore_index=True) if frames else pd.DataFrame())
         frame.attrs["notes"] = [*notes.sentences, *notes.problems]
         return frame

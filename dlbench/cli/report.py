@@ -226,24 +226,18 @@ def emit(document: Document, chosen: FormatName, output: Path | None, table: str
 def render(document: Document, chosen: FormatName, table: str = "", *, full: bool = False) -> str:
     """A report as text of a format; arguments as of `emit`."""
     if chosen == "html":
-        from dlbench.report.formats.html import to_html
+        from dlbench.report.formats.html import to_html  # loads the template engine and the charts
 
         return to_html(document)
+    from dlbench.report.formats import csv, json, markdown, terminal
+
     if chosen == "json":
-        from dlbench.report.formats.json import to_json
-
-        return to_json(document)
+        return json.to_json(document)
     if chosen == "csv":
-        from dlbench.report.formats.csv import to_csv
-
-        return to_csv(document, table)
+        return csv.to_csv(document, table)
     if chosen == "md":
-        from dlbench.report.formats.markdown import to_markdown
-
-        return to_markdown(document)
-    from dlbench.report.formats.terminal import to_text
-
-    return to_text(document, full=full)
+        return markdown.to_markdown(document)
+    return terminal.to_text(document, full=full)
 
 
 @click.command()

@@ -9,11 +9,11 @@ import re
 import shutil
 import textwrap
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from pydantic import BaseModel
@@ -22,7 +22,6 @@ from pydantic_core import PydanticUndefined
 from dlbench.cli.options import AS_JSON, value_option
 from dlbench.cli.streams import cleaned
 from dlbench.errors import DlbenchError, UserError, nearest
-from dlbench.specs.files import Kind
 from dlbench.specs.merge import SettingLayers
 from dlbench.specs.problems import Key, chosen, keys_of, models_in
 from dlbench.specs.sync import Fusion
@@ -142,7 +141,7 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     )
 
 
-def _row(row: dict[str, Any]) -> str:
+def _cells_text(row: dict[str, Any]) -> str:
     """A row of a table by what it says, e.g. ``(batch 4096, learning_rate 10)``."""
     parts = (f"{name} {part:g}" if isinstance(part, float) else f"{name} {part}" for name, part in row.items() if part)
     return f"({', '.join(parts)})"
@@ -154,7 +153,7 @@ def _value(key: Key, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):
-        return ", ".join(_row(part) if isinstance(part, dict) else str(part) for part in value) or "none"
+        return ", ".join(_cells_text(part) if isinstance(part, dict) else str(part) for part in value) or "none"
     if isinstance(value, dict):
         return ", ".join(f"{name}: {part}" for name, part in value.items()) or "none"
     if isinstance(value, int) and key.is_size:
@@ -226,13 +225,15 @@ def show(
     if name is None:
         raise click.UsageError("missing the NAME of a workload or system (dlbench ls), or --schema FILE")
     from dlbench.specs.choices import WorkloadFile, choose_system_with_origins, choose_with_origins
-    from dlbench.specs.files import available, find, read_yaml
+    from dlbench.specs.files import available, find
     from dlbench.specs.requests import parse_set
 
     values = {key: (value, "--set") for key, value in parse_set(overrides).items()}
     workloads, systems = available("workloads"), available("systems")
     is_system = name in systems and name not in workloads
     if os.sep in name or name.endswith((".yaml", ".yml")):
+        from dlbench.specs.files import read_yaml
+
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
@@ -295,6 +296,7 @@ def _mark(origin: str) -> str:
 
 
 def _who(origin: str) -> str:
+    """A file by its name; a preset as ``preset ci``."""
     if origin.endswith(")") and " (preset " in origin:
         return origin.rpartition(" (")[2].rstrip(")")
     return origin if origin.startswith("--") else Path(origin).name
@@ -332,7 +334,7 @@ def ls(as_json: bool) -> None:
     Example:
       DLBENCH_PATH=$HOME/dlbench-site dlbench ls
     """
-    content = {"workloads": _listed("workloads"), "systems": _listed("systems")}
+    content = {"workloads": _rows("workloads", _about_workload), "systems": _rows("systems", _about_system)}
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
@@ -364,23 +366,30 @@ def _heading(row: dict[str, Any]) -> str:
     return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""
 
 
-def _listed(kind: Kind) -> list[dict[str, Any]]:
-    from dlbench.specs.choices import WorkloadFile, choose_system_with_origins
+def _rows(kind: Literal["workloads", "systems"], about: Callable[[Path], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns what `about` says of each file of a kind; of one that cannot be used, why."""
     from dlbench.specs.files import available
 
     rows: list[dict[str, Any]] = []
     for name, path in available(kind).items():
-        row: dict[str, Any] = {"name": name, "file": str(path)}
         try:
-            if kind == "workloads":
-                file = WorkloadFile(path)
-                row["title"] = str(file.base.get("title", file.base.get("name", path.stem)))
-                abouts = {preset: str(content.get("about", "")) for preset, content in file.presets.items()}
-                row["presets"] = {preset: " ".join(about.split()) for preset, about in abouts.items()}
-            else:
-                system = choose_system_with_origins(str(path), {})[0]
-                row |= {"title": system.title, "modelled": system.modelled}
+            content = about(path)
         except DlbenchError as error:
-            row["problem"] = f"unusable: {error}"
-        rows.append(row)
+            content = {"problem": f"unusable: {error}"}
+        rows.append({"name": name, "file": str(path), **content})
     return rows
+
+
+def _about_workload(path: Path) -> dict[str, Any]:
+    from dlbench.specs.choices import WorkloadFile
+
+    file = WorkloadFile(path)
+    presets = {key: " ".join(str(preset.get("about", "")).split()) for key, preset in file.presets.items()}
+    return {"title": str(file.base.get("title", file.base.get("name", path.stem))), "presets": presets}
+
+
+def _about_system(path: Path) -> dict[str, Any]:
+    from dlbench.specs.choices import choose_system_with_origins
+
+    system = choose_system_with_origins(str(path), {})[0]
+    return {"title": system.title, "modelled": system.modelled}

@@ -6,6 +6,7 @@ Text from outside is made harmless when it enters a section.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeVar
 import dlbench
 from dlbench.report.charts.chart import Chart
 from dlbench.report.table import Cell, Column, Datum, NamedTable, Sheet, column
-from dlbench.report.wording import clean, runs_text
+from dlbench.report.wording import cleaned, runs_text
 
 Level = Literal["answer", "evidence", "appendix"]
 """How deep a section stands: read at once, opened where its headline makes curious, looked up."""
@@ -25,26 +26,24 @@ FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become line
 
 def _clean(one: object, *names: str) -> None:
     """Makes texts in fields of a frozen dataclass harmless, those in tuples, too."""
-
-    def cleaned(value: Any) -> Any:
-        if isinstance(value, str):
-            return clean(value)
-        return tuple(map(cleaned, value)) if isinstance(value, tuple | list) else value
-
     for name in names:
         object.__setattr__(one, name, cleaned(getattr(one, name)))
 
 
+class _Harmless:
+    """A frozen dataclass all of whose texts are made harmless."""
+
+    def __post_init__(self) -> None:
+        _clean(self, *vars(self))
+
+
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(_Harmless):
     """A line that must be noticed."""
 
     severity: Literal["serious", "note", "good"]
     text: str
     label: str = ""  # E.g. ``Warning``; empty: the mark stands for itself.
-
-    def __post_init__(self) -> None:
-        _clean(self, "text")
 
 
 def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -> Mark:
@@ -54,30 +53,24 @@ def remark(severity: Literal["serious", "note"], text: str, num_runs: int = 0) -
 
 
 @dataclass(frozen=True, kw_only=True)
-class Missing:
+class Missing(_Harmless):
     """What a report does not show for lack of data, and what would produce it."""
 
     view: str
     title: str
     text: str
 
-    def __post_init__(self) -> None:
-        _clean(self, "text")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Rating:
+class Rating(_Harmless):
     """Whether a number is good, against what it should be."""
 
     tone: Literal["good", "low", "unknown"]
     text: str  # A few words: the judgement first, then the reference; where there is none, how to get one.
 
-    def __post_init__(self) -> None:
-        _clean(self, "text")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Card:
+class Card(_Harmless):
     """One finding at a glance."""
 
     id: str = ""
@@ -93,10 +86,6 @@ class Card:
     warnings_link: str = ""
     is_clear: bool = False  # Whether to say that no serious warning was found.
     is_bad: bool = False
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        _clean(self, "title", "big", "next_step", "note", "small", "words", "warnings", "facts")
 
 
 def no_charts() -> Sequence[Chart]:
@@ -159,15 +148,11 @@ class BaseReport:
         under the title says how many there are, and how many yield no figure.
         """
         if runs is not None:
-            more["meta"] = (runs_line(len(runs), len(without_figure(runs))),)
+            num_excluded = len(without_figure(runs))
+            excluded = f", {num_excluded} excluded" if num_excluded else ""
+            more["meta"] = (f"{runs_text(len(runs))}{excluded}.",)
         title, version = self.title, self.dlbench_version
         return Document(title=title, dlbench_version=version, as_of=self.as_of, sections=sections, data=self, **more)
-
-
-def runs_line(num_runs: int, num_excluded: int) -> str:
-    """Returns how many runs a report is of, e.g. ``12 runs, 2 excluded.``"""
-    excluded = f", {num_excluded} excluded" if num_excluded else ""
-    return f"{runs_text(num_runs)}{excluded}."
 
 
 def methods_section(methods: Sequence[tuple[str, str]], title: str = "How the numbers are made") -> tuple[Section, ...]:
@@ -198,7 +183,7 @@ class Document:
 
     def walk(self) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
         """Every section with the columns that stand in front of its rows, outer before inner."""
-        yield from _walk(self.sections, {})
+        yield from walk(self.sections, {})
 
     def units(self, name: str) -> dict[str, str]:
         """Returns the units of columns of estimates of a table for programs: all that its rows have, joined by or."""
@@ -225,11 +210,12 @@ class Document:
         return found
 
 
-def _walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
+def walk(sections: Sequence[Section], where: Mapping[str, Datum]) -> Iterator[tuple[Section, Mapping[str, Datum]]]:
+    """Returns sections and those within them, each with `where` and the columns that stand in front of its rows."""
     for section in sections:
-        own = {**where, **(section.where or {})}
-        yield section, own
-        yield from _walk(section.sections, own)
+        columns = {**where, **(section.where or {})}
+        yield section, columns
+        yield from walk(section.sections, columns)
 
 
 def warnings_cell(texts: tuple[str, ...]) -> Cell:
@@ -281,11 +267,9 @@ def without_figures(runs: Sequence[ListedRun], damaged: Sequence[str]) -> tuple[
     sheet = Sheet[ListedRun](
         name="without-figures",
         title=title,
-        columns=(
-            Column("", "Run", lambda run: run.run_id),
-            Column("", "State", lambda run: run.state),
-            Column("", "Ranks", lambda run: run.ranks),
-            Column("", "Why", lambda run: run.failure_reason),
+        columns=tuple(
+            Column("", heading, operator.attrgetter(name))
+            for name, heading in (("run_id", "Run"), ("state", "State"), ("ranks", "Ranks"), ("failure_reason", "Why"))
         ),
         rows=runs,
         is_sortable=True,

@@ -299,12 +299,8 @@ class Sheet(Generic[R]):
             found |= dict.fromkeys(column.names, unit) if unit else {}
         return found
 
-    def records(self) -> list[dict[str, Datum]]:
-        """Rows for programs, by column name."""
-        return list(self.each_record())
-
-    def each_record(self) -> Iterator[dict[str, Datum]]:
-        """The same, made as they are asked for."""
+    def records(self) -> Iterator[dict[str, Datum]]:
+        """Rows for programs, by column name, made as they are asked for."""
         named = [(column.names, column.data) for column in self.columns if column.name]
         for row in filter(self.is_data, self.rows):
             yield {name: datum for names, data in named for name, datum in zip(names, data(row), strict=True)}
@@ -367,7 +363,7 @@ class NamedTable:
     def records(self) -> Iterator[dict[str, Datum]]:
         """Its rows, made as they are asked for."""
         for before, sheet in self.parts:
-            for row in sheet.each_record():
+            for row in sheet.records():
                 yield {**before, **row}
 
     @property

@@ -2,24 +2,14 @@
 
 A report about groups of runs is made of views. Each is a class of its own module, derived from `GroupView` (shown for
 each group) or `ReportView` (shown once), and says by `after` where it stands. `collect` finds them in a package, so
-that a new view is a new module and no further line::
-
-    class MemoryView(GroupView):
-        id = "memory"
-        title = "Memory"
-        key = "memory"
-        after = "shuffle-audit"
-
-        def numbers(self, source: GroupSource) -> Memory | None: ...
-
-        def shown(self, group: Group, found: Memory) -> Section: ...
+that a new view is a new module and no further line: `dlbench.views.history` is the shortest.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, TypeVar, get_type_hints
@@ -93,11 +83,6 @@ class View:
         """Returns the section at the view's level; one that answers what was asked stays an answer."""
         return section if section.level == "answer" else replace(section, level=self.level)
 
-    def _missing(self, owner: Any) -> Iterable[Missing]:
-        text = self.remedy(owner)
-        if text:
-            yield Missing(view=self.id, title=self.title, text=text)
-
 
 class GroupView(View):
     """A subject that is shown for each group."""
@@ -163,13 +148,11 @@ class Views:
 
     def missing_of_group(self, group: Any) -> tuple[Missing, ...]:
         """Returns the views without a section for a group, with what would produce it."""
-        silent = [view for view in self.group if view.section(group) is None]
-        return tuple(missing for view in silent for missing in view._missing(group))
+        return _missing([view for view in self.group if view.section(group) is None], group)
 
     def missing_of_report(self, report: Any) -> tuple[Missing, ...]:
         """Returns the views without a section for the whole report, with what would produce it."""
-        silent = [view for view in self.report if not view.sections(report)]
-        return tuple(missing for view in silent for missing in view._missing(report))
+        return _missing([view for view in self.report if not view.sections(report)], report)
 
     def always(self, group_columns: Sequence[str]) -> tuple[NamedTable, ...]:
         """Returns the tables that every report has for programs; `group_columns` stand in front of those of groups."""
@@ -184,7 +167,9 @@ class Views:
     def schema(self, report_type: type, group_type: type) -> dict[str, Any]:
         """Returns the JSON schema of a report made of these views; each says by the type of `numbers` what it adds."""
         owners: tuple[tuple[type, Sequence[View]], ...] = ((group_type, self.group), (report_type, self.report))
-        inline = {owner: {view.key: _type_of_numbers(view) for view in views if view.key} for owner, views in owners}
+        inline: dict[type, dict[str, Any]] = {}
+        for owner, views in owners:
+            inline[owner] = {view.key: get_type_hints(type(view).numbers)["return"] for view in views if view.key}
         return schema_of(report_type, inline)
 
 
@@ -192,8 +177,9 @@ def _levelled_sections(views: Sequence[ReportView], report: Any) -> list[Section
     return [view._levelled(section) for view in views for section in view.sections(report)]
 
 
-def _type_of_numbers(view: View) -> Any:
-    return get_type_hints(type(view).numbers)["return"]
+def _missing(silent: Sequence[View], owner: Any) -> tuple[Missing, ...]:
+    texts = [(view, view.remedy(owner)) for view in silent]
+    return tuple(Missing(view=view.id, title=view.title, text=text) for view, text in texts if text)
 
 
 def collect(package: ModuleType) -> Views:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 from dlbench.stats.estimates import MIN_RUNS, Estimate
 from dlbench.units import (
@@ -53,6 +54,17 @@ def clean(text: str, limit: int = 2000) -> str:
     """Foreign text on one line: no control or bidirectional characters, no lone surrogates, not endless."""
     kept = harmless(text)
     return kept if len(kept) <= limit else kept[:limit] + " [cut]"
+
+
+def cleaned(value: Any) -> Any:
+    """The same with all text in it clean; a tuple stays one, and everything else as it is."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {key: cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    return tuple(map(cleaned, value)) if isinstance(value, tuple) else value
 
 
 def harmless(text: str) -> str:

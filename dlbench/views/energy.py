@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,23 +43,23 @@ class KindEnergy:
     ranks: int = field(metadata={HIDDEN: False})
     nodes: int = field(metadata={HIDDEN: False})
     kind: Kind
-    energy_per_sample: Estimate | None
+    energy_per_sample: Estimate | None = None
     """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
     efficiency: Estimate | None = field(
-        metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
+        default=None, metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
     """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
-    mean_power: Estimate | None = field(metadata=column("Mean power, W", "mean_power_w"))
+    mean_power: Estimate | None = field(default=None, metadata=column("Mean power, W", "mean_power_w"))
     """Of the measured window, all sources of all nodes together, watts."""
-    whole: Estimate | None
+    whole: Estimate | None = None
     """Joules from the start of the processes to their end, of what was sampled; None in a row that only says by
     `methods` why the kind was not measured."""
-    stages: tuple[tuple[str, Estimate], ...]
+    stages: tuple[tuple[str, Estimate], ...] = ()
     """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
-    num_sources: tuple[int, ...] = field(metadata=column("Sources", "sources", value=_sources_text))
+    num_sources: tuple[int, ...] = field(default=(), metadata=column("Sources", "sources", value=_sources_text))
     """GPUs or processor packages per run, each number once."""
     methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # How it is known, each way once.
-    sampled_share: float | None = field(metadata=column("Sampled", unit="fraction", is_brief=True))
+    sampled_share: float | None = field(default=None, metadata=column("Sampled", unit="fraction", is_brief=True))
     """Sampled share of the measured window (1), of the run with the least."""
 
 
@@ -93,33 +93,33 @@ class DetailedEnergy(Energy):
 
 def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
     """Returns energy over all runs; rank counts without a figure are there, too, with the reason."""
-    energies, damaged = _run_energies(group, table)
+    readings = [reading for point in group.points for reading in _readings(point, table)]
+    runs = [reading.energy for reading in readings if reading.energy is not None]
+    damaged = [reading.problem for reading in readings if reading.energy is None and reading.problem]
+    notes = [note for run in runs for note in run.notes]
+    notes += [f"damaged: {problem}" for problem in damaged]
     return DetailedEnergy(
-        points=_points(group, table, energies),
-        notes=_notes(energies, damaged),
-        runs=tuple(energies.values()),
-        damaged=damaged,
+        points=_points(group, table),
+        notes=tuple(dict.fromkeys(notes)),
+        runs=tuple(runs),
+        damaged=tuple(dict.fromkeys(damaged)),
     )
 
 
-def _run_energies(group: scaling.Group, table: RunTable) -> tuple[dict[str, RunEnergy], tuple[str, ...]]:
-    """Returns the energy of the runs that were read whole, by run id in the order of points, and what is damaged."""
-    run_ids = [run_id for point in group.points for run_id in point.run_ids]
-    readings = [table.readings[run_id] for run_id in run_ids if run_id in table.readings]
-    energies = {reading.run_id: reading.energy for reading in readings if reading.energy is not None}
-    damaged = [reading.problem for reading in readings if reading.energy is None and reading.problem]
-    return energies, tuple(dict.fromkeys(damaged))
+def _readings(point: Point, table: RunTable) -> list[MachineReading]:
+    return [table.readings[run_id] for run_id in point.run_ids if run_id in table.readings]
 
 
-def _points(group: scaling.Group, table: RunTable, energies: Mapping[str, RunEnergy]) -> tuple[EnergyPoint, ...]:
+def _points(group: scaling.Group, table: RunTable) -> tuple[EnergyPoint, ...]:
     """Returns the rank counts of which runs were read."""
     points: list[EnergyPoint] = []
     reference: Mapping[Kind, Mapping[RunKey, float]] = {}
     for point in group.points:
-        num_read = sum(_was_read(table.readings.get(run_id)) for run_id in point.run_ids)
+        readings = _readings(point, table)
+        num_read = sum(not reading.left_out for reading in readings)
         if not num_read:
             continue
-        by_key = {table.keys[run_id]: energies[run_id] for run_id in point.run_ids if run_id in energies}
+        by_key = {table.keys[reading.run_id]: reading.energy for reading in readings if reading.energy is not None}
         per_sample = {kind: _per_sample(kind, by_key) for kind in KINDS}
         if point is group.baseline:
             reference = per_sample
@@ -138,18 +138,9 @@ def _points(group: scaling.Group, table: RunTable, energies: Mapping[str, RunEne
     return tuple(points)
 
 
-def _was_read(reading: MachineReading | None) -> bool:
-    return reading is not None and not reading.left_out
-
-
 def _per_sample(kind: Kind, by_key: Mapping[RunKey, RunEnergy]) -> dict[RunKey, float]:
     joules = {key: energy.energy_per_sample_j(kind) for key, energy in by_key.items()}
     return {key: value for key, value in joules.items() if value}
-
-
-def _notes(energies: Mapping[str, RunEnergy], damaged: Iterable[str]) -> tuple[str, ...]:
-    notes = [text for energy in energies.values() for text in energy.notes]
-    return tuple(dict.fromkeys([*notes, *(f"damaged: {text}" for text in damaged)]))
 
 
 def _kind(
@@ -199,14 +190,7 @@ def _not_measured(kind: Kind, point: EnergyPoint) -> KindEnergy:
         ranks=point.ranks,
         nodes=point.nodes,
         kind=kind,
-        energy_per_sample=None,
-        efficiency=None,
-        mean_power=None,
-        whole=None,
-        stages=(),
-        num_sources=(),
         methods=reasons or ("no sample holds it",),
-        sampled_share=None,
     )
 
 
@@ -316,10 +300,9 @@ class EnergyView(GroupView):
     after = "telemetry"
 
     def numbers(self, source: GroupSource) -> Energy | None:
-        energies, damaged = _run_energies(source.group, source.table)
-        points = _points(source.group, source.table, energies)
-        has_figures = any(point.kinds for point in points)
-        return Energy(points=points, notes=_notes(energies, damaged)) if has_figures else None
+        energy = detailed_energy(source.group, source.table)
+        has_figures = any(point.kinds for point in energy.points)
+        return Energy(points=energy.points, notes=energy.notes) if has_figures else None
 
     def shown(self, group: Group, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]

@@ -99,15 +99,10 @@ METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text
 
 def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:
     """What a reader may look for and no view is about, and what would produce it."""
-    found = [
-        Missing(
-            view="collectives",
-            title="Collective bandwidth",
-            text="not measured by training runs: dlbench comm run measures every algorithm and library on the same "
-            "ranks.",
-        )
-    ]
+    found: list[Missing] = []
     if groups and all(len(group.points) == 1 for group in groups):
         text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
-        found.insert(0, Missing(view="scaling", title="Scaling", text=text))
+        found.append(Missing(view="scaling", title="Scaling", text=text))
+    text = "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks."
+    found.append(Missing(view="collectives", title="Collective bandwidth", text=text))
     return tuple(found)

@@ -17,6 +17,8 @@ from dlbench.views.data_path import epoch_samples
 from dlbench.views.model import Report, TrainingRun
 from dlbench.views.view import ReportView
 
+_TO_QUALITY = ("reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality")
+
 
 class RunsView(ReportView):
     """Every run."""
@@ -45,7 +47,7 @@ def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
         *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", "throughput"),
         *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
         Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
-        *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
+        *("goal", *_TO_QUALITY),
         titles={
             "state": "State" if any(run.state != "valid" for run in runs) else "",
             "nodes": "Nodes" if any(run.nodes != 1 for run in runs) else "",
@@ -103,19 +105,13 @@ def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[st
         ranks=plan.layout.ranks,
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),
-        steps=figures.get("steps"),
         throughput=rate,
-        step_median_s=figures.get("step_median_s"),
-        step_p95_s=figures.get("step_p95_s"),
-        step_cv=figures.get("step_cv"),
+        **{name: figures.get(name) for name in ("steps", "step_median_s", "step_p95_s", "step_cv")},
         epoch_s=samples / rate if samples and rate else None,
         finished="" if run.record is None else clean(run.record.finished),
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),
-        reached=result.reached if result else None,
-        time_to_quality_s=result.time_to_quality_s if result else None,
-        samples_to_quality=result.samples_to_quality if result else None,
-        epochs_to_quality=result.epochs_to_quality if result else None,
+        **{name: getattr(result, name, None) for name in _TO_QUALITY},
     )
 
 

@@ -17,7 +17,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
-from dlbench.views.causes.numbers import WORTH_EXPLAINING, CausePoint, LostPercent
+from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import Group
 from dlbench.views.view import GroupView, place_of
 
@@ -107,12 +107,13 @@ def verdict(
     sentence = f"Scaling efficiency {figure_text(last.efficiency)} at {place_of(last)} ({basis})."
     if is_oversubscribed:
         return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
-    more = _explanation(last, None if causes is None else causes.at(last))
+    more = _explanation(last, causes)
     return f"{sentence} {more}" if more else sentence
 
 
-def _explanation(point: Point, account: CausePoint | None) -> str:
-    """What was lost, as the account says it; without one, whether anything was."""
+def _explanation(point: Point, causes: LostPercent | None) -> str:
+    """Says what was lost, as the account of the point does; without one, whether anything was."""
+    account = None if causes is None else causes.at(point)
     if account is not None:
         return sentence(account.verdict.line)
     return {
@@ -126,10 +127,7 @@ def _explanation(point: Point, account: CausePoint | None) -> str:
 
 def loss_text(group: Group) -> str:
     """The second sentence of the verdict on its own: what the largest point lost; empty where nothing is known."""
-    if len(group.points) == 1:
-        return ""
-    found = group.of(LostPercent)
-    return _explanation(group.largest, None if found is None else found.at(group.largest))
+    return _explanation(group.largest, group.of(LostPercent)) if len(group.points) > 1 else ""
 
 
 class _Quantity(NamedTuple):

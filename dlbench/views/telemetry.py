@@ -13,6 +13,7 @@ from dlbench.analysis.scaling import Group as RunGroup
 from dlbench.analysis.table import RunTable
 from dlbench.analysis.telemetry.node_means import FieldSummary, NodeTelemetry
 from dlbench.analysis.telemetry.readings import MachineReading
+from dlbench.analysis.telemetry.throttling import gpu_numbers
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import CLOCK_REASONS
 from dlbench.report.document import Section
@@ -132,12 +133,6 @@ class DetailedTelemetry(Telemetry):
     runs: tuple[RunTelemetry, ...]
 
 
-def telemetry(group: RunGroup, table: RunTable) -> Telemetry | None:
-    """What the samplers saw; None where no run of the group has samples."""
-    found = _telemetry(group, table)
-    return found if found.nodes else None
-
-
 def _by_rank_count(group: RunGroup) -> list[Run]:
     return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
 
@@ -230,8 +225,7 @@ def _gpus(reading: MachineReading, node: NodeTelemetry) -> tuple[int, ...]:
         for source in sources
         if source.kind == "GPUs" and source.node_rank == node.node_rank
     }
-    sampled = {int(match[1]) for name in node.fields if (match := re.match(r"gpu\.(\d+)\.", name))}
-    return tuple(sorted(used or sampled))
+    return tuple(sorted(used)) or gpu_numbers(node.fields)
 
 
 def _unavailable(readings: Sequence[MachineReading]) -> tuple[Unavailable, ...]:
@@ -306,7 +300,8 @@ class TelemetryView(GroupView):
     after = "memory"
 
     def numbers(self, source: GroupSource) -> Telemetry | None:
-        return telemetry(source.group, source.table)
+        telemetry = _telemetry(source.group, source.table)
+        return telemetry if telemetry.nodes else None
 
     def shown(self, group: Group, found: Telemetry) -> Section:
         sheets: list[Sheet[Any]] = [

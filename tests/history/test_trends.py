@@ -471,7 +471,7 @@ def test_a_report_shows_a_history_beside_its_runs(sample: TrendsReport) -> None:
     shown, absent = (SimpleNamespace(views={view.key: found}) for found in (sample, None))
     (section,) = view.sections(shown)
     assert [sheet.name for sheet in section.sheets] == ["history-changes", "history-series", "history-hosts"]
-    assert all(sheet.records() and sheet.to_display().rows for sheet in section.sheets)
+    assert all(list(sheet.records()) and sheet.to_display().rows for sheet in section.sheets)
     assert len(section.charts()) == len(sample.series) + 1
     assert any("Slow now: n2" in text for text in section.words)
     assert view.sections(absent) == ()

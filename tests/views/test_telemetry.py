@@ -114,7 +114,7 @@ def test_means_of_a_run_are_those_of_its_samples(tmp_path: Path) -> None:
     assert told.throttled_by == "GPU 0, sw_thermal_slowdown"
     assert (told.cpu_busy, told.num_samples, told.num_gaps) == (pytest.approx(0.5), 12, 0)
     assert told.network_received == pytest.approx(2e6)
-    row = sheet(group, "telemetry").records()[0]
+    row = next(sheet(group, "telemetry").records())
     assert (row["gpu_power_w"], row["throttled_share"]) == (told.gpu_power_w, told.throttled)
     assert "throttled 25.0 % of the time: n0, GPU 0, sw_thermal_slowdown" in section(group, "telemetry").headline
 
@@ -261,7 +261,7 @@ def test_waits_stalls_and_disks(tmp_path: Path) -> None:
         f"mean input wait {percent(point.wait_share.value)} of the step (2 ranks); "
         f"{percent(slow / (2 * count))} of the steps stall"
     )
-    row = sheet(group, "data-path").records()[0]
+    row = next(sheet(group, "data-path").records())
     assert (row["input_wait_s"], row["stalled_share"]) == (point.wait.value, point.stalled)
 
 

@@ -132,14 +132,14 @@ def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> Ru
             why.setdefault("processors", reason)
             why.setdefault("GPUs", reason)
             continue
-        samples = read_node(run, node, _is_energy) if sampled is None else sampled[node]
+        samples = read_node(run, node, ENERGY_FIELDS.fullmatch) if sampled is None else sampled[node]
         stages = node_stages(run, node)
         use = gpus_of_ranks(run, samples)
-        found = tuple(gpu_sources(samples, stages, use))
+        gpus = gpu_sources(samples, stages, use)
         host = host_sources(samples, stages)
-        sources += found
+        sources += gpus
         # A node that does no work on a GPU takes nothing from the figures of those that do.
-        if not found and (on_gpus[node] or not any(on_gpus.values())):
+        if not gpus and (on_gpus[node] or not any(on_gpus.values())):
             why.setdefault("GPUs", _on(samples, use.how if not use.gpus else _why_no_gpu(samples, use)))
         if isinstance(host, str):
             why.setdefault("processors", _on(samples, host))
@@ -160,10 +160,6 @@ def run_energy(run: Run, sampled: Mapping[int, NodeSamples] | None = None) -> Ru
         doubts=tuple(dict.fromkeys(doubts)),
         notes=tuple(notes),
     )
-
-
-def _is_energy(name: str) -> bool:
-    return ENERGY_FIELDS.fullmatch(name) is not None
 
 
 def _on(samples: NodeSamples, text: str) -> str:
@@ -190,21 +186,19 @@ def _stage_doubts(samples: NodeSamples, stages: NodeStages) -> Iterator[str]:
         )
 
 
-def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> Iterator[SourceEnergy]:
-    """All used GPUs, or none: a sum over some of them is no figure."""
-    found = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
-    if None not in found:
-        yield from (source for source in found if source is not None)
+def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> list[SourceEnergy]:
+    """Returns the energy of all used GPUs, or of none: a sum over some of them is no figure."""
+    sources = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
+    known = [source for source in sources if source is not None]
+    return known if len(known) == len(sources) else []
 
 
 def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEnergy | None:
-    columns = samples.columns
-    energy, power = columns.get(f"{name}.energy_j"), columns.get(f"{name}.power_w")
-    counter = None
-    if energy is not None:
-        counter = counter_curve(samples.time_ns, energy, samples.period_s)
-    rate = rate_curve(samples.time_ns, power, samples.period_s) if power is not None else None
-    parts = [(curve, curve.between(stages.edges)) for curve in (counter, rate) if curve is not None]
+    curves: list[Curve] = []
+    for field, make_curve in ((f"{name}.energy_j", counter_curve), (f"{name}.power_w", rate_curve)):
+        if field in samples.columns:
+            curves.append(make_curve(samples.time_ns, samples.columns[field], samples.period_s))
+    parts = [(curve, curve.between(stages.edges)) for curve in curves]
     known = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
     if not known:
         return None
@@ -213,16 +207,12 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
         covered, other = (reduce(add, amounts, NOTHING).coverage for _, amounts in known)
         # A counter that failed half-way covers less than power that went on.
         chosen = known[1] if covered < MIN_COVERAGE and other > covered else known[0]
-    if chosen[0] is rate:
-        method: Method = "power over time stamps"
-    else:
-        method = "energy counter with reset" if chosen[0].resets else "energy counter"
     check = None  # mean power by the counter over mean power as read, in the measured window
-    if counter is not None and rate is not None:
-        counted_w, read_w = counter.over(*stages.measured).rate, rate.over(*stages.measured).rate
+    if len(curves) == 2:
+        counted_w, read_w = (curve.over(*stages.measured).rate for curve in curves)
         if counted_w is not None and read_w:
             check = counted_w / read_w
-    return _source(samples, stages, name, "GPUs", *chosen, method, check)
+    return _source(samples, stages, name, "GPUs", *chosen, check)
 
 
 def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy, ...] | str:
@@ -242,8 +232,7 @@ def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy
         amounts = curve.between(stages.edges)
         if not any(amount.known_ns for amount in amounts):
             return f"{name} was never read twice in a stage of the run"
-        method: Method = "energy counter with reset" if curve.resets else "energy counter"
-        found.append(_source(samples, stages, name, "processors", curve, amounts, method, None))
+        found.append(_source(samples, stages, name, "processors", curve, amounts))
     return tuple(found)
 
 
@@ -254,9 +243,11 @@ def _source(
     kind: Kind,
     curve: Curve,
     amounts: Sequence[Amount],
-    method: Method,
-    check: float | None,
+    check: float | None = None,
 ) -> SourceEnergy:
+    method: Method = "power over time stamps"
+    if curve.is_counter:
+        method = "energy counter with reset" if curve.resets else "energy counter"
     by_stage: dict[str, Amount] = {}
     for (stage, _, _), amount in zip(stages.pieces, amounts, strict=True):
         by_stage[stage] = by_stage.get(stage, NOTHING) + amount

@@ -9,10 +9,10 @@ such cuts the amounts of the parts of an interval sum to that of the whole.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from dlbench.lazy import Array, Flags, Times, np
 
@@ -60,46 +60,38 @@ class Curve:
     end_rate: Array  # The same at its end.
     known: Flags  # Whether the piece is known.
     bridged: Flags  # Whether it is known as a whole only: a gap over which a counter went on.
+    is_counter: bool = False
     resets: int = 0  # How often the counter fell.
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.time_ns)
-
     def over(self, begin_ns: int, end_ns: int) -> Amount:
-        """The interval from `begin_ns` to `end_ns`, on the samples' clock; empty where it ends before it begins."""
-        length_ns = max(0, end_ns - begin_ns)
-        start, stop = self.time_ns[:-1], self.time_ns[1:]
-        first, last = np.maximum(start, begin_ns), np.minimum(stop, end_ns)
-        inside = self.known_within(begin_ns, end_ns)
-        start, stop, first, last = start[inside], stop[inside], first[inside], last[inside]
-        low, slope = self.begin_rate[inside], (self.end_rate - self.begin_rate)[inside]
-        # The mean of a line is its value in the middle.
-        middle = ((first - start) + (last - start)) / 2 / (stop - start)
-        lengths = last - first
-        value = float(np.sum((low + slope * middle) * (lengths / 1e9)))
-        return Amount(value=value, known_ns=int(lengths.sum()), length_ns=length_ns)
+        """Returns what the interval from `begin_ns` to `end_ns` holds; nothing where it ends before it begins."""
+        return self.between((begin_ns, max(begin_ns, end_ns)))[0]
 
     def between(self, edges: Sequence[int]) -> list[Amount]:
-        """The intervals between neighbouring `edges`, which grow: as `over` of each, in one go."""
-        pairs = list(itertools.pairwise(edges))
-        if not len(self.known) or bool((self.known & self.bridged).any()):
-            # A bridged piece belongs to no part of it: there is no running sum.
-            return [self.over(begin, end) for begin, end in pairs]
-        lengths = np.diff(self.time_ns)
-        known = np.where(self.known, lengths, 0)
-        amount = np.where(self.known, (self.begin_rate + self.end_rate) / 2 * (lengths / 1e9), 0.0)
-        at = np.clip(np.asarray(edges, dtype=np.int64), self.time_ns[0], self.time_ns[-1])
-        piece = np.clip(np.searchsorted(self.time_ns, at, side="right") - 1, 0, len(known) - 1)
-        into = at - self.time_ns[piece]
-        slope = (self.end_rate - self.begin_rate)[piece] * (into / lengths[piece])
-        part = np.where(self.known[piece], (self.begin_rate[piece] + slope / 2) * (into / 1e9), 0.0)
-        values = np.diff((np.cumsum(amount) - amount)[piece] + part).tolist()
-        times = np.diff((np.cumsum(known) - known)[piece] + np.where(self.known[piece], into, 0)).tolist()
-        return [
-            Amount(value=value, known_ns=time_ns, length_ns=end - begin)
-            for value, time_ns, (begin, end) in zip(values, times, pairs, strict=True)
-        ]
+        """Returns what the intervals between neighbouring `edges`, which grow, hold."""
+        at = np.asarray(edges, dtype=np.int64)
+        values, known_ns = np.zeros(len(at) - 1), np.zeros(len(at) - 1, dtype=np.int64)
+        if len(self.known):
+            lengths = np.diff(self.time_ns)
+            amounts = (self.begin_rate + self.end_rate) / 2 * (lengths / 1e9)
+            divisible = self.known & ~self.bridged
+            inside = np.clip(at, self.time_ns[0], self.time_ns[-1])
+            piece = np.clip(np.searchsorted(self.time_ns, inside, side="right") - 1, 0, len(lengths) - 1)
+            into = np.where(divisible[piece], inside - self.time_ns[piece], 0)
+            # The mean of a line is its value in the middle.
+            middle = self.begin_rate[piece] + (self.end_rate - self.begin_rate)[piece] * (into / lengths[piece]) / 2
+            values = np.diff(_sums_before(np.where(divisible, amounts, 0.0))[piece] + middle * (into / 1e9))
+            known_ns = np.diff(_sums_before(np.where(divisible, lengths, 0))[piece] + into)
+            # A bridged piece counts in the interval that holds all of it.
+            whole = self.known & self.bridged
+            first = np.searchsorted(self.time_ns[:-1], at[:-1])
+            last = np.maximum(first, np.searchsorted(self.time_ns[1:], at[1:], side="right"))
+            bridged_amounts = _sums_before(np.where(whole, amounts, 0.0))
+            bridged_ns = _sums_before(np.where(whole, lengths, 0))
+            values += bridged_amounts[last] - bridged_amounts[first]
+            known_ns += bridged_ns[last] - bridged_ns[first]
+        columns = zip(values.tolist(), known_ns.tolist(), np.diff(at).tolist(), strict=True)
+        return [Amount(value=value, known_ns=known, length_ns=length) for value, known, length in columns]
 
     def known_within(self, begin_ns: int, end_ns: int) -> Flags:
         """Which pieces are known in an interval and lie in it at least in part, shape (n - 1,)."""
@@ -126,6 +118,7 @@ def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
         end_rate=rate,
         known=known,
         bridged=~joined(times, period_s),
+        is_counter=True,
         resets=int((~known).sum()),
     )
 
@@ -141,6 +134,11 @@ def rate_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     return Curve(
         time_ns=times, begin_rate=read[:-1], end_rate=read[1:], known=near, bridged=np.zeros(len(near), dtype=np.bool_)
     )
+
+
+def _sums_before(pieces: Any) -> Any:
+    """Returns the sum of all pieces before each, and of all of them, shape (n + 1,)."""
+    return np.concatenate([np.zeros(1, dtype=pieces.dtype), np.cumsum(pieces)])
 
 
 def joined(times: Times, period_s: float) -> Flags:

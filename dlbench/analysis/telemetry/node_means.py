@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
-from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples, every_field
+from dlbench.analysis.telemetry.node_samples import Interval, NodeSamples
 from dlbench.analysis.telemetry.throttling import nearest_time
 from dlbench.lazy import Array, np
 from dlbench.records.throttle_reasons import clock_reason_names
@@ -47,9 +47,7 @@ class NodeTelemetry:
     failures: tuple[str, ...]
 
 
-def node_telemetry(
-    samples: NodeSamples, window: Interval, wanted: Callable[[str], bool] = every_field
-) -> NodeTelemetry:
+def node_telemetry(samples: NodeSamples, window: Interval, wanted: Callable[[str], object]) -> NodeTelemetry:
     """Returns what a node did in its measured window, in figures of the wanted fields."""
     times = samples.time_ns
     first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
@@ -75,7 +73,6 @@ def node_telemetry(
 
 
 def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Interval) -> dict[str, FieldSummary]:
-    """Of the fields of which the window knows something."""
     inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1])
     found: dict[str, FieldSummary] = {}
     # Fields that were read at the same times are looked at together: of one the calls take longer than its numbers.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from dlbench.errors import IncompleteDataError
@@ -64,25 +63,20 @@ class NodeSamples:
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples:
+def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
-    path = run.folder.samples(node)
-    reader = SamplesReader(path=path, run_id=run.plan.run_id)
-    sampled = tuple(reader.columns)
-    names = _wanted(sampled, wanted)
+    reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
+    names = [name for name in reader.columns if wanted(name)]
     found = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
-    period_s = header.get("period_s")
-    if not (isinstance(period_s, int | float) and period_s > 0):
-        raise IncompleteDataError(f"{path}: its header names no period_s above 0")
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
-        period_s=max(float(period_s), watched.period_s if watched else 0.0),
+        period_s=max(float(header["period_s"]), watched.period_s if watched else 0.0),
         time_ns=found["time_ns"].astype(np.int64),
         columns={name: found[name].astype(np.float64) for name in names},
-        names=sampled,
+        names=tuple(reader.columns),
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
         failures=tuple(f"{failure['failed']}: {failure.get('reason', '')}" for failure in reader.failures),
@@ -92,12 +86,6 @@ def read_node(run: Run, node: int, wanted: Callable[[str], bool]) -> NodeSamples
 def every_field(name: str) -> bool:
     """For readers that want all fields of a node."""
     return True
-
-
-@lru_cache(maxsize=16)
-def _wanted(names: tuple[str, ...], wanted: Callable[[str], bool]) -> tuple[str, ...]:
-    """Of the fields of a node, which are mostly those of the node before."""
-    return tuple(name for name in names if wanted(name))
 
 
 def node_watch(run: Run, node: int) -> NodeWatch | None:
@@ -133,11 +121,11 @@ def nodes_of(run: Run) -> list[int]:
 class NodeStages:
     """What a node did when, after its lowest rank."""
 
-    whole: Interval  # From the start of the rank's process to its end.
     measured: Interval  # From the start of the first measured step to the end of the last.
-    pieces: tuple[tuple[str, int, int], ...]  # The whole, cut into stages of `STAGES`: stage, begin, end.
+    pieces: tuple[tuple[str, int, int], ...]
+    """From the start of the rank's process to its end, cut into stages of `STAGES`: stage, begin, end."""
     unaccounted_s: float  # Seconds of the stage `measured` in no measured step and no span: pauses.
-    has_spans: bool  # Whether spans hold the stages; without them the whole is from the first to the last step.
+    has_spans: bool  # Whether spans hold the stages; without them they are from the first to the last step.
 
     @property
     def edges(self) -> list[int]:
@@ -196,7 +184,7 @@ def node_stages(run: Run, node: int) -> NodeStages:
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
     own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        whole=whole, measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
+        measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,7 +50,7 @@ def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: 
     """Reads the samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes.
     With `all_fields` every sampled field is summed up, else those of `FIELDS`.
     """
-    wanted = every_field if all_fields else _is_summed_up
+    wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
     wanted_nodes = nodes_of(run) if nodes is None else nodes
     reasons = {node: why_not_sampled(run, node) for node in wanted_nodes}
     telemetry: tuple[NodeTelemetry, ...] = ()
@@ -69,10 +69,6 @@ def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: 
         problem=problem,
         left_out=0 if nodes is None or problem else len(nodes_of(run)) - len(wanted_nodes),
     )
-
-
-def _is_summed_up(name: str) -> bool:
-    return FIELDS.fullmatch(name) is not None
 
 
 def read_machines(points: Iterable[Sequence[Run]], samples: Samples) -> dict[str, MachineReading]:

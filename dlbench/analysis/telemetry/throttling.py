@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
 
 from dlbench.analysis.telemetry.integral import counter_curve, joined
 from dlbench.analysis.telemetry.node_samples import (
@@ -18,7 +18,7 @@ from dlbench.analysis.telemetry.node_samples import (
     read_node,
     why_not_sampled,
 )
-from dlbench.lazy import Array, Times, np, npt
+from dlbench.lazy import Array, Times, np
 from dlbench.records.scan import Run
 from dlbench.records.throttle_reasons import IDLE_BIT, THROTTLING_MASK, throttling_names
 
@@ -57,75 +57,51 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
     why: list[str] = []
     silent = 0
     for node in on_gpu or nodes:
-        lost = list(_node(run, node, why, window_of, on_gpu=bool(on_gpu)))
-        silent += not lost
-        found += lost
+        outcomes = _node(run, node, window_of, on_gpu=bool(on_gpu))
+        losses = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
+        silent += not losses
+        found += losses
+        why += [outcome for outcome in outcomes if isinstance(outcome, str)]
     if not found:
         return None, why[0]
     share = sum(one.share for one in found) / len(found)
     worst = max(found, key=lambda one: (one.share, one.time_share))
     missing = 1 - sum(one.coverage for one in found) / len(found)
-    parts = [f"mean of {len(found)} {_plural('GPU' if on_gpu else 'node', len(found))}"]
+    parts = [f"mean of {len(found)} {'GPU' if on_gpu else 'node'}{'s' * (len(found) != 1)}"]
     if worst.time_share > 0:
         parts.append(f"most at {worst.where}, {worst.share:.1%}")
     parts.append(worst.evidence)
     if missing > 0.01:
         parts.append(f"{missing:.0%} of the window was not sampled")
     if silent:
-        parts.append(f"not known of {silent} {_plural('node', silent)}: {why[0]}")
+        parts.append(f"not known of {silent} node{'s' * (silent != 1)}: {why[0]}")
     return share, "; ".join(parts)
 
 
-def _plural(word: str, count: int) -> str:
-    return word if count == 1 else f"{word}s"
-
-
-def _node(
-    run: Run, node: int, why: list[str], window_of: Callable[[int], Interval] | None, *, on_gpu: bool
-) -> Iterator[Throttled]:
-    """What the GPUs of a node, or the node, lost; adds to `why` where that is not known."""
+def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, on_gpu: bool) -> list[Throttled | str]:
+    """Returns what each GPU of a node, or the node, lost, or why that is not known."""
     reason = why_not_sampled(run, node)
     if reason:
-        why.append(reason)
-        return
+        return [reason]
     samples = read_node(run, node, lambda name: name == _QUOTA or _FIELDS.fullmatch(name) is not None)
     window = measured_window(run, node) if window_of is None else window_of(node)
     if not on_gpu:
-        lost = _quota(run, samples, window)
-        if isinstance(lost, str):
-            why.append(lost)
-        else:
-            yield lost
-        return
+        return [_quota(run, samples, window)]
     use = gpus_of_ranks(run, samples)
     if not use.gpus:
-        why.append(use.how)
-    weigh = _Weights(samples=samples, window=window)
-    for gpu in use.gpus:
-        lost = _gpu(samples, f"gpu.{gpu}", weigh)
-        if isinstance(lost, str):
-            why.append(lost)
-        else:
-            yield lost
+        return [use.how]
+
+    # GPUs that were read at the same times share their weights.
+    @cache
+    def weigh(held: bytes, period_s: float) -> Array:
+        return nearest_time(samples.time_ns[np.frombuffer(held, dtype=np.bool_)], window, period_s)
+
+    window_ns = window[1] - window[0]
+    return [_gpu(samples, f"gpu.{gpu}", weigh, window_ns) for gpu in use.gpus]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Weights:
-    """`nearest_time` of samples of one node; GPUs that were read at the same times share it."""
-
-    samples: NodeSamples
-    window: Interval
-    known: dict[tuple[bytes, float], Array] = field(default_factory=dict)
-
-    def of(self, held: npt.NDArray[np.bool_], period_s: float) -> Array:
-        key = held.tobytes(), period_s
-        if key not in self.known:
-            self.known[key] = nearest_time(self.samples.time_ns[held], self.window, period_s)
-        return self.known[key]
-
-
-def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
-    """What one GPU lost, or why that is not known."""
+def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array], window_ns: int) -> Throttled | str:
+    """Returns what one GPU lost, or why that is not known."""
     where = f"{name} of {samples.host}"
     for field_name in (f"{name}.clock_reasons", f"{name}.sm_clock_hz"):
         if field_name not in samples.columns:
@@ -133,12 +109,12 @@ def _gpu(samples: NodeSamples, name: str, weigh: _Weights) -> Throttled | str:
     reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
     held = np.isfinite(reasons) & np.isfinite(clock)
     masks, clock = reasons[held].astype(np.int64), clock[held]
-    weight = weigh.of(held, samples.period_of(f"{name}.sm_clock_hz"))
+    weight = weigh(held.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
     if not weight.sum():
         return f"{where}: no sample of its clock in the measured window"
     throttled = (masks & THROTTLING_MASK) != 0
     slow = throttled & (weight > 0)
-    coverage = float(weight.sum() / (weigh.window[1] - weigh.window[0]))
+    coverage = float(weight.sum() / window_ns)
     if not slow.any():
         return Throttled(where=where, share=0.0, time_share=0.0, coverage=coverage, evidence="no sample was throttled")
     at_work = (weight > 0) & ~throttled & ((masks & IDLE_BIT) == 0)
@@ -207,18 +183,16 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
     # Threads beyond the cores wait for each other and are not held back by the quota.
     cpus = min(len({core for rank in ranks for core in rank.cores}), sum(rank.threads for rank in ranks))
     seconds = held_back.value
-    share = seconds / (held_back.known_ns / 1e9 * max(1, cpus))
+    share = min(1.0, seconds / (held_back.known_ns / 1e9 * max(1, cpus)))
+    throttling = f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"
+    if not seconds:
+        throttling = "no CPU-quota throttling"
     return Throttled(
         where=samples.host,
-        share=min(1.0, share),
-        time_share=min(1.0, share),
+        share=share,
+        time_share=share,
         coverage=held_back.coverage,
-        evidence=(
-            f"the CPU quota throttled {samples.host} for {seconds:.3g} s in all"
-            if seconds
-            else "no CPU-quota throttling"
-        )
-        + "; CPU frequency changes are not attributed",
+        evidence=f"{throttling}; CPU frequency changes are not attributed",
     )
 
 
@@ -226,16 +200,15 @@ def _quota(run: Run, samples: NodeSamples, window: Interval) -> Throttled | str:
 class GpuUse:
     """The GPUs of one node that count."""
 
-    gpus: tuple[int, ...]  # NVML's numbers; none where no rank used one, or the share of a board is not known.
-    is_certain: bool  # False where some of them may not have been used by the run.
     how: str  # How it is known, or why there is none; a sentence without its full stop.
+    gpus: tuple[int, ...] = ()  # NVML's numbers; none where no rank used one, or the share of a board is not known.
+    is_certain: bool = True  # False where some of them may not have been used by the run.
 
 
-@lru_cache(maxsize=64)
-def sampled_gpus(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Numbers of all GPUs with a sampled field, by the names of these; nodes of a run mostly have the same."""
-    found = (re.match(r"gpu\.(\d+)\.", name) for name in names)
-    return tuple(sorted({int(match[1]) for match in found if match}))
+def gpu_numbers(names: Iterable[str]) -> tuple[int, ...]:
+    """Returns the numbers of all GPUs that have a field among the names."""
+    matches = (re.match(r"gpu\.(\d+)\.", name) for name in names)
+    return tuple(sorted({int(match[1]) for match in matches if match}))
 
 
 def computes_on_gpu(run: Run, node: int) -> bool:
@@ -247,28 +220,24 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
     """The GPUs of a node that the run's ranks used, by their UUIDs; all of the node where these are not known."""
     ranks = node_ranks(run, samples.node_rank)
     if not computes_on_gpu(run, samples.node_rank):
-        return GpuUse(gpus=(), is_certain=True, how="no rank of the node computes on a GPU")
-    gpus = sampled_gpus(samples.names)
+        return GpuUse(how="no rank of the node computes on a GPU")
+    gpus = gpu_numbers(samples.names)
     if not gpus:
-        return GpuUse(gpus=(), is_certain=True, how=samples.why_not("gpu.0.power_w", "gpu"))
+        return GpuUse(how=samples.why_not("gpu.0.power_w", "gpu"))
     used = [rank.gpu for rank in ranks if rank.gpu is not None]
     numbers = {samples.facts.get(f"gpu.{gpu}.uuid"): gpu for gpu in gpus}
     found = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
     if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in found):
         return GpuUse(
-            gpus=(),
-            is_certain=True,
             how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
             "share of them is known",
         )
     if len({gpu.uuid for gpu in used}) == len(gpus):
-        return GpuUse(gpus=gpus, is_certain=True, how="a rank on every GPU of the node")
+        return GpuUse(gpus=gpus, how="a rank on every GPU of the node")
     if used and len(found) == len(used):
-        return GpuUse(gpus=found, is_certain=True, how="by the UUIDs of the ranks' GPUs")
+        return GpuUse(gpus=found, how="by the UUIDs of the ranks' GPUs")
     if 0 < len(found) < len(used):
         return GpuUse(
-            gpus=(),
-            is_certain=True,
             how=f"the sampler of {samples.host} was shown {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
             "where Slurm hides the others' (slurm.gpu_bind site): nothing is known of the others",
         )

@@ -15,7 +15,6 @@ from dlbench.machine import environment
 from dlbench.machine.gpus import numa_nodes_of
 from dlbench.node.cores import Seat, settle
 from dlbench.node.data.loader import BatchSource, EvaluationSource
-from dlbench.node.data.rank_reader import RankReading
 from dlbench.node.data.read_audit import Audited, doubtful_epochs
 from dlbench.node.data.source import data_set, files_account
 from dlbench.node.data.synthetic import SyntheticSource

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from dlbench.lazy import alt
 from dlbench.report.charts.style import SUBTITLE_PIXELS
 from dlbench.report.table import Sheet, TextTable, text_sheet
-from dlbench.report.wording import clean
+from dlbench.report.wording import cleaned
 
 Rows = list[dict[str, Any]]
 
@@ -33,7 +33,7 @@ class Chart:
 
     def __post_init__(self) -> None:
         for name in ("title", "alt", "spec"):
-            object.__setattr__(self, name, _clean(getattr(self, name)))
+            object.__setattr__(self, name, cleaned(getattr(self, name)))
 
 
 class Subject(Protocol):
@@ -104,12 +104,3 @@ def tooltips(titles: Mapping[str, str]) -> list[Any]:
 def short(value: float | None) -> float | None:
     """A number as a chart needs it: four digits."""
     return None if value is None else float(f"{value:.4g}")
-
-
-def _clean(value: Any) -> Any:
-    """The same with all text in it made harmless: Vega aborts on some characters."""
-    if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    return clean(value) if isinstance(value, str) else value

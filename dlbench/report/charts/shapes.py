@@ -1,12 +1,7 @@
 """Four shapes of charts: lines over ranks, stacked bars, bars or dots with their intervals, points over an axis.
 
 A shape takes rows (one a mark), axes, who has which colour, and what a mark says under the pointer; `finish` makes the
-`Chart` of it::
-
-    rows = [{"ranks": point.ranks, "place": place_of(point), **figure_row(point.energy)} for point in points]
-    tooltip = {"place": "at", "shown": "J per sample", "basis": "interval"}
-    drawn = lines(rows, Axis("J per sample", unit="J", scale={"domainMin": 0}), MEASURED, tooltip)
-    return finish(drawn, group, name="energy", title=..., alt=..., table=..., size=(NARROW, HEIGHT))
+`Chart` of it (see `_charts` of `dlbench.views.energy`).
 
 Rows have `value`, and `low` and `high` where they have intervals (`figure_row`); other names of a value stand in its
 axis. What a chart has besides are layers more: `alt.layer(*lines(...).layer, ...)` or `reference`.
@@ -15,14 +10,16 @@ axis. What a chart has besides are layers more: `alt.layer(*lines(...).layer, ..
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from dlbench.lazy import alt
 from dlbench.report.charts.chart import Rows, inline, tooltips
-from dlbench.report.charts.style import IDEAL, INK, si_label
+from dlbench.report.charts.style import IDEAL, si_label
 from dlbench.report.wording import basis_text, figure_text
 from dlbench.stats.estimates import Estimate
 
 Tooltip = Mapping[str, str]  # As of `tooltips`.
+_alt: Any = alt  # Untyped: the types of altair's channels are a wall of overloads.
 
 
 class Axis(NamedTuple):
@@ -73,33 +70,31 @@ def lines(
     further numbers that it holds, without a tick; `x_axis`: another axis. With `is_forecast` nobody measured this:
     lines are dotted, points hollow.
     """
-    alt = _altair()
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
         ends = min([*counts, *reach]), max([*counts, *reach])
         scale = {"type": "log", "base": 2, "domain": [ends[0] / room, ends[1] * room], "nice": False}
         x_axis = Axis(title, field=x, format="d", scale=scale, axis={"values": counts, "grid": False})
-    base = _data(rows).encode(x=_channel(alt.X, x_axis), **_colour(rows, by))
+    base = _data(rows).encode(x=_channel(_alt.X, x_axis), **_colour(rows, by))
     value = f"{y.field}:Q"
     dash = {"strokeDash": [2, 3]} if is_forecast else {}
-    line = base.mark_line(strokeWidth=2, **dash, **_constant(by)).encode(y=_channel(alt.Y, y))
-    rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=alt.Y("low:Q"), y2="high:Q")
+    line = base.mark_line(strokeWidth=2, **dash, **_constant(by)).encode(y=_channel(_alt.Y, y))
+    rule = base.mark_rule(strokeWidth=3, opacity=0.5, **_constant(by)).encode(y=_alt.Y("low:Q"), y2="high:Q")
     point = base.mark_point(filled=not is_forecast, size=60, opacity=1, **_constant(by))
-    marks = point.encode(y=alt.Y(value), tooltip=tooltips(tooltip))
+    marks = point.encode(y=_alt.Y(value), tooltip=tooltips(tooltip))
     has_intervals = any(row.get("low") is not None for row in rows)
     dashed = _data(rows).mark_line(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
-    dashed = dashed.encode(x=alt.X(f"{x}:Q"), y=f"{ideal}:Q")
+    dashed = dashed.encode(x=_alt.X(f"{x}:Q"), y=f"{ideal}:Q")
     return _layer(*([dashed] if ideal else []), line, *([rule] if has_intervals else []), marks)
 
 
-def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequence[str] = (), limit: int = 0) -> Any:
+def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequence[str] = ()) -> Any:
     """Horizontal bars of parts, a bar for each `place`; rows say by `order` which part comes first.
 
-    `names`: of all bars in their order; empty: as they first come. `limit`: width of the names, pixels; 0: Vega's own.
+    `names`: of all bars in their order; empty: as they first come.
     """
-    alt = _altair()
-    value = _channel(alt.X, x).stack("zero")
-    name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)), limit)
+    value = _channel(_alt.X, x).stack("zero")
+    name = _names("place", names or list(dict.fromkeys(row["place"] for row in rows)))
     bars = _data(rows).mark_bar(height={"band": 0.72})
     return _layer(bars.encode(y=name, x=value, **_colour(rows, by), order="order:Q", tooltip=tooltips(tooltip)))
 
@@ -107,36 +102,27 @@ def stacked(rows: Rows, x: Axis, by: Series, tooltip: Tooltip, *, names: Sequenc
 def intervals(
     rows: Rows,
     x: Axis,
-    by: Series | str,
+    by: Series,
     tooltip: Tooltip,
     *,
-    y: str = "at",
-    mark: Literal["bar", "dot"] = "bar",
-    band: float = 0.72,
+    y: str,
     limit: int = 200,
     names: Mapping[str, Any] | None = None,
     reference: float | None = None,
 ) -> Any:
-    """A bar or a dot with its interval in each row, from above.
+    """A dot with its interval in each row, from above.
 
-    `band`: height of a bar (share of its row). `limit`: width of the names, pixels; `names`: more of their axis, as
-    Vega-Lite has it.
+    `limit`: width of the names, pixels; `names`: more of their axis, as Vega-Lite has it.
     """
-    alt = _altair()
-    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], limit, names))
-    channels = {"x": _channel(alt.X, x), "tooltip": tooltips(tooltip), **_colour(rows, by)}
-    ends = {"x": alt.X("low:Q"), "x2": "high:Q"}
-    if mark == "bar":
-        layers = [base.mark_bar(height={"band": band}, **_constant(by)).encode(**channels)]
-        rule = base.mark_rule(color=INK, strokeWidth=1.5).encode(**ends)
-    else:
-        layers = [base.mark_point(filled=True, size=80, opacity=1, **_constant(by)).encode(**channels)]
-        rule = base.mark_rule(strokeWidth=3, opacity=0.55, **_constant(by)).encode(**ends, **_colour(rows, by))
+    base = _data(rows).encode(y=_names(y, [row[y] for row in rows], labelLimit=limit, **(names or {})))
+    point = base.mark_point(filled=True, size=80, opacity=1)
+    rule = base.mark_rule(strokeWidth=3, opacity=0.55)
+    layers = [point.encode(x=_channel(_alt.X, x), tooltip=tooltips(tooltip), **_colour(rows, by))]
     if any(row.get("low") != row.get("high") for row in rows):
-        layers.insert(mark == "bar", rule)
+        layers.insert(0, rule.encode(x=_alt.X("low:Q"), x2="high:Q", **_colour(rows, by)))
     if reference is not None:
         line = _data([{x.field: reference}]).mark_rule(color=IDEAL, strokeDash=[5, 4], strokeWidth=1.5)
-        layers.append(line.encode(x=alt.X(f"{x.field}:Q")))
+        layers.append(line.encode(x=_alt.X(f"{x.field}:Q")))
     return _layer(*layers)
 
 
@@ -151,63 +137,47 @@ def scatter(
     line: float = 0.0,
     size: int = 60,
     opacity: float = 1.0,
-    has_shapes: bool = True,
 ) -> Any:
     """Points over an axis of numbers, such as steps or time.
 
     With `line` (a width) there are lines between those of one colour and one `detail`, a field.
     """
-    alt = _altair()
     base = _data(rows).encode(
-        x=_channel(alt.X, x), y=_channel(alt.Y, y), **_colour(rows, by), tooltip=tooltips(tooltip)
+        x=_channel(_alt.X, x), y=_channel(_alt.Y, y), **_colour(rows, by), tooltip=tooltips(tooltip)
     )
     if detail:
         base = base.encode(detail=f"{detail}:N")
-    marks = base.mark_point(filled=True, size=size, opacity=opacity)
-    if has_shapes:
-        marks = marks.encode(shape=_legend(alt.Shape, rows, by))
+    marks = base.mark_point(filled=True, size=size, opacity=opacity).encode(shape=_legend(_alt.Shape, rows, by))
     return _layer(*([base.mark_line(strokeWidth=line)] if line else []), marks)
-
-
-def _altair() -> Any:
-    """Imported late, because it is slow; untyped, because the types of its channels are a wall of overloads."""
-    import altair
-
-    return altair
 
 
 def _layer(*layers: Any) -> Any:
     """Layers that hold their rows themselves, to stand among others as well: altair lifts data that all share."""
-    alt = _altair()
-    chart = alt.layer(*layers)
-    if chart.data is not alt.Undefined:
+    chart = _alt.layer(*layers)
+    if chart.data is not _alt.Undefined:
         for one in chart.layer:
             one.data = chart.data
-        chart.data = alt.Undefined
+        chart.data = _alt.Undefined
     return chart
 
 
 def _data(rows: Rows) -> Any:
-    return _altair().Chart(inline(rows))
+    return _alt.Chart(inline(rows))
 
 
 def _channel(kind: Any, axis: Axis) -> Any:
-    alt = _altair()
     # Arguments instead of methods: altair's methods make their help text anew at every use.
     labels = {"labelExpr": si_label(axis.unit)} if axis.unit else {"format": axis.format}
-    scale = {"scale": alt.Scale(**axis.scale)} if axis.scale else {}
-    return kind(f"{axis.field}:Q", title=axis.title, axis=alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
+    scale = {"scale": _alt.Scale(**axis.scale)} if axis.scale else {}
+    return kind(f"{axis.field}:Q", title=axis.title, axis=_alt.Axis(**{"tickCount": 5, **labels, **axis.axis}), **scale)
 
 
-def _names(field: str, names: Sequence[str], limit: int, more: Mapping[str, Any] | None = None) -> Any:
-    alt = _altair()
-    axis = {"title": None, **({"labelLimit": limit} if limit else {}), **(more or {})}
-    return alt.Y(f"{field}:N", sort=list(names), axis=alt.Axis(**axis))
+def _names(field: str, names: Sequence[str], **axis: Any) -> Any:
+    return _alt.Y(f"{field}:N", sort=list(names), axis=_alt.Axis(**{"title": None, **axis}))
 
 
 def _colour(rows: Rows, by: Series | str) -> dict[str, Any]:
-    alt = _altair()
-    return {} if isinstance(by, str) else {"color": _legend(alt.Color, rows, by)}
+    return {} if isinstance(by, str) else {"color": _legend(_alt.Color, rows, by)}
 
 
 def _constant(by: Series | str) -> dict[str, Any]:
@@ -216,8 +186,7 @@ def _constant(by: Series | str) -> dict[str, Any]:
 
 def _legend(kind: Any, rows: Rows, by: Series) -> Any:
     """The colour or the shape of a series; without a legend where it has no columns."""
-    alt = _altair()
     present = [name for name in by.colours if any(row[by.field] == name for row in rows)]
-    ends = {"domain": present} | ({"range": [by.colours[name] for name in present]} if kind is alt.Color else {})
-    legend = alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend}) if by.columns else None
-    return kind(f"{by.field}:N", title=by.title, scale=alt.Scale(**ends), legend=legend)
+    ends = {"domain": present} | ({"range": [by.colours[name] for name in present]} if kind is _alt.Color else {})
+    legend = _alt.Legend(**{"orient": "bottom", "columns": by.columns, **by.legend}) if by.columns else None
+    return kind(f"{by.field}:N", title=by.title, scale=_alt.Scale(**ends), legend=legend)

@@ -26,7 +26,7 @@ from dlbench import bundled
 from dlbench.report.charts import svg
 from dlbench.report.charts.chart import Chart
 from dlbench.report.charts.style import CONFIG, WIDE
-from dlbench.report.document import FEW_CARDS, Card, Document, Section
+from dlbench.report.document import FEW_CARDS, Card, Document, Section, walk
 from dlbench.report.formats.csv import write_table
 from dlbench.report.table import Sheet, TextTable
 from dlbench.report.wording import harmless
@@ -177,20 +177,14 @@ def _charts(sections: Sequence[Section], drawers: ThreadPoolExecutor) -> tuple[d
             charted.add(outer.id)
         # Charts are drawn while the next ones are made.
         coming = [
-            (one.id, chart, drawers.submit(_svg, chart, has_subtitle=not outer.is_group))
-            for one in _all(outer)
-            for chart in one.charts()
+            (section.id, chart, drawers.submit(_svg, chart, has_subtitle=not outer.is_group))
+            for section, _ in walk((outer,), {})
+            for chart in section.charts()
         ]
         for section_id, chart, drawing in coming:
             found[section_id] = (*found.get(section_id, ()), Drawn(chart, drawing.result()))
             used += len(drawing.result()) + len(json.dumps(chart.spec))
     return found, charted
-
-
-def _all(section: Section) -> Iterator[Section]:
-    yield section
-    for inner in section.sections:
-        yield from _all(inner)
 
 
 def _svg(chart: Chart, *, has_subtitle: bool) -> Markup:

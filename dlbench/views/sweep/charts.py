@@ -99,7 +99,7 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: i
         names |= {"titleAlign": "left", "titleX": -220, "titleY": -8}
     x = Axis(f"{what} over the baseline", format=".2~f", scale=scale, axis={"tickCount": 6})
     colours = Series("colour", _COLOURS, columns=0)
-    drawn = intervals(rows, x, colours, _TOOLTIP, y="setting", mark="dot", limit=220, names=names, reference=1.0)
+    drawn = intervals(rows, x, colours, _TOOLTIP, y="setting", limit=220, names=names, reference=1.0)
     band = alt.Chart(alt.InlineData(values=[{"low": 1 - SETTING_MARGIN, "high": 1 + SETTING_MARGIN}]))
     return [band.mark_rect(color=MEASURED, opacity=0.1).encode(x=alt.X("low:Q"), x2="high:Q"), *drawn.layer]
 
@@ -113,7 +113,7 @@ def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple
         width += 160
         found = [{**row, **_NO_FIGURE, **shares.get(row["setting"], {})} for row in rows]
         colours = Series("colour", _COLOURS, columns=0)
-        panels.append(intervals(found, x, colours, _TOOLTIP, y="setting", mark="dot", names={}))
+        panels.append(intervals(found, x, colours, _TOOLTIP, y="setting", names={}))
     text = alt.Chart(alt.InlineData(values=rows)).mark_text(align="left", color=INK)
     y = alt.Y("setting:N", sort=[row["setting"] for row in rows])
     panels.append(text.encode(x=alt.value(width + 14), y=y, text="text:N"))

@@ -165,7 +165,7 @@ def test_one_table_says_what_is_not_measured(group: model.Group) -> None:
 
 
 def test_rows_sum_to_the_loss_of_the_headline(group: model.Group) -> None:
-    records = sheets(group, "causes")["parts"].records()
+    records = list(sheets(group, "causes")["parts"].records())
     for point in group.points[1:]:
         own = [row for row in records if row["ranks"] == point.ranks and not row["part_of"]]
         lost_to = {row["part"]: float(row["lost_fraction"] or 0) for row in own}
