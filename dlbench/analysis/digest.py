@@ -124,6 +124,10 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
     # Where equal pieces begin, the last one perhaps shorter.
     rows = list(range(0, ranks, -(-ranks // MAX_MAP_ROWS)))
     columns = list(range(0, steps, -(-steps // MAX_MAP_COLUMNS)))
+    row_hosts = []
+    for begin, end in zip(rows, [*rows[1:], ranks], strict=True):
+        names = list(dict.fromkeys(hosts[begin:end]))
+        row_hosts.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}")
     widths = np.diff([*columns, steps])
     # Sums of whole nanoseconds, so that nothing is rounded before the mean.
     means = np.add.reduceat(own, columns, axis=1) / widths
@@ -134,10 +138,5 @@ def _map(own: Times, numbers: Times, hosts: Sequence[str]) -> RankStepMap:
         step_starts=tuple(int(numbers[column]) for column in columns),
         last_step=int(numbers[-1]),
         cells=tuple(tuple(row) for row in cells.tolist()),
-        row_hosts=tuple(_hosts(hosts[begin:end]) for begin, end in zip(rows, [*rows[1:], ranks], strict=True)),
+        row_hosts=tuple(row_hosts),
     )
-
-
-def _hosts(hosts: Sequence[str]) -> str:
-    names = list(dict.fromkeys(hosts))
-    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

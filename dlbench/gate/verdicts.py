@@ -289,12 +289,7 @@ class Judgement(Verdict):
 
 
 def judge(samples: Sequence[MetricSample], rule: Rule) -> list[Judgement]:
-    """Verdicts of one family of comparisons, in the order given.
-
-    regressed: the one-sided test of "no worse than tolerated" rejects at `rule.level` after Holm's correction over the
-    family. improved: the mirror image. equivalent: the 90 % interval of the ratio lies within the tolerance (TOST at
-    5 %: Schuirmann, Journal of Pharmacokinetics and Biopharmaceutics 15, 1987). inconclusive: none of these, or too few
-    sessions for a test. insufficient: fewer than five runs on a side.
+    """Verdicts of one family of comparisons, in the order given; `dlbench.gate.report.methods` says how they are made.
 
     Equivalence needs no correction: that all comparisons of a family are called equivalent though one is not is at
     most as likely as that one is (intersection-union: Berger, Technometrics 24, 1982).

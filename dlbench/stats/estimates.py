@@ -428,7 +428,6 @@ def paired_logs(top: Mapping[RunKey, float], bottom: Mapping[RunKey, float]) -> 
 
 
 def _of_sessions(array: Array, sessions: Sequence[str | None], centre: Callable[[list[float]], float]) -> Array:
-    """What an interval is made of: the centre of each session where there are several, else the runs."""
     if (_count(sessions) or 1) == 1:
         return array
     found: dict[str | None, list[float]] = {}

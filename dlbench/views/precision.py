@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from dlbench.analysis.comparability import averaged_id
@@ -106,14 +107,7 @@ def precisions(groups: Sequence[Group], table: RunTable) -> tuple[PrecisionCompa
     """Returns all sets of groups with two or more precisions, in the order of the groups."""
     # Two groups of one precision differ in its settings; they are no pair of precisions.
     alone = alike(groups, lambda group: (without_precision(group.sample), _precision(group)))
-    made: dict[tuple[str, int, int], PrecisionRuns] = {}
-
-    def runs(side: Side) -> PrecisionRuns:
-        key = side.group.id, side.point.ranks, side.point.nodes
-        if key not in made:
-            made[key] = PrecisionRuns(side, table)
-        return made[key]
-
+    runs = partial(PrecisionRuns, table=table)
     comparison = Comparison(
         differ_in=without_precision,
         kind=_precision,

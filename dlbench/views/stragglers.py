@@ -188,7 +188,6 @@ def _faulty_text(found: SlowNodes) -> str:
 
 
 def _of_hosts(found: SlowNodes) -> Iterator[str]:
-    """The option for Slurm, slow links, and what weakens the comparison."""
     if found.option:
         yield found.option
     for one in found.hosts:

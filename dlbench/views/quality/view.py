@@ -41,9 +41,6 @@ from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView,
 
 MAX_RUNS = 8  # Runs drawn at each rank count.
 MAX_MARKS = 60  # Evaluations drawn of a run; the first, the last and evenly spaced ones between.
-REACHED_CAPTION = "The target was met at most the last interval (since the evaluation before) earlier."
-STAGED_CAPTION = " Time to accuracy includes staging."
-FACTORS_CAPTION = "Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits."
 WORTH_SAYING = 0.01  # Factors nearer to 1 are called none.
 
 
@@ -297,7 +294,8 @@ def reached_sheet(group: Group, found: GroupQuality) -> Sheet[QualityPoint]:
         title="Time to accuracy",
         columns=columns,
         rows=found.points,
-        caption=REACHED_CAPTION + STAGED_CAPTION * is_staged,
+        caption="The target was met at most the last interval (since the evaluation before) earlier."
+        f"{' Time to accuracy includes staging.' if is_staged else ''}",
         in_terminal=True,
     )
 
@@ -318,7 +316,7 @@ def _factors_sheet(found: GroupQuality) -> Sheet[tuple[QualityPoint, Factors]]:
             Column("", "Interval", lambda row: basis_text(row[1].speedup)),
         ),
         rows=[(point, point.factors) for point in found.points[1:] if point.factors],
-        caption=FACTORS_CAPTION,
+        caption="Samples needed: the baseline's over those here. Rest: evaluation, checkpoints, warm-up, waits.",
         in_terminal=True,
     )
 

@@ -105,7 +105,7 @@ def _ratio_layers(sweep: Sweep, cell: SweepCell, rows: Rows, what: str, width: i
 
 
 def _step_panels(sweep: Sweep, cell: SweepCell, rows: Rows, width: int) -> tuple[list[Any], int]:
-    """Returns the efficiencies of the steps, what each reaches and adds, and the width with them."""
+    """Returns the panels beside the ratios, and the width with them."""
     panels = []
     if shares := {one.label: figure_row(one.efficiency) for one in cell.settings if one.efficiency}:
         scale, ticks = {"zero": False, "range": [width + 40, width + 160]}, {"tickCount": 3, "orient": "bottom"}

@@ -293,7 +293,10 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
     if draft.is_ladder:
         verdict = step_words(plan, settings)
     else:
-        verdict = " ".join([*choice.words(f"At {place_text(ranks, nodes)}"), *_axes_words(effects)])
+        keys = {answer: [axis.key for axis in effects if axis.verdict == answer.word] for answer in AXIS.values()}
+        text = "; ".join(f"{answer.in_sentence}: {', '.join(names)}" for answer, names in keys.items() if names)
+        sentences = [*choice.words(f"At {place_text(ranks, nodes)}"), sentence(text) if text else ""]
+        verdict = " ".join(filter(None, sentences))
     return SweepCell(
         ranks=ranks,
         nodes=nodes,
@@ -310,16 +313,8 @@ def cell_of(draft: Draft, family: Family, table: RunTable) -> SweepCell:
         verdict=verdict,
         advice=remedy_of(doubts) or choice.advice(),
         needed_repeats=choice.needed_repeats,
-        notes=(*_notes(runs, settings, table), *_unequal_steps(draft)),
+        notes=tuple(_notes(draft, settings, table)),
     )
-
-
-def _unequal_steps(draft: Draft) -> Iterator[str]:
-    repeats = [set(one.rates) for one in draft.settings if one.rates]
-    common, every = len(set.intersection(*repeats)), len(set.union(*repeats))
-    if draft.is_ladder and common < every:
-        shared = f"{common} of {every} repeats"
-        yield f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio."
 
 
 def _axis(key: str, draft: Draft, family: Family) -> SweptAxis:
@@ -350,12 +345,6 @@ def _axis_words(effect: KeyEffect) -> str:
         "undecided": f"{word}: {text}; neither a difference for certain, nor within {SETTING_MARGIN_TEXT}",
         "insufficient": f"{word}: {units_text(ratio)} ({text})",
     }[effect.outcome]
-
-
-def _axes_words(axes: Sequence[SweptAxis]) -> list[str]:
-    keys = {answer: [axis.key for axis in axes if axis.verdict == answer.word] for answer in AXIS.values()}
-    text = "; ".join(f"{answer.in_sentence}: {', '.join(names)}" for answer, names in keys.items() if names)
-    return [sentence(text)] if text else []
 
 
 def _setting(number: int, draft: Draft, family: Family, table: RunTable) -> SweptSetting:
@@ -426,15 +415,14 @@ def _outcome(one: SettingRuns, judged: Verdict | None, draft: Draft, *, num_ende
     return outcome
 
 
-def _notes(runs: Sequence[Run], settings: Sequence[SweptSetting], table: RunTable) -> Iterator[str]:
-    """What is left out, and differences that no swept key explains: the ratios hold them too."""
+def _notes(draft: Draft, settings: Sequence[SweptSetting], table: RunTable) -> Iterator[str]:
     inert = sum(bool(setting.inert) for setting in settings)
     if inert:
         yield (
             f"In {inert} of {len(settings)} settings a requested value had no effect; they are marked, cannot be the "
             "best, and are left out of the axes."
         )
-    measured = [run for run in runs if run.plan.run_id in table.runs]
+    measured = [run for one in draft.settings for run in one.measured]
     devices = sorted({rank.device.split(":")[0] for run in measured if run.record for rank in run.record.ranks})
     if len(devices) > 1:
         yield f"Runs were on different devices ({', '.join(devices)}): the ratios hold that difference too."
@@ -450,3 +438,8 @@ def _notes(runs: Sequence[Run], settings: Sequence[SweptSetting], table: RunTabl
     differences = [one for one in compared_unlike(facts) if one.key not in swept]
     if differences:
         yield f"Settings differ in {named(differences)}; unless the swept keys set that, the ratios hold it too."
+    repeats = [set(one.rates) for one in draft.settings if one.rates]
+    common, every = len(set.intersection(*repeats)), len(set.union(*repeats))
+    if draft.is_ladder and common < every:
+        shared = f"{common} of {every} repeats"
+        yield f"Only over the {shared} that all steps have do gains multiply exactly to the last ratio."
