@@ -141,7 +141,6 @@ class Forecast:
 
 
 def _drawn(group: Group, found: Forecast) -> list[Chart]:
-    """Efficiency as measured and as projected, and lines of what was published."""
     layers: list[Any] = []
     for anchor in found.same_work:
         line = alt.Chart(alt.InlineData(values=[{"value": anchor.efficiency, "title": f"{anchor.title}, published"}]))

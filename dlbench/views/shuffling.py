@@ -289,7 +289,6 @@ def samples_text(count: int) -> str:
 
 
 def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
-    """Epochs of each way of shuffling and each tier, over nodes."""
     for comparison in found[:MAX_CHARTS]:
         epochs = [
             (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way, row, row.epoch_s)

@@ -275,7 +275,6 @@ class StallsView(ReportView):
 
 
 def _sections(found: Sequence[Stalls]) -> tuple[Section, ...]:
-    """One, with findings, both tables, and what to be careful about; none without any point."""
     if not found:
         return ()
     words, notes = tuple(map(_finding, found)), tuple(text for point in found for text in _remarks(point))

@@ -146,7 +146,6 @@ def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
 
 
 def _require_same(folder: Path, verb: str, there: tuple[str, MadeWith], wanted: tuple[str, MadeWith]) -> None:
-    """Compares two recipes, each its kind and `made_with`."""
     ours, theirs = {"kind": wanted[0], **wanted[1]}, {"kind": there[0], **there[1]}
     for key in [*ours, *(k for k in theirs if k not in ours)]:
         if ours.get(key) != theirs.get(key):
