@@ -4,9 +4,6 @@ A `ScheduleStep` reads the buffer as it was when the step began. Where an arrivi
 being sent, it is received in place; otherwise, and where it is to be added, it lands in one of a few slots first. Long
 messages travel in segments, so that one is added while the next arrives. Receives are posted up to one step ahead where
 that touches nothing in use: both gloo and MPI then need no second round to agree on a transfer.
-
-All that does not depend on what arrives is settled when a schedule is bound: a run calls one prepared operation after
-the other.
 """
 
 from __future__ import annotations

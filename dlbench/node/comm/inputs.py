@@ -51,7 +51,7 @@ class Inputs:
         self.collective = collective
         self.rank, self.ranks, self.elements = rank, ranks, elements
         self.dtype = dtype
-        self.largest = max(2, min(_LARGEST_ENTRY, EXACT[dtype] // ranks))  # Entry with which sums are exact.
+        self._largest = max(2, min(_LARGEST_ENTRY, EXACT[dtype] // ranks))  # Entry with which sums are exact.
         generator = torch.Generator().manual_seed(SEED)
         self._pattern = torch.randint(ENTRIES, (min(max(1, elements), PATTERN_LENGTH),), generator=generator)
 
@@ -67,7 +67,7 @@ class Inputs:
         many positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
         its rounding of the inputs.
         """
-        if not self.is_sum or self.ranks * self.largest <= EXACT[self.dtype]:
+        if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:
             return 0.0
         return self.rounding
 
@@ -83,13 +83,13 @@ class Inputs:
         """
         if not self.is_sum or self.ranks == 1:
             return None
-        room = torch.finfo(DTYPES[self.dtype]).max / self.largest
+        room = torch.finfo(DTYPES[self.dtype]).max / self._largest
         return max(1, min(int(math.log(room) / math.log(self.ranks)), int(_LOOSEST / self.rounding)))
 
     def table(self, rank: int) -> torch.Tensor:
         """A rank's entries, float64, as they are in the type."""
         generator = torch.Generator().manual_seed(SEED + 1 + rank)
-        entries = torch.randint(1, self.largest + 1, (ENTRIES,), generator=generator)
+        entries = torch.randint(1, self._largest + 1, (ENTRIES,), generator=generator)
         return entries.to(DTYPES[self.dtype]).to(torch.float64)
 
     def given(self) -> torch.Tensor:
