@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlbench.cli import run as run_module
-from dlbench.cli.streams import Ending, cleaned, ending_of
+from dlbench.cli.streams import CommandEnding, cleaned, ending_of
 from dlbench.errors import (
     MACHINE_ERRORS,
     DlbenchError,
@@ -183,7 +183,7 @@ def test_status_knows_a_run_whose_processes_are_gone(cli: Cli, tmp_path: Path, l
     assert f"0 of 1 run valid, 1 {state}\n" in done.stdout
 
 
-def caught(error: BaseException) -> Ending:
+def caught(error: BaseException) -> CommandEnding:
     try:
         raise error
     except BaseException as met:
@@ -193,7 +193,7 @@ def caught(error: BaseException) -> Ending:
 @pytest.mark.parametrize("kind", [UserError, RunError, IncompleteDataError, EnvironmentLacksError])
 def test_an_error_of_dlbench_is_its_line_and_code(kind: type[DlbenchError]) -> None:
     ending = caught(kind("no such\nfolder\x1b[2J"))
-    assert ending == Ending(code=kind.exit_code, line="dlbench: error: no such folder [2J")
+    assert ending == CommandEnding(code=kind.exit_code, line="dlbench: error: no such folder [2J")
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_without_a_path_the_function_is_named() -> None:
 
 def test_interruptions_end_with_130() -> None:
     for error in (KeyboardInterrupt(), click.Abort()):
-        assert caught(error) == Ending(code=130, line="dlbench: interrupted")
+        assert caught(error) == CommandEnding(code=130, line="dlbench: interrupted")
 
 
 def test_a_reader_that_met_the_end_is_no_interruption() -> None:
@@ -279,7 +279,7 @@ def test_a_defect_keeps_its_traceback_and_is_no_verdict(error: BaseException) ->
 
 def test_an_exit_keeps_its_code() -> None:
     assert [caught(SystemExit(code)).code for code in (None, 0, 1, 6, 124)] == [0, 0, 1, 6, 124]
-    assert caught(SystemExit("words")) == Ending(code=70, line="words")
+    assert caught(SystemExit("words")) == CommandEnding(code=70, line="words")
 
 
 def test_memory_and_depth() -> None:
