@@ -30,7 +30,6 @@ def _files(*kinds: Kind) -> list[str]:
 
 
 def _given(ctx: click.Context) -> str:
-    """The workload that is typed already; empty: none."""
     words = (ctx.params.get(name) for name in ("workload", "subject", "name"))
     # Behind an option that still lacks its value Click leaves arguments unparsed.
     return str(next(filter(None, (*words, *ctx.args)), ""))

@@ -177,17 +177,19 @@ def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str,
 
 
 def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand, ...]) -> Document:
-    from dlbench.jobs.node_program import reading_rate
+    from dlbench.jobs.node_program import READING, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
+    from dlbench.records.data_path import ReadingRate
     from dlbench.views.storage import Io, io_document, need_of, supply_of
 
     answers = []
+    command = supervised(plan.system.python or sys.executable, READING)
     with interrupted_by_signals():
         for number, order in enumerate(orders, 1):
             cache = order["data"]["cache"]
             size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
             click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
-            answers.append(reading_rate(order, plan.system.python or sys.executable))
+            answers.append(answer_of(command, order, ReadingRate, "the readers' process"))
     supplies = tuple(map(supply_of, answers))
     return io_document(
         Io(

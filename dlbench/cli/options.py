@@ -88,7 +88,6 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
 
 
 def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
-    """Which preset was taken where none was asked for, if another might be expected, and why."""
     from dlbench.jobs.local import has_gpu
     from dlbench.specs.choices import GPU_PRESET, WorkloadFile
     from dlbench.specs.files import find
@@ -165,7 +164,9 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     from dlbench.jobs.local import product_rate
     from dlbench.units import format_seconds
 
-    rate = None if any(plan.measure.until != "steps" for plan in plans) else product_rate()
+    if any(plan.measure.until != "steps" for plan in plans):
+        return ""
+    rate = product_rate()
     if rate is None:
         return ""
     seconds = 0.0

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dlbench.views.out_of_core.plan import CapacityPlan
 
 _SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
-_OF_WORKLOADS = ("preset", "overrides", "system", "dry_run")
 _DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.batch_per_rank")
 """Keys that options of this command stand for, or that it compares."""
 
@@ -68,12 +67,12 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     else:
         asked = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
-            from dlbench.jobs.node_program import MODULE, supervised
+            from dlbench.jobs.node_program import PROFILE, supervised
             from dlbench.jobs.scripts.words import quoted
 
             click.echo("# measures the plan on its standard input:")
             click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
-            click.echo(quoted(supervised(asked.system.python or sys.executable, MODULE)).encode())
+            click.echo(quoted(supervised(asked.system.python or sys.executable, PROFILE)).encode())
             return
         found = _of_workload(asked)
     from dlbench.cli.report import emit
@@ -106,9 +105,10 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
 
 
 def _of_workload(asked: RunPlan) -> CapacityPlan:
-    from dlbench.jobs.node_program import memory_profile
+    from dlbench.jobs.node_program import PROFILE, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes
+    from dlbench.records.out_of_core import MemoryProfile
 
     shared.require_torch(asked.system)
     train, workload = asked.workload.train, asked.workload
@@ -116,8 +116,9 @@ def _of_workload(asked: RunPlan) -> CapacityPlan:
         f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
         err=True,
     )
+    command = supervised(asked.system.python or sys.executable, PROFILE)
     with interrupted_by_signals():
-        profile = memory_profile(asked.model_dump(mode="json"), asked.system.python or sys.executable)
+        profile = answer_of(command, asked.model_dump(mode="json"), MemoryProfile, "the profile's process")
     capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
     assert capacity is not None
     where, parts = f"this machine ({socket.gethostname()})", train.gradient_accumulation
@@ -141,7 +142,7 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
     from dlbench.records.scan import read_run
     from dlbench.specs.out_of_core import MemorySpec
 
-    for option in shared.given_options(*_OF_WORKLOADS):
+    for option in shared.given_options("preset", "overrides", "system", "dry_run"):
         raise UserError(f"{option}: has no effect on a finished run, which decided that")
     run = read_run(folder)
     memory = None if run.record is None else run.record.memory

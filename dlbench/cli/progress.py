@@ -99,7 +99,6 @@ class SeriesProgress:
         return left + sum(whole if (known := self._expected(plan)) is None else known for plan in later)
 
     def _expected(self, plan: LaunchPlan) -> float | None:
-        """How long a run takes: the mean of those of its setting and size, else of all."""
         alike = [took for other, took in self._took if _kind(other) == _kind(plan)]
         return mean(alike or [took for _, took in self._took]) if self._took else None
 

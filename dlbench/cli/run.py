@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from dlbench.specs.system import SystemSpec
 
 MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
-INSTALL_ANALYSIS = "pip install 'dlbench[analysis]'"
 
 
 @click.command(cls=shared.GroupedCommand)
@@ -79,7 +78,6 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
 
 def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
-    """The figures of a series that has ended, what its variants or sides show, and the command to go on with."""
     from dlbench.records.scan import Scan, scan
     from dlbench.report.wording import clean
 
@@ -96,7 +94,7 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
         names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
-        click.echo(f"no figures here: {names} not installed; remedy: {INSTALL_ANALYSIS}", err=True)
+        click.echo(f"no figures here: {names} not installed; remedy: pip install 'dlbench[analysis]'", err=True)
     else:
         if not request.sides:
             from dlbench.cli.report import emit

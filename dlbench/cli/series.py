@@ -133,7 +133,6 @@ def cost_lines(campaign: Campaign) -> Iterator[str]:
 
 
 def _least(jobs: Sequence[Job]) -> Iterator[str]:
-    """What the steps of these jobs last at least where seconds are measured, and which time limits are too short."""
     from dlbench.jobs.scripts.job import limit_seconds
     from dlbench.specs.plan import RunPlan
     from dlbench.units import format_seconds
@@ -237,7 +236,6 @@ def resume_series(options: dict[str, Any]) -> None:
 
 
 def _left(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
-    """The jobs that a series submits next: those that were never taken, each within its limit, and the new ones."""
     from dlbench.jobs.campaign.campaign import Campaign, TimeEstimate
     from dlbench.jobs.scripts.job import limit_seconds
 

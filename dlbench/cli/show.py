@@ -360,7 +360,6 @@ def ls(as_json: bool) -> None:
 
 
 def _heading(row: dict[str, Any]) -> str:
-    """Below which heading of its own a system stands; empty for places to run."""
     if row.get("modelled"):
         return _MODELS
     return _EXAMPLES if row["name"].startswith("example-") and "title" in row else ""

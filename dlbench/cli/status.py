@@ -99,7 +99,6 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
 
 
 def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
-    """Yields how many runs of a point are in which state, then each reason once, with the first run that it is of."""
     from dlbench.jobs.campaign.run_status import tally
 
     yield f"{point}: {tally([run.state for run in statuses])}"
@@ -140,7 +139,6 @@ def _adopt(roots: Sequence[Path], series: str = "") -> None:
 def _series(
     roots: Sequence[Path], wanted: str, found: Mapping[str, RunStatus]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Each series that is not done, of them that of one name if `wanted` is not empty; what is damaged."""
     from dlbench.jobs.campaign.series_file import standings
 
     rows: list[dict[str, Any]] = []

@@ -193,14 +193,12 @@ def ending_of(error: BaseException) -> CommandEnding:
         return CommandEnding(code=error.exit_code, line=_one_line(str(error)))
     if isinstance(error, OSError) and error.errno is not None:
         # socket.gaierror and the like have numbers of their own, below zero.
-        is_machine = error.errno in MACHINE_ERRORS or error.errno is None or error.errno < 0
-        return CommandEnding(
-            code=ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE, line=_one_line(os_error_words(error))
-        )
+        is_machine = error.errno in MACHINE_ERRORS or error.errno < 0
+        code = ExitCode.ENVIRONMENT if is_machine else ExitCode.USAGE
+        return CommandEnding(code=code, line=_one_line(os_error_words(error)))
     if isinstance(error, MemoryError):
-        return CommandEnding(
-            code=ExitCode.ENVIRONMENT, line=_one_line(f"not enough memory{_place(error)}; see also `ulimit -v`")
-        )
+        line = _one_line(f"not enough memory{_place(error)}; see also `ulimit -v`")
+        return CommandEnding(code=ExitCode.ENVIRONMENT, line=line)
     if isinstance(error, RecursionError):
         return CommandEnding(code=ExitCode.INCOMPLETE, line=_one_line(f"something is nested too deeply{_place(error)}"))
     trace = "".join(traceback.format_exception(error))

@@ -98,11 +98,9 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
     same, rotate = options["same_nodes"], options["rotate_nodes"]
     if same and rotate:
         raise UserError("--same-nodes and --rotate-nodes exclude each other")
-    if same:
-        return on_node_sets(plans, "same", same, share_one_job=options["pack"] == "all")
-    if rotate:
-        return on_node_sets(plans, "rotate", rotate, share_one_job=options["pack"] == "all")
-    return plans
+    if not same and not rotate:
+        return plans
+    return on_node_sets(plans, "same" if same else "rotate", same or rotate, share_one_job=options["pack"] == "all")
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,10 +11,6 @@ from dlbench.cli.choosing import read_one_run
 from dlbench.cli.options import FILE
 from dlbench.cli.report import check_writable, require_modules
 from dlbench.errors import ExitCode, UserError
-
-if TYPE_CHECKING:
-    from dlbench.perfetto.rows import Notes
-    from dlbench.records.scan import Run
 
 SUFFIXES = (".json", ".json.gz")
 
@@ -50,6 +45,7 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     from dlbench.perfetto.export import write_perfetto
     from dlbench.perfetto.rows import Notes
     from dlbench.perfetto.run import parse_ranks, parse_steps, read_trace_run
+    from dlbench.report.wording import clean
 
     step_range = parse_steps(steps)
     found = read_one_run(run)
@@ -58,23 +54,17 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     if found.record is None:
         notes.problem(f"the run is {found.state}: {found.detail}")
     write_perfetto(made, facts, notes, output)
-    written = f"{output}: {notes.num_events} events; open it in ui.perfetto.dev"
-    _tell(found, written, facts["clocks_unknown"], notes)
-    if notes.problems:
-        sys.exit(int(ExitCode.INCOMPLETE))
-
-
-def _tell(found: Run, written: str, clocks_unknown: list[str], notes: Notes) -> None:
-    from dlbench.report.wording import clean
-
     lines = []
     if found.recorded == "invalid":
         lines.append(f"a sanity check of the run failed: {found.objection}")
-    if clocks_unknown:
-        lines.append(f"clocks not compared, times may be off against other nodes: {', '.join(clocks_unknown)}")
+    if facts["clocks_unknown"]:
+        nodes = ", ".join(facts["clocks_unknown"])
+        lines.append(f"clocks not compared, times may be off against other nodes: {nodes}")
     lines += notes.sentences
     lines += [f"incomplete: {problem}" for problem in notes.problems]
-    click.echo(written, err=True)
+    click.echo(f"{output}: {notes.num_events} events; open it in ui.perfetto.dev", err=True)
     for line in lines:
         # Names of hosts and reasons come from files.
         click.echo(f"dlbench: {clean(line)}", err=True)
+    if notes.problems:
+        sys.exit(int(ExitCode.INCOMPLETE))

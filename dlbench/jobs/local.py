@@ -138,7 +138,6 @@ def _failed(folder: RunFolder, done: LaunchedRun, seen: Failure | None) -> RunOu
 
 
 def _seen(done: LaunchedRun, ending: Ending | None, stopped: Collection[int]) -> Failure | None:
-    """What the launcher saw and no rank says; None where the ranks' own words are enough."""
     ranks = _stopped_ranks(done, stopped)
     cause = first_cause(done.statuses)
     reason, rank = "", None

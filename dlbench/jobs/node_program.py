@@ -26,14 +26,12 @@ from dlbench.errors import (
     UserError,
 )
 from dlbench.jobs.processes import END_S, cannot_start
-from dlbench.records.data_path import ReadingRate
-from dlbench.records.out_of_core import MemoryProfile
 from dlbench.specs.base import Spec
 from dlbench.specs.problems import problem_of
 
 READING = "dlbench.node.data.reader_rate"
-
-MODULE = "dlbench.node.out_of_core_profile"
+PROFILE = "dlbench.node.out_of_core_profile"
+"""Programs; each says what its order is."""
 S = TypeVar("S", bound=Spec)
 _PREFIX = "dlbench: error: "
 _KINDS: Mapping[int, type[DlbenchError]] = {
@@ -42,27 +40,6 @@ _KINDS: Mapping[int, type[DlbenchError]] = {
     ExitCode.ENVIRONMENT: EnvironmentLacksError,
     ExitCode.TIMEOUT: StalledError,
 }
-
-
-def reading_rate(order: Mapping[str, Any], python: str) -> ReadingRate:
-    """Reads as the order says; returns when all its repeats are done.
-
-    `order`: as `dlbench.node.data.reader_rate` wants it, ready for JSON. Raises `UserError`: the data set is missing
-    or does not fit the model. `IncompleteDataError`: samples are damaged. `EnvironmentLacksError` or `RunError` or
-    `KeyboardInterrupt`: as `answer_of`.
-    """
-    return answer_of(supervised(python, READING), order, ReadingRate, "the readers' process")
-
-
-def memory_profile(order: Mapping[str, Any], python: str) -> MemoryProfile:
-    """Measures what the order names.
-
-    `order`: as `dlbench.node.out_of_core_profile` wants it, ready for JSON. Raises `UserError`: the network is no
-    chain, or the folder of the swap file is none. `EnvironmentLacksError`: the machine lacks memory or room for the
-    swap file;
-    else as `answer_of`. `RunError` or `KeyboardInterrupt`: as `answer_of`.
-    """
-    return answer_of(supervised(python, MODULE), order, MemoryProfile, "the profile's process")
 
 
 def supervised(python: str, module: str) -> list[str]:

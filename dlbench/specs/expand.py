@@ -385,7 +385,6 @@ def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple
 
 
 def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -> tuple[dict[str, Any], list[str]]:
-    """The keys of `CommSpec`, algorithms not yet fitted to a layout; and what was chosen for the person."""
     collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))

@@ -71,7 +71,6 @@ def expanded(text: str) -> Iterator[str]:
 
 
 def _numbers(inside: str, part: str) -> list[str]:
-    """What a pair of brackets holds, one by one; `part` is for messages."""
     found: list[str] = []
     for one in inside.split(","):
         ends = _RANGE.fullmatch(one.strip())

@@ -122,13 +122,9 @@ class CheckpointSpec(Spec):
         return self.every_steps is not None or self.every_epochs is not None
 
     @model_validator(mode="after")
-    def _one_unit(self) -> Self:
+    def _settings_fit(self) -> Self:
         if self.every_steps is not None and self.every_epochs is not None:
             raise ValueError("every_steps and every_epochs exclude each other")
-        return self
-
-    @model_validator(mode="after")
-    def _no_pickle(self) -> Self:
         path = self.initialize_from or ""
         if path.endswith(PICKLES):
             raise ValueError(
@@ -136,10 +132,6 @@ class CheckpointSpec(Spec):
                 "what you trust: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
                 "weights_only=True).items()}, OUT)"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_beginning(self) -> Self:
         if self.resume_from is not None and self.initialize_from is not None:
             raise ValueError("resume_from and initialize_from exclude each other: a resumed run has its weights")
         return self
@@ -456,16 +448,12 @@ class RunPlan(LaunchPlan):
         return self
 
     @model_validator(mode="after")
-    def _strategy_is_possible(self) -> Self:
-        layout, parts = self.layout, (self.workload, self.engine, self.sync, self.measure)
+    def _strategy_and_goal_are_possible(self) -> Self:
+        layout, workload = self.layout, self.workload
+        parts = (workload, self.engine, self.sync, self.measure)
         problem = strategy_problem(*parts, ranks=layout.ranks, ranks_per_node=layout.ranks_per_node)
         if problem is not None:
             raise ValueError(problem)
-        return self
-
-    @model_validator(mode="after")
-    def _goal_is_possible(self) -> Self:
-        workload = self.workload
         if self.measure.until == "quality":
             if workload.quality is None:
                 raise ValueError(

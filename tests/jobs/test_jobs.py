@@ -29,7 +29,7 @@ from dlbench.jobs.scripts.job import SUBMITTED, Job
 from dlbench.jobs.scripts.launch import render_job, sbatch_arguments, sbatch_options
 from dlbench.jobs.scripts.words import words_of
 from dlbench.jobs.slurm.accounting import ask
-from dlbench.jobs.slurm.scheduler import Slurm, require_slurm
+from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.records.folder import RunFolder, create
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.expand import expand, expand_comm
@@ -1051,9 +1051,9 @@ def test_an_sbatch_that_hangs_is_given_up(tmp_path: Path, program: Program, monk
 
 def test_a_machine_without_slurm_is_told(program: Program) -> None:
     with pytest.raises(EnvironmentLacksError, match="sbatch is not on PATH"):
-        require_slurm()
+        Slurm().require()
     program("sbatch", "true")
-    require_slurm()
+    Slurm().require()
 
 
 # Asking

@@ -254,9 +254,12 @@ def _unfinished(root: Path, now: SubmissionStatus, number: int) -> list[_Waiting
         if folder.record.exists() or folder.comm.exists() or not folder.plan.exists():
             continue
         submission = read_submission(folder)
-        job_id = now.ids[number] if submission is None else submission.reference
-        log = None if submission is None else root / submission.log
-        log = log if log is not None and log.exists() else None
+        job_id: str = now.ids[number]
+        log: Path | None = None
+        if submission is not None:
+            job_id = submission.reference
+            if (root / submission.log).exists():
+                log = root / submission.log
         found.append(_Waiting(run_id=run_id, job_id=job_id, log=log, has_begun=not never_began(folder)))
     return found
 

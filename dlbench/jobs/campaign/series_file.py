@@ -157,10 +157,6 @@ def never_began(folder: RunFolder) -> bool:
     return folder.plan.name in names and next(left, None) is None
 
 
-class BusyError(UserError):
-    """Another process is submitting the series."""
-
-
 class SeriesJob(Spec):
     """One job of a series."""
 
@@ -259,10 +255,8 @@ def is_held(root: Path, series_id: str) -> bool:
         return False
     try:
         fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
+    except OSError as error:  # any other is of a file system without locks
+        return isinstance(error, BlockingIOError)
     finally:
         os.close(number)
     return False
@@ -294,7 +288,7 @@ def held(root: Path, series_id: str) -> Iterator[int]:
     """Keeps other processes from submitting the series; where the file system has no locks, nothing does.
 
     Yields a descriptor: a program that inherits it keeps the lock as long as it runs.
-    Raises `BusyError`: another one does. `RunError`: the file cannot be made.
+    Raises `UserError`: another one does. `RunError`: the file cannot be made.
     """
     with _appending(series_path(root, series_id, "plans")) as file:
         for left in reversed(range(_LOCK_TRIES)):
@@ -304,7 +298,7 @@ def held(root: Path, series_id: str) -> Iterator[int]:
             except BlockingIOError:
                 # Who only looks (`is_held`) has it for a moment, too.
                 if not left:
-                    raise BusyError(f"series {series_id} is being submitted by another process") from None
+                    raise UserError(f"series {series_id} is being submitted by another process") from None
                 time.sleep(_LOCK_PAUSE_S)
             except OSError:  # no locks
                 break

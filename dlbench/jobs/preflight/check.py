@@ -22,7 +22,7 @@ from dlbench.jobs.scripts.job import Job, limit_seconds, render, time_text
 from dlbench.jobs.scripts.launch import sbatch_arguments, told_options
 from dlbench.jobs.scripts.words import quoted, words_of
 from dlbench.jobs.slurm.environment import asked, call, job_environment, on_cluster
-from dlbench.jobs.slurm.scheduler import Slurm, require_slurm, sbatch
+from dlbench.jobs.slurm.scheduler import Slurm
 from dlbench.opening import read_end, read_text
 from dlbench.records.files import write_atomic, write_json
 from dlbench.records.preflight import Finding, PreflightFolder, PreflightReport
@@ -206,7 +206,7 @@ def preflight(
     Raises `EnvironmentLacksError`: sbatch is not on PATH. `RunError`: the folder cannot be written.
     `KeyboardInterrupt`: on a signal; the job is cancelled.
     """
-    require_slurm()
+    Slurm().require()
     try:
         folder.seen.mkdir(parents=True)
     except OSError as error:
@@ -231,7 +231,7 @@ def _looked(
     if not starts_job or tried.state == "wrong":
         code = ExitCode.ENVIRONMENT if tried.state == "wrong" else ExitCode.OK
         return _report(plan, job=(tried,), exit_code=int(code))
-    answer = sbatch(job, sbatch_arguments(job, folder.run))
+    answer = Slurm().submit(job, sbatch_arguments(job, folder.run))
     if answer.doubt:
         with suppress(OSError, subprocess.TimeoutExpired):
             for cluster in job.shape.system.slurm.clusters or ("",):
@@ -306,12 +306,8 @@ def _judged(
     )
     findings = (*before, exchange)
     num_failed = sum(bool(node.problems) for node in nodes)
-    wrong = [finding.subject for finding in findings if finding.state == "wrong"]
-    code = ExitCode.OK
-    if 0 < num_failed < len(nodes):
-        code = ExitCode.RUN_FAILED
-    elif num_failed or any(subject not in ("all-reduce", "look") for subject in wrong):
+    wrong = {finding.subject for finding in findings if finding.state == "wrong"}
+    code = ExitCode.RUN_FAILED if num_failed or wrong else ExitCode.OK
+    if num_failed == len(nodes) or (not num_failed and wrong - {"all-reduce", "look"}):
         code = ExitCode.ENVIRONMENT  # the same is lacking everywhere
-    elif wrong:
-        code = ExitCode.RUN_FAILED
     return _report(plan, job_id=job_id, job=findings, nodes=nodes, exclude=excluded(nodes), exit_code=int(code))

@@ -37,13 +37,12 @@ def judge(plan: CommPlan, folder: PreflightFolder, hosts: Sequence[str]) -> tupl
         looked = [one for rank in ranks if isinstance(one := seen[rank], SeenRank)]
         problems = [text for rank in ranks if isinstance(text := seen[rank], str)]
         problems += _problems(plan, looked, common)
-        doubts = [*_doubts(plan, looked)]
         nodes.append(
             PreflightNode(
                 host=host,
                 ranks=tuple(looked),
                 problems=tuple(dict.fromkeys(problems)),
-                doubts=tuple(dict.fromkeys(doubts)),
+                doubts=tuple(dict.fromkeys(_doubts(plan, looked))),
             )
         )
     return tuple(nodes)

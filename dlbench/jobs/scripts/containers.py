@@ -159,7 +159,6 @@ def _mounts(plan: LaunchPlan, folder: str) -> list[str]:
 
 
 def _tier_folder(tier: TierSpec) -> str:
-    """The folder of a tier, as far as its path is the same on every node."""
     before, host, _ = tier.path.partition("{host}")
     path = before.rpartition("/")[0] if host else before.rstrip("/")
     if not path:

@@ -357,7 +357,6 @@ def _what(job: Job) -> str:
 
 
 def _ways(job: Job, python: str) -> list[dict[str, object]]:
-    """How each run is started; runs that are started alike share one, with one function of the script."""
     named: dict[str, dict[str, object]] = {}
     ways = []
     for plan in job.plans:

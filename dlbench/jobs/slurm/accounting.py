@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -39,9 +39,11 @@ _NEVER = (
     (r"ReservationDeleted", "its reservation is gone"),
     (r"JobHoldMaxRequeue|JobLaunchFailure|launch_failed_requeued_held|LaunchFailedRequeuedHeld", "it failed to start"),
 )
-_LATER = (
+_HELD = (
     (r"JobHeldUser", "it is held: `scontrol release {id}` lets it start"),
     (r"JobHeldAdmin", "an administrator holds it: ask them"),
+)
+_LATER = (
     (r"PartitionDown|PartitionInactive", "its partition takes no jobs: ask the administrators, or cancel"),
     (r"(ReqNodeNotAvail|Nodes[ _]required).*", "nodes that it asks for are down, drained or reserved"),
     (r"(QOS|Assoc)(Max|Grp)\w*|AssociationJobLimit|QOSResourceLimit", "a limit of the account or QOS: others must end"),
@@ -86,18 +88,15 @@ _PART_OF_ENERGY = "Slurm counted the energy of a part of the job's attempts or s
 
 def advice_on(reason: str, job_id: str) -> tuple[str, bool]:
     """What a reason means and what to do, and whether the job never starts as it is; empty where it just waits."""
-    for pattern, meaning in _LATER[:2]:
-        if re.fullmatch(pattern, reason):
+    for pattern, meaning in (*_HELD, *_NEVER, *_LATER):
+        if not re.fullmatch(pattern, reason):
+            continue
+        if (pattern, meaning) not in _NEVER:
             return meaning.format(id=job_id), False
-    for pattern, meaning in _NEVER:
-        if re.fullmatch(pattern, reason):
-            # A limit per user is left when the user's other jobs end, unless this one alone is above it.
-            if "PerUser" in reason and "Wall" not in reason:
-                return "a limit of the user: it starts when others end, or never if it alone is above it", False
-            return f"{meaning or 'it is above a limit of its QOS or account'}; {_STUCK}", True
-    for pattern, meaning in _LATER[2:]:
-        if re.fullmatch(pattern, reason):
-            return meaning, False
+        # A limit per user is left when the user's other jobs end, unless this one alone is above it.
+        if "PerUser" in reason and "Wall" not in reason:
+            return "a limit of the user: it starts when others end, or never if it alone is above it", False
+        return f"{meaning or 'it is above a limit of its QOS or account'}; {_STUCK}", True
     return "", False
 
 
@@ -235,16 +234,11 @@ def _said(program: str, arguments: Sequence[str]) -> tuple[subprocess.CompletedP
 RunT = TypeVar("RunT", bound=LaunchedRun)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What Slurm says of some runs."""
+def accounting_of(runs: Iterable[LaunchedRun]) -> tuple[dict[str, RunAccounting], dict[str, str]]:
+    """What Slurm says of the jobs of runs that were submitted, and have ended; what is kept is not asked again.
 
-    accounting: dict[str, RunAccounting] = field(default_factory=dict)  # By run id.
-    why_not: dict[str, str] = field(default_factory=dict)  # Of submitted runs, why there is nothing, by run id.
-
-
-def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
-    """What Slurm says of the jobs of runs that were submitted, and have ended; what is kept is not asked again."""
+    Returns it, and of submitted runs without it why there is nothing, both by run id.
+    """
     kept: dict[str, RunAccounting] = {}
     jobs: dict[str, Submission] = {}
     why: dict[str, str] = {}
@@ -265,26 +259,26 @@ def accounting_of(runs: Iterable[LaunchedRun]) -> Told:
         by_cluster.setdefault(submission.cluster, []).append(submission.job_id.partition("_")[0])
     answers = {cluster: _ask_all(list(dict.fromkeys(ids)), cluster) for cluster, ids in by_cluster.items()}
     for run_id, submission in jobs.items():
-        found = _of_run(run_id, submission, answers[submission.cluster])
+        found = _of_run(run_id, submission, *answers[submission.cluster])
         if isinstance(found, str):
             why[run_id] = found
         else:
             kept[run_id] = found
-    return Told(accounting=kept, why_not=why)
+    return kept, why
 
 
 def with_accounting(runs: Sequence[RunT]) -> tuple[list[RunT], dict[str, str]]:
     """The runs with what Slurm says of them, which is kept in their folders; and why there is nothing, by run id."""
-    answer = accounting_of(runs)
+    accounting, why_not = accounting_of(runs)
     found = []
     for run in runs:
-        new = answer.accounting.get(run.plan.run_id)
+        new = accounting.get(run.plan.run_id)
         if run.accounting is None and new is not None:
             with suppress(RunError):  # somebody else's runs, or a full disk: it is asked again
                 write_json(run.folder.accounting, new.model_dump(mode="json"))
             run = replace(run, accounting=new)
         found.append(run)
-    return found, answer.why_not
+    return found, why_not
 
 
 def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> dict[str, str]:
@@ -303,15 +297,8 @@ def settled_accounting(runs: Sequence[RunT], pause: Callable[[float], None]) -> 
     return why_not
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """Rows of sacct, by job id: of the job, and of its steps."""
-
-    rows: Mapping[str, list[dict[str, str]]] = field(default_factory=dict)
-    why_not: str = ""  # Why sacct did not say; empty where it did.
-
-
-def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
+def _ask_all(jobs: Sequence[str], cluster: str) -> tuple[dict[str, list[dict[str, str]]], str]:
+    """Returns the rows of sacct by job id, of the job and of its steps; and why there is none, or empty."""
     size = MAX_IDS // (1 + max(map(len, jobs)))
     rows: dict[str, list[dict[str, str]]] = {}
     for start in range(0, len(jobs), size):
@@ -319,9 +306,9 @@ def _ask_all(jobs: Sequence[str], cluster: str) -> _Answer:
         sacct = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--format={_FIELDS}", which]
         lines, why = _lines([*sacct, *on_cluster(cluster)])
         if why:
-            return _Answer(why_not=why)
+            return {}, why
         rows |= _by_job(lines, _FIELDS.split(","))
-    return _Answer(rows=rows)
+    return rows, ""
 
 
 def _lines(command: list[str]) -> tuple[list[str], str]:
@@ -352,12 +339,14 @@ def _by_job(lines: Iterable[str], names: Sequence[str]) -> dict[str, list[dict[s
     return found
 
 
-def _of_run(run_id: str, submission: Submission, answer: _Answer) -> RunAccounting | str:
+def _of_run(
+    run_id: str, submission: Submission, by_job: Mapping[str, list[dict[str, str]]], why_not: str
+) -> RunAccounting | str:
+    if why_not:
+        return f"no accounting: {why_not}"
     begin = datetime.fromisoformat(submission.submitted).timestamp() - _SKEW_S
-    rows = [row for row in answer.rows.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
+    rows = [row for row in by_job.get(submission.job_id, []) if (_seconds(row["End"]) or begin) >= begin]
     own = [row for row in rows if row["JobID"] == submission.job_id]
-    if answer.why_not:
-        return f"no accounting: {answer.why_not}"
     if not own:
         return f"Slurm no longer knows job {submission.job_id}"
     # sacct writes "CANCELLED by 1000".

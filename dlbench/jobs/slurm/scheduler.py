@@ -34,42 +34,15 @@ _REFUSALS = (
 _AT_ONCE = 5_000  # Ids of one scancel: their text stays far below what Linux takes for arguments.
 
 
-def require_slurm() -> None:
-    """Proves that jobs can be submitted from here. Raises `EnvironmentLacksError`: sbatch is not on PATH."""
-    if shutil.which("sbatch") is None:
-        raise EnvironmentLacksError("sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run")
-
-
-def sbatch(job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-    """The job's id; else why it may be queued all the same; else why it was refused for certain.
-
-    `keep_open`: as of `Slurm.submit`.
-    """
-    try:
-        done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
-    except subprocess.TimeoutExpired as late:
-        return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
-    except OSError as error:
-        return Answer(refusal=f"it cannot be started: {error.strerror or error}")
-    # Sites' own programs of this name print more than the id, perhaps other numbers; which is the id, the queue knows.
-    answers = {line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\d+(;\S+)?", line.strip())}
-    if done.returncode == 0:
-        if len(answers) == 1:
-            return Answer(job_id=answers.pop())
-        return Answer(doubt=f"sbatch gave an unexpected answer ({done.stdout.strip()!r:.200})")
-    why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-    final = why.lower().rpartition("batch job submission failed:")[2]
-    if not answers and "timed out" not in final and any(words in final for words in _REFUSALS):
-        return Answer(refusal=why, is_full="job submit limit" in final or "maxsubmitjob" in why.lower())
-    return Answer(doubt=f"sbatch failed: {why:.300}")
-
-
 class Slurm:
     """What a campaign asks for; tests have another one."""
 
     def require(self) -> None:
-        """Raises `EnvironmentLacksError`: no job can be submitted from this machine."""
-        require_slurm()
+        """Proves that jobs can be submitted from here. Raises `EnvironmentLacksError`: sbatch is not on PATH."""
+        if shutil.which("sbatch") is None:
+            raise EnvironmentLacksError(
+                "sbatch is not on PATH; submit from a login node of the cluster, or use --dry-run"
+            )
 
     def render(self, job: Job, folders: Sequence[RunFolder], python: str, comment: str) -> str:
         """The batch script of a job.
@@ -81,7 +54,8 @@ class Slurm:
 
     def command(self, job: Job, folder: RunFolder, after: str | None, comment: str) -> list[str]:
         """The command that submits a script; `after`: id of the job that must have ended before, None: none."""
-        after = None if after is None else after.partition(";")[0]
+        if after is not None:
+            after = after.partition(";")[0]
         return sbatch_arguments(job, folder, after, comment)
 
     def variables(self, job: Job) -> Sequence[str]:
@@ -93,8 +67,28 @@ class Slurm:
         return job.shape.system.slurm.clusters or ("",)
 
     def submit(self, job: Job, command: Sequence[str], keep_open: Sequence[int] = ()) -> Answer:
-        """Runs that command; `keep_open`: descriptors that hold the series' lock until it ends, kill or not."""
-        return sbatch(job, command, keep_open)
+        """Runs that command; returns the id, else why the job may be queued all the same, else why it was refused.
+
+        `keep_open`: descriptors that hold the series' lock until it ends, kill or not.
+        """
+        try:
+            done = call(command, {**job_environment(job.plans), SUBMITTED: "1"}, keep_open=keep_open)
+        except subprocess.TimeoutExpired as late:
+            return Answer(doubt=f"sbatch gave no answer within {late.timeout:g} s")
+        except OSError as error:
+            return Answer(refusal=f"it cannot be started: {error.strerror or error}")
+        # Sites' own programs of this name print more than the id, perhaps other numbers: which is it, the queue knows.
+        lines = map(str.strip, done.stdout.splitlines())
+        answers = {line for line in lines if re.fullmatch(r"\d+(;\S+)?", line)}
+        if done.returncode == 0:
+            if len(answers) == 1:
+                return Answer(job_id=answers.pop())
+            return Answer(doubt=f"sbatch gave an unexpected answer ({done.stdout.strip()!r:.200})")
+        why = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
+        final = why.lower().rpartition("batch job submission failed:")[2]
+        if not answers and "timed out" not in final and any(words in final for words in _REFUSALS):
+            return Answer(refusal=why, is_full="job submit limit" in final or "maxsubmitjob" in why.lower())
+        return Answer(doubt=f"sbatch failed: {why:.300}")
 
     def query(self, job_ids: Sequence[str] = (), users: Sequence[str] = (), clusters: Sequence[str] = ()) -> Queue:
         """This user's jobs: one squeue, and at most one sacct; where jobs are on other clusters, as many for those.

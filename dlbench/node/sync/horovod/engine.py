@@ -50,7 +50,6 @@ from dlbench.node.sync.horovod.report import (
     read_back,
     refusal,
     require_import,
-    tuning_variables,
     wire_of,
 )
 from dlbench.node.sync.horovod.timeline import TimelineSummary, TimelineWindow
@@ -148,7 +147,15 @@ class HorovodEngine(Engine):
                 os.environ.pop(name, None)
             self._tuning_folder = tempfile.TemporaryDirectory(prefix="dlbench-autotune-")
             log = Path(self._tuning_folder.name) / "autotune.csv"
-            variables |= tuning_variables(settings, log)
+            variables |= {
+                "HOROVOD_AUTOTUNE": "1",
+                "HOROVOD_AUTOTUNE_LOG": str(log),
+                "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": str(settings.autotune_warmup_samples),
+                "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(settings.autotune_steps_per_sample),
+                "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": str(settings.autotune_max_samples),
+                "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
+                "HOROVOD_CACHE_CAPACITY": "1024",
+            }
             if self._place.rank == 0:  # which alone writes it
                 self._tuning = TuningWatch(settings, log)
         else:
@@ -247,9 +254,7 @@ class HorovodEngine(Engine):
             messages=() if seen is None else seen.messages,
             bytes_inside=inside,
             bytes_across=across,
-            communication_s=None if seen is None else seen.communication_s,
-            exposed_s=None if seen is None else seen.exposed_s,
-            hidden_s=None if seen is None else seen.hidden_s,
+            **{key: getattr(seen, key, None) for key in ("communication_s", "exposed_s", "hidden_s")},
             backward_s=self._watch.backward_s(),
             wire_overflows=overflows,
             window_steps=0 if seen is None else len(seen.counts),

@@ -120,19 +120,6 @@ def read_back(symbol: str, kind: Any) -> float | None:
     return value
 
 
-def tuning_variables(settings: HorovodSettings, log: Path) -> dict[str, str]:
-    """Environment of a run with the autotuner on."""
-    return {
-        "HOROVOD_AUTOTUNE": "1",
-        "HOROVOD_AUTOTUNE_LOG": str(log),
-        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": str(settings.autotune_warmup_samples),
-        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": str(settings.autotune_steps_per_sample),
-        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": str(settings.autotune_max_samples),
-        "HOROVOD_HIERARCHICAL_ALLGATHER": "0",
-        "HOROVOD_CACHE_CAPACITY": "1024",
-    }
-
-
 @dataclass(frozen=True, kw_only=True)
 class TuningRow:
     """One row of the log."""
@@ -200,8 +187,7 @@ class TuningWatch:
             planned_steps=self._settings.autotune_steps,
             finished=self.has_settled,
             settled_step=self._settled_step,
-            fusion_threshold_bytes=None if chosen is None else chosen.fusion_threshold_bytes,
-            cycle_time_ms=None if chosen is None else chosen.cycle_time_ms,
+            **{key: getattr(chosen, key, None) for key in ("fusion_threshold_bytes", "cycle_time_ms")},
             score=None if chosen is None or not math.isfinite(chosen.score) else chosen.score,
         )
 

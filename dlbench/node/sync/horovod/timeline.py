@@ -224,9 +224,6 @@ def _message(group: _FusedGroup) -> FusedMessage | None:
     )
 
 
-_Pair = tuple[WatchedStep, tuple[FusedMessage, ...]]  # A watched step and its messages.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimelineSummary:
     """The watched steps as the timeline has them; medians over steps where nothing else is said."""
@@ -367,12 +364,11 @@ class TimelineWindow:
         return dataclasses.replace(self._timeline, messages=gradients)
 
     def _steps(self, timeline: Timeline) -> Iterator[tuple[int, WatchedStep, tuple[FusedMessage, ...]]]:
-        """Each watched step with its messages, where it has some; and its number."""
         for number, step in enumerate(self._watch.steps):
             if messages := timeline.step(number):
                 yield number, step, messages
 
-    def _origin_s(self, pairs: Sequence[_Pair]) -> tuple[float | None, str]:
+    def _origin_s(self, pairs: Sequence[tuple[WatchedStep, tuple[FusedMessage, ...]]]) -> tuple[float | None, str]:
         """Where the timeline's times begin on the monotonic clock, seconds; or None and the reason. Horovod's times are
         the host's on a GPU, too: rank 0 waits there for each message's begin and end, and notes them when it
         learns of them.
