@@ -255,11 +255,6 @@ class Ingredients(Spec):
         """Ranks of a full node."""
         return self.ranks_per_node or -(-self.anchor.ranks // self.anchor.nodes)
 
-    @property
-    def ranks_per_leaf(self) -> int | None:
-        """Ranks below a full leaf switch; None: not known."""
-        return self.nodes_per_leaf and self.nodes_per_leaf * self.per_node
-
     def nodes_of(self, ranks: int) -> int:
         """Nodes that so many ranks take: one as far as it holds them, else full ones."""
         return -(-ranks // self.per_node)

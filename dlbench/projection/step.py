@@ -259,7 +259,7 @@ class AnchoredModel:
         doublings = min(abs(math.log2(ranks / point.ranks)) for point in ingredients.points)
         factor = self.session * error.drawn(doublings, len(self.rho), (SEED, 15))
         # Nothing is faster than its computing, however far off the model may be.
-        ended = np.maximum(step * factor, at.compute() + at.computing["input"] + at.optimizer)
+        ended = np.maximum(step * factor, at.compute() + at.computing["input"] + self.figures["optimizer"])
         factor = ended / step
         target_flags = (*flags(ingredients, ranks), *at.waiting[1])
         point = ingredients.measured_at(ranks) if way is None and self.is_home else None
@@ -287,16 +287,13 @@ class StepAt:
 
     def parts(self) -> dict[str, Array]:
         """Returns seconds of the terms that sum to the step, in the order of `PARTS`."""
-        terms = (self.compute(), self.optimizer, self.input(), self.host(), self.straggler(), self.exchange())
+        update = self.model.figures["optimizer"]
+        terms = (self.compute(), update, self.input(), self.host(), self.straggler(), self.exchange())
         return dict(zip(PARTS, terms, strict=True))
 
     def compute(self) -> Array:
         """Returns forward and backward pass, the latter slowed down by the exchange that hides in it."""
         return self.computing["forward"] + self.overlapped[0]
-
-    @property
-    def optimizer(self) -> Array:
-        return self.model.figures["optimizer"]
 
     def input(self) -> Array:
         """Returns input as at the anchor, and the wait for storage."""
@@ -403,7 +400,7 @@ class StepAt:
         if not batch or not anchor.batch_per_rank:
             return no_wait, ()
         nodes = ingredients.nodes_of(self.ranks)
-        step_s = self.compute() + self.optimizer + self.computing["input"]
+        step_s = self.compute() + self.model.figures["optimizer"] + self.computing["input"]
         step_s = step_s + self.host() + self.straggler() + self.exchange()
         # What the anchor's runs took cannot be more than there is.
         proven = anchor.ranks * anchor.batch_per_rank / self.model.anchor_step * supply.sample_bytes

@@ -91,10 +91,6 @@ class RankContext:
     def beat(self, what: str) -> None:
         self.watchdog.beat(what)
 
-    def begin_step(self, step: int) -> None:
-        self.watchdog.beat(f"the start of step {step}")
-        self.status.on_step(step)
-
 
 class TrainState:
     """What one rank trains, on what, and for how long; `dlbench.node.training.run.Rank` fills it in."""

@@ -95,7 +95,8 @@ class TrainingLoop:
             if step == schedule.steps:  # the warm-up may lengthen it
                 break
             # Files first, then the barrier, directly before the clock: a slow file system must not stagger the ranks.
-            self._context.begin_step(step)
+            self._context.beat(f"the start of step {step}")
+            self._context.status.on_step(step)
             if step <= schedule.warmup:
                 self._before_warmup(step)
             # Dropout that depends on nothing but seed, replica and step: a resumed run draws the same.

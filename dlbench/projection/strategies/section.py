@@ -65,6 +65,7 @@ def case_of(
     if parts is None or anchor.batch_per_rank is None:
         raise UserError("--strategy needs forward, backward and update of the runs apart, which these did not record")
     gathered_s = parts.pop("gather")
+    per_node, per_leaf = ingredients.per_node, ingredients.nodes_per_leaf
     watched = watched_layers(layers, run.folder.spans(0), plan.run_id)
     held, held_from = gamma(layers, plan, record)
     most, most_from = limit(memory_limit, system or plan.system)
@@ -78,7 +79,7 @@ def case_of(
             watched=watched,
         ),
         network=scaled(network, cost_scale),
-        layout=Layout(ranks=anchor.ranks, group_size=ingredients.per_node, leaf_size=ingredients.ranks_per_leaf),
+        layout=Layout(ranks=anchor.ranks, group_size=per_node, leaf_size=per_leaf and per_leaf * per_node),
         batch=anchor.ranks * anchor.batch_per_rank,
         slots=train.optimizer.slots,
         activation_bytes=ELEMENT_BYTES[train.precision],
