@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.machine import environment
 from dlbench.node import rendezvous
+from dlbench.node.comm.contestants import Contestant
 from dlbench.node.comm.control import Control, Deadline
 from dlbench.node.comm.lineup import Lineup
 from dlbench.node.comm.measure import CollectiveTimer
@@ -25,7 +26,7 @@ from dlbench.node.torch_facts import torch_facts
 from dlbench.node.watching.core_load import CoreLoad, node_loads
 from dlbench.records.comm import CommPoint, CommRecord
 from dlbench.records.folder import RunFolder
-from dlbench.specs.comm import CommPlan
+from dlbench.specs.comm import CommPlan, CommSpec
 from dlbench.units import format_bytes, utc_now
 
 
@@ -66,14 +67,7 @@ def measure(
     load.measuring(True)
     if not contestants:
         raise EnvironmentLacksError(f"nothing that was asked for can be measured here: {lineup.not_measured[0]}")
-    points: list[CommPoint] = []
-    garbage = HeldGarbage()
-    for number, num_bytes in enumerate(comm.sizes):
-        done, total = number * len(contestants), len(comm.sizes) * len(contestants)
-        on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
-        garbage.hold()
-        points += timer.points(contestants, num_bytes)
-        garbage.release()
+    points = _points(timer, comm, contestants, on_point)
     load.measuring(False)
     of_ranks = _gathered(control, place, binding, load, nccl)
     deadline.begin("end of the run")
@@ -83,9 +77,6 @@ def measure(
     deadline.stop()
     if place.rank != 0:
         return None
-    device_text = "cpu"
-    if device.type == "cuda":
-        device_text = f"{device} ({torch.cuda.get_device_name(device)})"
     problems: list[str] = []
     facts = environment.capture(problems, withheld=plan.system.launch.referenced) | torch_facts(problems, device)
     return CommRecord(
@@ -93,14 +84,32 @@ def measure(
         state="invalid" if any(point.correct is False for point in points) else "valid",
         started=begun.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         finished=utc_now(),
-        device=device_text,
+        device=_device_text(device),
         group_size=plan.group_size,
-        points=tuple(points),
+        points=points,
         not_measured=tuple(lineup.not_measured),
         warnings=(*binding.warnings, *of_ranks.pop("warnings"), *problems),
         environment=facts,
         **of_ranks,
     )
+
+
+def _points(
+    timer: CollectiveTimer, comm: CommSpec, contestants: Sequence[Contestant], on_point: Callable[[int, int, str], None]
+) -> tuple[CommPoint, ...]:
+    points: list[CommPoint] = []
+    garbage = HeldGarbage()
+    for number, num_bytes in enumerate(comm.sizes):
+        done, total = number * len(contestants), len(comm.sizes) * len(contestants)
+        on_point(done, total, f"{comm.collective} of {format_bytes(num_bytes)}")
+        garbage.hold()
+        points += timer.points(contestants, num_bytes)
+        garbage.release()
+    return tuple(points)
+
+
+def _device_text(device: torch.device) -> str:
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "cpu"
 
 
 def _gathered(
