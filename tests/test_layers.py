@@ -200,6 +200,16 @@ def test_the_login_node_path_stays_light(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_class_names_are_unique() -> None:
+    """A stack trace and a search lead to one class."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "dlbench").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
 def test_no_module_is_called_utils(graph: grimp.ImportGraph) -> None:
     assert not [m for m in graph.modules if m.rsplit(".", 1)[-1] in {"utils", "helpers", "common"}]
 

@@ -185,9 +185,9 @@ def schema(name: str) -> dict[str, Any]:
         raise UserError(f"--schema {name}: {nearest(name, known)}")
     found = known[name]
     if not isinstance(found, type):
-        from dlbench.views.model import Group, Report
+        from dlbench.views.model import Report, ReportGroup
 
-        views: dict[str, Any] = found.schema(Report, Group)
+        views: dict[str, Any] = found.schema(Report, ReportGroup)
         return views
     return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
 

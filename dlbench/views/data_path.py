@@ -20,7 +20,7 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_e
 from dlbench.report.wording import percent, place_text, value_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import KnownKey, RunKey
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.readers import complement
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
@@ -208,5 +208,5 @@ class DataPathView(GroupView):
     def numbers(self, source: GroupSource) -> DataPath:
         return data_path(source.group, source.table)
 
-    def shown(self, group: Group, found: DataPath) -> Section:
+    def shown(self, group: ReportGroup, found: DataPath) -> Section:
         return Section(headline=found.verdict, sheets=(_input_sheet(found.points, on_gpu=group.on_gpu),))

@@ -21,7 +21,7 @@ from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times
 from dlbench.report.wording import place_text, value_text
 from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.telemetry import not_sampled
 from dlbench.views.view import GroupSource, GroupView, place_of
 
@@ -269,7 +269,7 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
     )
 
 
-def _charts(group: Group, found: Energy) -> Iterator[Chart]:
+def _charts(group: ReportGroup, found: Energy) -> Iterator[Chart]:
     kinds = [kind for point in found.points for kind in point.kinds]
     rows: Rows = [
         {"ranks": kind.ranks, "place": place_of(kind), "kind": kind.kind, **figure_row(kind.energy_per_sample)}
@@ -304,7 +304,7 @@ class EnergyView(GroupView):
         has_figures = any(point.kinds for point in energy.points)
         return Energy(points=energy.points, notes=energy.notes) if has_figures else None
 
-    def shown(self, group: Group, found: Energy) -> Section:
+    def shown(self, group: ReportGroup, found: Energy) -> Section:
         sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
         last = found.points[-1]
         known = [f"{value_text(one.energy_per_sample)} J of {one.kind}" for one in last.kinds if one.energy_per_sample]
@@ -316,7 +316,7 @@ class EnergyView(GroupView):
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         if group.views.get("telemetry") is None:
             return not_sampled(group)
         return (

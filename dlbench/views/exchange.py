@@ -28,7 +28,7 @@ from dlbench.report.wording import basis_text, figure_text, ranks_text, value_te
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.units import format_bytes, format_seconds
 from dlbench.views.exchange_bound import ExchangeBound, Recorded, exchange_bound
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
@@ -312,7 +312,7 @@ def messages(point: ExchangePoint) -> Sheet[tuple[str, Sequence[Message]]]:
     return Sheet(name="exchange-messages", title="Single messages", columns=columns, rows=rows)
 
 
-def exchange_charts(group: Group, points: tuple[ExchangePoint, ...]) -> list[Chart]:
+def exchange_charts(group: ReportGroup, points: tuple[ExchangePoint, ...]) -> list[Chart]:
     """The timeline of the point with most ranks that has one."""
     drawable = [point for point in points if point.timeline_backward_s and any(map(_is_timed, point.timeline))]
     if not drawable:
@@ -386,7 +386,7 @@ class ExchangeView(GroupView):
     def numbers(self, source: GroupSource) -> tuple[ExchangePoint, ...]:
         return exchange_points(source.group, source.table)
 
-    def shown(self, group: Group, points: tuple[ExchangePoint, ...]) -> Section:
+    def shown(self, group: ReportGroup, points: tuple[ExchangePoint, ...]) -> Section:
         why = [f"At {place_of(point)}: {point.why}." for point in points if point.prediction is None and point.why]
         last = points[-1]
         if last.communication is None or last.hidden is None:
@@ -406,7 +406,7 @@ class ExchangeView(GroupView):
             sheets=(times(points), what_ran(points)),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         if group.largest.ranks == 1:
             return second_rank(group, "one rank exchanges nothing")
         return (

@@ -37,7 +37,7 @@ from dlbench.report.table import Sheet, column, columns_of
 from dlbench.report.wording import figure_text, percent, ranks_text
 from dlbench.specs.base import Count, Fraction, Name, Precision, Spec
 from dlbench.specs.files import read_yaml
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import rank_counts, second_rank
 from dlbench.views.view import GroupSource, GroupView
 
@@ -140,7 +140,7 @@ class Forecast:
         return tuple(anchor for anchor in self.anchors if not anchor.differences)
 
 
-def _drawn(group: Group, found: Forecast) -> list[Chart]:
+def _drawn(group: ReportGroup, found: Forecast) -> list[Chart]:
     layers: list[Any] = []
     for anchor in found.same_work:
         line = alt.Chart(alt.InlineData(values=[{"value": anchor.efficiency, "title": f"{anchor.title}, published"}]))
@@ -192,7 +192,7 @@ class ForecastView(GroupView):
             why_no_anchor=why_no_anchor,
         )
 
-    def shown(self, group: Group, found: Forecast) -> Section | None:
+    def shown(self, group: ReportGroup, found: Forecast) -> Section | None:
         targets = found.projection.targets
         if not (targets or found.same_work):
             return None
@@ -236,7 +236,7 @@ class ForecastView(GroupView):
             sheets=tuple(sheets),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         found = group.of(Forecast)
         if found is None:
             return second_rank(group, "one rank count only")

@@ -9,7 +9,7 @@ from dlbench.report.document import Section, remark
 from dlbench.report.views import Views
 from dlbench.report.wording import basis_text, counts_text, figure_text, place_text
 from dlbench.specs.engine import engine_title
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 
 GROUP_COLUMNS = ("group", "label")  # What programs find in front of each row of a group's tables.
 _TELLING = ("preset", "engine", "scaling", "precision")
@@ -17,7 +17,7 @@ _TELLING = ("preset", "engine", "scaling", "precision")
 _TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
 
 
-def group_section(group: Group, name: str, views: Views) -> Section:
+def group_section(group: ReportGroup, name: str, views: Views) -> Section:
     """Returns the section of a group; `name`: what a list of all groups calls it."""
     last = group.largest
     base = group.baseline
@@ -57,7 +57,7 @@ def group_section(group: Group, name: str, views: Views) -> Section:
     )
 
 
-def _brief_conditions(group: Group) -> str:
+def _brief_conditions(group: ReportGroup) -> str:
     """Says for the terminal what the label of a group does not say of its conditions."""
     counts = sorted({point.throughput.n for point in group.points})
     nodes = sorted({point.nodes for point in group.points})
@@ -73,7 +73,7 @@ def _brief_conditions(group: Group) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def short_names(groups: Sequence[Group]) -> list[str]:
+def short_names(groups: Sequence[ReportGroup]) -> list[str]:
     """The workload of each group and what distinguishes it from others of that workload; labels where that fails."""
     workloads = [group.condition("workload") for group in groups]
     names = [
@@ -83,7 +83,7 @@ def short_names(groups: Sequence[Group]) -> list[str]:
     return names if len(set(names)) == len(names) else [group.label for group in groups]
 
 
-def _name(group: Group, alike: Sequence[Group]) -> str:
+def _name(group: ReportGroup, alike: Sequence[ReportGroup]) -> str:
     """Of a group among those of the same workload, itself included."""
     settings = Counter(setting for one in alike for setting in one.settings)
     chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]

@@ -43,7 +43,7 @@ def report_source(scan: Scan, table: RunTable, history: BaseReport | None) -> Re
 
 def group_numbers(
     source: ReportSource, views: Views, control_runs: Sequence[Controls], network: NetworkModel | None
-) -> tuple[model.Group, ...]:
+) -> tuple[model.ReportGroup, ...]:
     """Returns what a report holds of the groups that are results."""
     apart = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
     numbers = [
@@ -67,7 +67,7 @@ def _numbers(
     views: Views,
     apart: tuple[Condition, ...],
     network: NetworkModel | None,
-) -> model.Group:
+) -> model.ReportGroup:
     plan = group.sample.plan
     table = of_report.table
     unit = clean(plan.workload.sample_unit, 40)
@@ -81,7 +81,7 @@ def _numbers(
     quality = source.of(GroupQuality)
     subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
     speed = verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))
-    return model.Group(
+    return model.ReportGroup(
         id=group.id,
         label=_label(group, settings),
         title=plan.workload.title,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dlbench.report.document import Missing
 from dlbench.report.wording import INTERVALS
 from dlbench.stats.estimates import MIN_RUNS
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 
 _METHODS = {
     "Which runs count": "Only runs whose sanity checks held (finite loss, equal parameters on all ranks, equal work) "
@@ -97,7 +97,7 @@ _METHODS = {
 METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text.
 
 
-def not_shown(groups: tuple[Group, ...]) -> tuple[Missing, ...]:
+def not_shown(groups: tuple[ReportGroup, ...]) -> tuple[Missing, ...]:
     """What a reader may look for and no view is about, and what would produce it."""
     found: list[Missing] = []
     if groups and all(len(group.points) == 1 for group in groups):

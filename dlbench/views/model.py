@@ -21,7 +21,7 @@ from dlbench.views.controls import Controls
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(HasViews):
+class ReportGroup(HasViews):
     """Runs that may be compared with each other, and what they say."""
 
     id: str
@@ -113,7 +113,7 @@ class Report(BaseReport, HasViews):
 
     format: str = "dlbench.report"
     notices: tuple[str, ...]
-    groups: tuple[Group, ...]  # Results: of control runs only where there are no others.
+    groups: tuple[ReportGroup, ...]  # Results: of control runs only where there are no others.
     controls: tuple[Controls, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
     """What views of the whole report found out, by their keys."""

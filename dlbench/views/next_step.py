@@ -11,7 +11,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.stats.estimates import MIN_RUNS
 from dlbench.views.causes.experiments import throttling_remedy
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality
 
 UNTRUSTWORTHY = (*LOAD_CODES, "oversubscribed")
@@ -27,7 +27,7 @@ def remedy_of(doubts: Sequence[Doubt]) -> str:
     return sentence(f"{remedy}: {what}")
 
 
-def next_step(group: Group) -> str:
+def next_step(group: ReportGroup) -> str:
     """What to do next, in a sentence; empty where nothing suggests itself."""
     if first := remedy_of(group.doubts):
         return first
@@ -55,7 +55,7 @@ def next_step(group: Group) -> str:
     return sentence(account.verdict.next) if account is not None and account.verdict.next else ""
 
 
-def more_ranks(group: Group) -> str:
+def more_ranks(group: ReportGroup) -> str:
     """Rank counts that a group of one point lacks, as an option takes them; empty where its machine holds no other."""
     counts = rank_counts(group.baseline.ranks, (1, 2, 4), group.most_ranks)
     if len(counts) < 2 and group.baseline.ranks > 1:
@@ -75,13 +75,13 @@ def most_ranks(plan: RunPlan) -> int | None:
     return plan.system.node.gpus or plan.layout.node_cores
 
 
-def rerun(group: Group, options: str) -> str:
+def rerun(group: ReportGroup, options: str) -> str:
     """``dlbench run WORKLOAD --preset PRESET --engine ENGINE OPTIONS`` for the group's workload, preset and engine."""
     workload, preset, engine = (group.condition(name) for name in ("workload", "preset", "engine"))
     return f"dlbench run {workload} --preset {preset} --engine {engine} {options}"
 
 
-def second_rank(group: Group, lack: str) -> str:
+def second_rank(group: ReportGroup, lack: str) -> str:
     """What a group of one rank needs for a view that compares ranks; `lack` says what one rank alone does not show."""
     more = more_ranks(group)
     return (

@@ -25,7 +25,7 @@ from dlbench.report.wording import figure_text, percent, repeat_text, runs_text,
 from dlbench.specs.workload import Workload
 from dlbench.stats.estimates import Estimate, mean_estimate, placed
 from dlbench.stats.pairing import RunKey
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 Advice = Literal["pays", "balanced", "wasteful", "undecided", "insufficient", "unknown"]
@@ -163,7 +163,7 @@ class NoiseView(GroupView):
                 made.append(_point(point, found, next(iter(runs.values())).plan.global_batch))
         return tuple(made)
 
-    def shown(self, group: Group, points: tuple[NoisePoint, ...]) -> Section:
+    def shown(self, group: ReportGroup, points: tuple[NoisePoint, ...]) -> Section:
         sheet = Sheet(
             name="noise",
             title="Noise scale and global batch",
@@ -181,5 +181,5 @@ class NoiseView(GroupView):
             headline = f"global batch is {times_value(last.share)} the noise scale at {place_of(last)}"
         return Section(headline=headline, sheets=(sheet,))
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return "--set measure.noise_scale=true estimates it, at the cost of speed."

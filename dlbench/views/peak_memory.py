@@ -23,7 +23,7 @@ from dlbench.specs.plan import value_text
 from dlbench.stats.estimates import Estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 MAX_BATCHES = 40
@@ -333,7 +333,7 @@ class MemoryView(GroupView):
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)
 
-    def shown(self, group: Group, found: Memory) -> Section:
+    def shown(self, group: ReportGroup, found: Memory) -> Section:
         sheets: list[Sheet[Any]] = [points_sheet(found)]
         if found.kinds:
             sheets.append(

@@ -17,7 +17,7 @@ from dlbench.report.wording import percent, place_text
 from dlbench.stats.estimates import Estimate, mean_estimate
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
 COLD_SHARE = 0.9
@@ -237,7 +237,7 @@ class ReadingView(GroupView):
     def numbers(self, source: GroupSource) -> GroupReading | None:
         return reading(source.group, source.table)
 
-    def shown(self, group: Group, found: GroupReading) -> Section:
+    def shown(self, group: ReportGroup, found: GroupReading) -> Section:
         sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
         last = found.points[-1]
         headline = "unknown what readers spent their time on"

@@ -18,7 +18,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupView, place_of
 
 _LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
@@ -125,7 +125,7 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
     }[placed(point.efficiency, 1 - WORTH_EXPLAINING, 1 + WORTH_EXPLAINING)]
 
 
-def loss_text(group: Group) -> str:
+def loss_text(group: ReportGroup) -> str:
     """The second sentence of the verdict on its own: what the largest point lost; empty where nothing is known."""
     return _explanation(group.largest, group.of(LostPercent)) if len(group.points) > 1 else ""
 
@@ -143,7 +143,7 @@ class _Quantity(NamedTuple):
         return found
 
 
-def _charts(group: Group) -> list[Chart]:
+def _charts(group: ReportGroup) -> list[Chart]:
     if len(group.points) == 1:
         return []
     base, unit = group.baseline, f"{group.sample_unit}/s"
@@ -155,7 +155,7 @@ def _charts(group: Group) -> list[Chart]:
     return [_chart(group, quantity) for quantity in quantities]
 
 
-def _chart(group: Group, quantity: _Quantity) -> Chart:
+def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     rows: Rows = [
         {
             "ranks": point.ranks,
@@ -230,7 +230,7 @@ class ScalingView(GroupView):
     def always(self) -> tuple[Sheet[Any], ...]:
         return (points_sheet(()),)
 
-    def section(self, group: Group) -> Section:
+    def section(self, group: ReportGroup) -> Section:
         return Section(
             id=self.id,
             title=self.title,

@@ -17,7 +17,7 @@ from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, place_text, reached_text
 from dlbench.stats.estimates import Estimate
 from dlbench.views.causes.view import CausesView
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, QualityPoint
 from dlbench.views.quality.view import QualityView
 from dlbench.views.scaling import loss_text
@@ -76,7 +76,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
     return report, document
 
 
-def _settings(groups: Sequence[Group]) -> list[str]:
+def _settings(groups: Sequence[ReportGroup]) -> list[str]:
     """Of each group the settings that others have otherwise, and, where there are none, its label."""
     if len(groups) < 2:
         return [""] * len(groups)
@@ -86,7 +86,7 @@ def _settings(groups: Sequence[Group]) -> list[str]:
     return found if len(set(found)) == len(found) and all(found) else [group.label for group in groups]
 
 
-def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
+def _doubts(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[Doubt]:
     """Those of all groups once; of the others each kind once, in the words of the first setting that has it."""
     by_code: dict[str, list[tuple[str, Doubt]]] = {}
     for group, setting in zip(groups, settings, strict=True):
@@ -106,7 +106,7 @@ def _doubts(groups: Sequence[Group], settings: Sequence[str]) -> list[Doubt]:
     return sorted(found, key=lambda doubt: doubt.severity != "serious")
 
 
-def _words(groups: Sequence[Group], settings: Sequence[str]) -> list[str]:
+def _words(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[str]:
     """The verdict of a single setting; of several what each lost, and what all of them should do next."""
     if len(groups) == 1:
         lines = [groups[0].verdict]

@@ -18,7 +18,7 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_e
 from dlbench.report.wording import number_text, percent, runs_text, times_value
 from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
@@ -308,7 +308,7 @@ class ShuffleAuditView(GroupView):
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
 
-    def shown(self, group: Group, found: Audit) -> Section:
+    def shown(self, group: ReportGroup, found: Audit) -> Section:
         left, cost = found.num_errors - len(found.errors), max(point.audit_share or 0.0 for point in found.points)
         more = [f"{left} more errors; the records hold all of them"] * bool(left)
         bad, runs, whole, twice, never = (

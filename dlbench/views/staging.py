@@ -24,7 +24,7 @@ from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mea
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
 
 STRATEGY_TITLES = {
@@ -206,7 +206,7 @@ class StagingView(GroupView):
     def numbers(self, source: GroupSource) -> Staged | None:
         return staged(source.group, source.table)
 
-    def shown(self, group: Group, found: Staged) -> Section:
+    def shown(self, group: ReportGroup, found: Staged) -> Section:
         last = found.points[-1]
         took = "; no time before training"
         if last.strategy != "lazy":

@@ -25,7 +25,7 @@ from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of
 from dlbench.report.wording import PART_TITLES, figure_text, percent, shown, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import second_rank
 from dlbench.views.rank_map import RankMap, map_text, rank_charts, rank_map, rank_sheet, ratio_cell, slowest_text
 from dlbench.views.view import GroupSource, GroupView, place_of
@@ -296,7 +296,7 @@ class StepsView(GroupView):
     def numbers(self, source: GroupSource) -> StepDistribution | None:
         return step_times(source.group, source.table)
 
-    def shown(self, group: Group, found: StepDistribution) -> Section:
+    def shown(self, group: ReportGroup, found: StepDistribution) -> Section:
         outliers = outlier_sheet(found.points)
         last = found.points[-1]
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
@@ -314,7 +314,7 @@ class StepsView(GroupView):
             sheets=(steps_sheet(found), *((outliers,) if outliers.rows else ()), quantile_sheet(found)),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return NO_STEPS
 
 
@@ -325,7 +325,7 @@ class RanksView(GroupView):
     title = "Ranks and steps"
     after = "steps"
 
-    def section(self, group: Group) -> Section | None:
+    def section(self, group: ReportGroup) -> Section | None:
         found = group.of(StepDistribution)
         if found is None or len(found.map.rows) < 2:
             return None
@@ -338,7 +338,7 @@ class RanksView(GroupView):
             sheets=(rank_sheet(found.map),),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         if group.of(StepDistribution) is None:
             return NO_STEPS
         return second_rank(group, "there is no other rank to compare with")

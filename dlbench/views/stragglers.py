@@ -15,7 +15,7 @@ from dlbench.stats.verdict_words import HOST
 from dlbench.units import first_of
 from dlbench.views.causes.numbers import CausePoint, LostPercent
 from dlbench.views.causes.view import VARIANT
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.next_step import second_rank
 from dlbench.views.view import MEANS, GroupView, ReportSource, ReportView, place_of
 
@@ -86,7 +86,7 @@ class StragglersView(GroupView):
     title = "Stragglers"
     after = "forecast"
 
-    def section(self, group: Group) -> Section | None:
+    def section(self, group: ReportGroup) -> Section | None:
         found = group.of(LostPercent)
         if found is None or group.largest.ranks == 1:
             return None
@@ -105,7 +105,7 @@ class StragglersView(GroupView):
             sheets=(_sheet(points),) if any(point.waiting_ranks for point in points) else (),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         if group.of(LostPercent) is None:
             return VARIANT
         return second_rank(group, "one rank waits for nobody")

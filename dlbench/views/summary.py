@@ -21,7 +21,7 @@ from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent, loss_in_
 from dlbench.views.exchange import ExchangePoint
 from dlbench.views.forecast import Forecast
 from dlbench.views.group_section import condition_text, short_names
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.numbers import GroupQuality
 from dlbench.views.systems import SystemDescription
 from dlbench.views.view import ReportView, place_of
@@ -39,7 +39,7 @@ _ROOM = 190  # Height of a picture of few groups, pixels: their cards fit the sa
 _NO_GPU = "none"
 
 
-def rating(group: Group, report: Report) -> Rating | None:
+def rating(group: ReportGroup, report: Report) -> Rating | None:
     """How good the efficiency at the largest point is, against the first reference that there is.
 
     References in order: what the exchange model leaves attainable, a published figure of the same work, the usual range
@@ -95,7 +95,7 @@ def _usual(trend: Trend) -> Rating:
     return Rating(tone="good", text=f"{'as' if newest is None else 'faster than'} usual in {nights} nights{since}")
 
 
-def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Chart]:
+def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> list[Chart]:
     """The picture; none where no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
@@ -120,7 +120,7 @@ def _efficiency_chart(groups: Sequence[Group], names: Sequence[str]) -> list[Cha
     ]
 
 
-def _rows(group: Group, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
+def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
     """Every rank count but the baseline, which is 100 % by definition; a group without one says so."""
     if len(group.points) == 1:
         only, ranks = place_of(group.baseline), group.baseline.ranks
@@ -206,7 +206,7 @@ class SummaryView(ReportView):
         )
 
 
-def _card(group: Group, name: str, report: Report) -> Card:
+def _card(group: ReportGroup, name: str, report: Report) -> Card:
     big, small = _headline(group)
     last = group.largest
     lost = group.of(LostPercent)
@@ -230,7 +230,7 @@ def _card(group: Group, name: str, report: Report) -> Card:
     )
 
 
-def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
+def _headline(group: ReportGroup) -> tuple[str, tuple[str, ...]]:
     quality = group.of(GroupQuality)
     if quality is not None:
         return quality.headline[0], (quality.headline[1],)
@@ -241,7 +241,7 @@ def _headline(group: Group) -> tuple[str, tuple[str, ...]]:
     return value_text(last.efficiency), (interval, f"scaling efficiency at {place_of(last)}")
 
 
-def _machine(group: Group, report: Report) -> str:
+def _machine(group: ReportGroup, report: Report) -> str:
     """Nodes, GPU or CPU model and cores, as far as the runs' records say."""
     name = group.condition("system")
     found = next((one for one in report.all_of(SystemDescription) if one.name == name), None)

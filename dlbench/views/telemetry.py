@@ -21,7 +21,7 @@ from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of
 from dlbench.report.wording import percent, place_text
 from dlbench.units import format_bytes, format_number
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import rerun
 from dlbench.views.view import GroupSource, GroupView, place_of
 
@@ -303,7 +303,7 @@ class TelemetryView(GroupView):
         telemetry = _telemetry(source.group, source.table)
         return telemetry if telemetry.nodes else None
 
-    def shown(self, group: Group, found: Telemetry) -> Section:
+    def shown(self, group: ReportGroup, found: Telemetry) -> Section:
         sheets: list[Sheet[Any]] = [
             means_sheet(found),
             Sheet(
@@ -320,7 +320,7 @@ class TelemetryView(GroupView):
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return not_sampled(group)
 
 
@@ -343,7 +343,7 @@ class DetailedTelemetryView(TelemetryView):
         )
 
 
-def not_sampled(group: Group) -> str:
+def not_sampled(group: ReportGroup) -> str:
     """What makes runs with samples."""
     return (
         "No node was sampled, or no sample could be read. Samplers run unless a plan switches them off: "

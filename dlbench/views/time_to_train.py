@@ -38,7 +38,7 @@ from dlbench.stats.estimates import Estimate, geometric_mean_estimate, ratio_est
 from dlbench.stats.pairing import RunKey
 from dlbench.stats.verdict import Outcome, judge
 from dlbench.units import format_seconds
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.quality.numbers import GroupQuality, quality_of
 from dlbench.views.view import GroupSource, GroupView
 
@@ -390,7 +390,7 @@ class TimeToTrainView(GroupView):
         # Such runs read every gradient once more: their speed is no training's.
         return None if source.group.sample.plan.measure.noise_scale else estimated(source, self._asked)
 
-    def shown(self, group: Group, found: TimeToTrain) -> Section:
+    def shown(self, group: ReportGroup, found: TimeToTrain) -> Section:
         title = f"How many {'GPU' if found.held == 'GPU' else 'rank'}s?"
         sheet = _sheet(found, group.sample_unit)
         words = [text for one in found.answers for text in (f"{one.text}.", *one.remarks)]

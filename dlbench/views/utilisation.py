@@ -27,7 +27,7 @@ from dlbench.specs.files import read_yaml
 from dlbench.specs.workload import TextData
 from dlbench.stats.estimates import Estimate
 from dlbench.units import format_number
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns, place_of
 
 _GPU = re.compile(r"^cuda:\d+ \((.*)\)$")
@@ -298,7 +298,7 @@ class UtilisationView(GroupView):
     def numbers(self, source: GroupSource) -> Utilisation | None:
         return utilisation(source.group)
 
-    def shown(self, group: Group, found: Utilisation) -> Section:
+    def shown(self, group: ReportGroup, found: Utilisation) -> Section:
         sheets: list[Sheet[Any]] = [_published_sheet(found.published)] if found.published else []
         notes: list[str] = []
         if found.training_flops_per_sample:
@@ -318,7 +318,7 @@ class UtilisationView(GroupView):
             )
         return Section(headline=headline, sheets=tuple(sheets), notes=tuple(notes))
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return "these runs record no FLOPs per sample; newer runs do."
 
 

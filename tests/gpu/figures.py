@@ -15,7 +15,7 @@ from dlbench.records.scan import scan
 from dlbench.report.document import warnings_cell
 from dlbench.report.table import column, times_cell, unit_cell
 from dlbench.stats.estimates import Estimate
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.scaling_report import assemble
 from dlbench.views.utilisation import PublishedRate, Utilisation, UtilisationView
 from dlbench.views.view import Views
@@ -94,7 +94,7 @@ def rates(found: Report, card: str) -> Iterator[Rate]:
                 )
 
 
-def _what(group: Group) -> str:
+def _what(group: ReportGroup) -> str:
     settings = {key: value for key, value in group.settings if not key.startswith("measure.")}
     kind = f"{group.condition('workload')} {group.condition('preset')}"
     return ", ".join([kind, group.condition("engine"), *(f"{k}={v}" for k, v in settings.items())])
@@ -104,7 +104,7 @@ def _differences(anchor: PublishedRate | None) -> str:
     return "" if anchor is None else ", ".join(anchor.differences) or "nothing known"
 
 
-def _unknown(group: Group, gpus: int, card: str) -> str:
+def _unknown(group: ReportGroup, gpus: int, card: str) -> str:
     where = f"{gpus} x {card}" if gpus > 1 else card
     return f"none in reports/rates.yaml for {where} in {group.condition('precision') or 'this precision'}"
 

@@ -89,7 +89,7 @@ def figures(report: model.Report) -> Iterator[Estimate]:
             yield from (part.seconds for part in (*account.causes, account.whole) if part.seconds.value)
 
 
-def accounts_of(group: model.Group) -> tuple[CausePoint, ...]:
+def accounts_of(group: model.ReportGroup) -> tuple[CausePoint, ...]:
     found = group.of(LostPercent)
     return () if found is None else found.diagnosed.points
 

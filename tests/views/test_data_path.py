@@ -15,7 +15,7 @@ from dlbench.report.document import Document, Section
 from dlbench.report.wording import figure_text, place_text
 from dlbench.stats.estimates import Estimate, interval, median_estimate
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.readers import GroupReading
 from dlbench.views.scaling_report import assemble, document_of, scaling_views
 from dlbench.views.shuffling import Audit, ShuffleComparison
@@ -82,7 +82,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Document]:
     return page(out)
 
 
-def group(report: Report, **settings: str) -> Group:
+def group(report: Report, **settings: str) -> ReportGroup:
     (found,) = [
         one
         for one in report.groups

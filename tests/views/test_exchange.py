@@ -70,13 +70,13 @@ def point_of(out: Path) -> Any:
     return point
 
 
-def report_of(out: Path) -> tuple[Document, model.Group]:
+def report_of(out: Path) -> tuple[Document, model.ReportGroup]:
     report = assemble(scan(out))
     (group,) = report.groups
     return document_of(report), group
 
 
-def points_of(group: model.Group) -> tuple[ExchangePoint, ...]:
+def points_of(group: model.ReportGroup) -> tuple[ExchangePoint, ...]:
     return group.all_of(ExchangePoint)
 
 

@@ -56,7 +56,7 @@ def weak(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def forecast_of(out: Path) -> tuple[model.Group, Forecast]:
+def forecast_of(out: Path) -> tuple[model.ReportGroup, Forecast]:
     (group,) = assemble(scan(out)).groups
     found = group.of(Forecast)
     assert found is not None

@@ -60,20 +60,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def group(folder: Path) -> model.Group:
+def group(folder: Path) -> model.ReportGroup:
     (found,) = assemble(scan(folder)).groups
     return found
 
 
-def steps_of(group: model.Group) -> StepDistribution:
+def steps_of(group: model.ReportGroup) -> StepDistribution:
     return group.of(StepDistribution)
 
 
-def with_steps(group: model.Group, times: StepDistribution | None) -> model.Group:
+def with_steps(group: model.ReportGroup, times: StepDistribution | None) -> model.ReportGroup:
     return dataclasses.replace(group, views={**group.views, "step_times": times})
 
 
-def section(group: model.Group, view: str) -> Section:
+def section(group: model.ReportGroup, view: str) -> Section:
     return next(one for one in VIEWS if one.id == view).section(group)
 
 
@@ -86,11 +86,11 @@ def slowest(run: Run) -> Any:
     return load_steps(run).step_ns.max(axis=0) / 1e9
 
 
-def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+def sheets(group: model.ReportGroup, view: str) -> dict[str, Sheet[Any]]:
     return {sheet.name: sheet for sheet in section(group, view).sheets}
 
 
-def charts(group: model.Group, view: str) -> tuple[Chart, ...]:
+def charts(group: model.ReportGroup, view: str) -> tuple[Chart, ...]:
     return tuple(section(group, view).charts())
 
 
@@ -101,7 +101,7 @@ def cells(table: TextTable) -> set[str]:
 # Distribution
 
 
-def test_quantiles_are_geometric_means_over_runs_of_the_runs_own(folder: Path, group: model.Group) -> None:
+def test_quantiles_are_geometric_means_over_runs_of_the_runs_own(folder: Path, group: model.ReportGroup) -> None:
     for point in steps_of(group).points:
         times = [slowest(run) for run in runs_at(folder, point.ranks).values()]
         assert len(point.quantiles) == 101
@@ -118,7 +118,9 @@ def test_quantiles_are_geometric_means_over_runs_of_the_runs_own(folder: Path, g
         assert (point.num_steps, point.num_warmup) == (3 * STEPS, 3 * WARMUP)
 
 
-def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folder: Path, group: model.Group) -> None:
+def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(
+    folder: Path, group: model.ReportGroup
+) -> None:
     points = steps_of(group).points
     for point in points:
         own = []
@@ -138,7 +140,7 @@ def test_autocorrelation_is_the_median_over_runs_and_told_where_it_matters(folde
 # Outliers
 
 
-def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.Group) -> None:
+def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.ReportGroup) -> None:
     for point in steps_of(group).points:
         expected: dict[tuple[str, int], float] = {}
         for run_id, run in runs_at(folder, point.ranks).items():
@@ -156,7 +158,7 @@ def test_outliers_are_the_steps_beyond_the_fence(folder: Path, group: model.Grou
 # Ranks by steps
 
 
-def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model.Group) -> None:
+def test_the_map_is_own_work_of_the_run_in_the_middle(folder: Path, group: model.ReportGroup) -> None:
     found = steps_of(group).map
     runs = runs_at(folder, 4)
     medians = {run_id: float(np.median(slowest(run))) for run_id, run in runs.items()}
@@ -207,7 +209,7 @@ def a_map(values: Any, width: int) -> RankMap:
     )
 
 
-def rectangles(group: model.Group, found: RankMap) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+def rectangles(group: model.ReportGroup, found: RankMap) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     """Of a drawn map: rectangles, the specification, the words."""
     times = dataclasses.replace(steps_of(group), map=found)
     (chart,) = charts(with_steps(group, times), "ranks")
@@ -222,7 +224,7 @@ def bin_of(value: float) -> str:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_rectangles_cover_the_cells_that_are_not_near_one(group: model.Group, seed: int) -> None:
+def test_rectangles_cover_the_cells_that_are_not_near_one(group: model.ReportGroup, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.choice([0.5, 0.95, 1.0, 1.0, 1.0, 1.05, 1.2, 1.3, 1.7, 3.0], (6, 20))
     made, _, alt = rectangles(group, a_map(values, 3))

@@ -26,7 +26,7 @@ from dlbench.specs.plan import RunPlan
 from dlbench.specs.requests import parse_set, parse_sweep
 from dlbench.views.data_path import DataPath, DataPathView
 from dlbench.views.energy import Energy, EnergyView
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.peak_memory import Memory, MemoryView, memory
 from dlbench.views.scaling_report import assemble
 from dlbench.views.telemetry import Telemetry, TelemetryView
@@ -82,7 +82,7 @@ def nodes_plans(points: Sequence[int], repeats: int = 1) -> list[RunPlan]:
     )
 
 
-def group_of(out: Path) -> Group:
+def group_of(out: Path) -> ReportGroup:
     (group,) = assemble(scan(out), views=VIEWS, with_digests=False).groups
     return group
 
@@ -91,11 +91,11 @@ def view(name: str) -> GroupView:
     return next(view for view in VIEWS.group if view.id == name)
 
 
-def section(group: Group, name: str) -> Section:
+def section(group: ReportGroup, name: str) -> Section:
     return view(name).section(group)
 
 
-def sheet(group: Group, name: str) -> Sheet[Any]:
+def sheet(group: ReportGroup, name: str) -> Sheet[Any]:
     sections = filter(None, (one.section(group) for one in VIEWS.group))
     return next(sheet for found in sections for sheet in found.sheets if sheet.name == name)
 

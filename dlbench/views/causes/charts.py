@@ -13,7 +13,7 @@ from dlbench.report.wording import figure_text, lost_text, lost_value, value_tex
 from dlbench.views.causes.experiments import CAUSE_TITLES, CauseShare
 from dlbench.views.causes.numbers import CausePoint
 from dlbench.views.causes.tables import lost_sheet
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import place_of
 
 CAUSE_COLOURS = {  # What a phase of the step shows as well has that phase's colour; the others go with them.
@@ -38,7 +38,7 @@ _STILL = 350  # Plot width of a waterfall without scripts, pixels: a telephone's
 _ROOM_FOR_WORDS = 45.0  # Percent: where a bar and its interval begin further left, its words stand at its right end.
 
 
-def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
+def account_charts(group: ReportGroup, points: tuple[CausePoint, ...]) -> list[Chart]:
     """The waterfall of the largest rank count, and where there are more, lost points over all of them."""
     found = points[1:]
     if not found:
@@ -48,7 +48,7 @@ def account_charts(group: Group, points: tuple[CausePoint, ...]) -> list[Chart]:
     return [_waterfall(group, found[-1], width=WIDE), _by_point(group, found)]
 
 
-def _waterfall(group: Group, point: CausePoint, *, width: int) -> Chart:
+def _waterfall(group: ReportGroup, point: CausePoint, *, width: int) -> Chart:
     # Losses, the largest first, then gains, the largest last; nothing that is printed as 0.0.
     shares = (one for one in point.causes if one.is_measured and round(100 * one.lost.value, 1))
     drawn = sorted(shares, key=lambda one: (one.lost.value < 0, -abs(one.lost.value)))
@@ -138,7 +138,7 @@ def _waterfall_layers(rows: Rows) -> list[Any]:
     return layers
 
 
-def _by_point(group: Group, points: Sequence[CausePoint]) -> Chart:
+def _by_point(group: ReportGroup, points: Sequence[CausePoint]) -> Chart:
     rows: Rows = [
         {
             "place": place_of(point),

@@ -13,7 +13,7 @@ from dlbench.views.causes.charts import account_charts
 from dlbench.views.causes.experiments import CAUSE_TITLES, NOT_MEASURED
 from dlbench.views.causes.numbers import Diagnosed, LostPercent, lost_percent
 from dlbench.views.causes.tables import account_sheet, experiment_sheet
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.view import MEANS, GroupSource, GroupView, place_of
 
 MOST_ALONE = 2  # Rank counts up to which the waterfall is the only chart.
@@ -85,7 +85,7 @@ class CausesView(GroupView):
     def numbers(self, source: GroupSource) -> LostPercent | None:
         return lost_percent(source.group, source.table)
 
-    def shown(self, group: Group, found: LostPercent) -> Section:
+    def shown(self, group: ReportGroup, found: LostPercent) -> Section:
         points = found.diagnosed.points
         sheets: tuple[Sheet[Any], ...] = (account_sheet(points), experiment_sheet(points))
         return Section(
@@ -98,5 +98,5 @@ class CausesView(GroupView):
             where={"sample_unit": group.sample_unit, "scaling": group.scaling, "baseline_ranks": group.baseline.ranks},
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return VARIANT

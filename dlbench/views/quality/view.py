@@ -25,7 +25,7 @@ from dlbench.report.wording import (
 from dlbench.stats.estimates import Estimate
 from dlbench.stats.multiplicity import LEVEL
 from dlbench.stats.verdict import judge
-from dlbench.views.model import Group, Report
+from dlbench.views.model import Report, ReportGroup
 from dlbench.views.quality.numbers import (
     BatchPoint,
     Factors,
@@ -127,7 +127,7 @@ def _noise(factor: Estimate) -> str:
     return " (perhaps by chance)" if within else ""
 
 
-def quality_charts(group: Group, found: GroupQuality, table: Sheet[QualityPoint]) -> list[Chart]:
+def quality_charts(group: ReportGroup, found: GroupQuality, table: Sheet[QualityPoint]) -> list[Chart]:
     """The metric over samples (statistical efficiency) and over time (both); `table`: what was reached."""
     if not any(one.value is not None for curve in found.curves for one in curve.evaluations):
         return []
@@ -238,7 +238,7 @@ class QualityView(GroupView):
     def numbers(self, source: GroupSource) -> GroupQuality | None:
         return group_quality(source.group, source.table)
 
-    def shown(self, group: Group, found: GroupQuality) -> Section:
+    def shown(self, group: ReportGroup, found: GroupQuality) -> Section:
         sheets: tuple[Sheet[Any], ...] = (reached_sheet(group, found), _factors_sheet(found), _evaluations_sheet(found))
         skill = f"{found.predictor}: {number_text(found.predictor_value, found.unit)}"
         goal = f"Target: {found.goal} within {found.limit} ({skill})"
@@ -249,13 +249,13 @@ class QualityView(GroupView):
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
-    def remedy(self, group: Group) -> str:
+    def remedy(self, group: ReportGroup) -> str:
         return (
             "these runs measure throughput. To train to the workload's target, run it on real data with --to-accuracy."
         )
 
 
-def reached_sheet(group: Group, found: GroupQuality) -> Sheet[QualityPoint]:
+def reached_sheet(group: ReportGroup, found: GroupQuality) -> Sheet[QualityPoint]:
     """What the runs at each rank count reached, and how soon; for programs all figures of these points."""
 
     def reached(point: QualityPoint) -> Cell:

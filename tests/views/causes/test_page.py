@@ -56,15 +56,15 @@ def made(folder: Path) -> model.Report:
 
 
 @pytest.fixture(scope="module")
-def group(made: model.Report) -> model.Group:
+def group(made: model.Report) -> model.ReportGroup:
     return made.groups[0]
 
 
-def lost(group: model.Group) -> LostPercent:
+def lost(group: model.ReportGroup) -> LostPercent:
     return group.of(LostPercent)
 
 
-def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
+def with_diagnosed(group: model.ReportGroup, **changes: Any) -> model.ReportGroup:
     found = lost(group)
     *before, last = found.diagnosed.points
     points = (*before, dataclasses.replace(last, **changes))
@@ -72,15 +72,15 @@ def with_diagnosed(group: model.Group, **changes: Any) -> model.Group:
     return dataclasses.replace(group, views={"causes": dataclasses.replace(found, diagnosed=diagnosed)})
 
 
-def section(group: model.Group, view: str) -> Section:
+def section(group: model.ReportGroup, view: str) -> Section:
     return VIEWS[view].section(group)
 
 
-def sheets(group: model.Group, view: str) -> dict[str, Sheet[Any]]:
+def sheets(group: model.ReportGroup, view: str) -> dict[str, Sheet[Any]]:
     return {sheet.name: sheet for sheet in section(group, view).sheets}
 
 
-def charts(group: model.Group, view: str) -> list[Chart]:
+def charts(group: model.ReportGroup, view: str) -> list[Chart]:
     return list(section(group, view).charts())
 
 
@@ -119,7 +119,7 @@ def drawn_rows(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from values
 
 
-def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.Group) -> None:
+def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: model.ReportGroup) -> None:
     waterfall, over_ranks = charts(group, "causes")
     point = lost(group).diagnosed.points[-1]
     bars = list({row["name"]: row for row in drawn_rows(waterfall.spec) if "name" in row}.values())
@@ -148,7 +148,7 @@ def test_the_waterfall_s_bars_hang_together_and_end_at_the_efficiency(group: mod
     }
 
 
-def test_one_table_says_what_is_not_measured(group: model.Group) -> None:
+def test_one_table_says_what_is_not_measured(group: model.ReportGroup) -> None:
     sheet = sheets(group, "causes")["parts"]
     shown = [row[0] for row in rows(sheet)]
     assert "clock throttling" not in shown
@@ -164,7 +164,7 @@ def test_one_table_says_what_is_not_measured(group: model.Group) -> None:
     assert any(text.startswith("clock throttling: not measured: ") for text in section(group, "causes").notes)
 
 
-def test_rows_sum_to_the_loss_of_the_headline(group: model.Group) -> None:
+def test_rows_sum_to_the_loss_of_the_headline(group: model.ReportGroup) -> None:
     records = list(sheets(group, "causes")["parts"].records())
     for point in group.points[1:]:
         own = [row for row in records if row["ranks"] == point.ranks and not row["part_of"]]
@@ -181,7 +181,7 @@ def test_rows_sum_to_the_loss_of_the_headline(group: model.Group) -> None:
 # Stragglers
 
 
-def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> None:
+def test_stragglers_are_ranked_with_what_makes_them_late(group: model.ReportGroup) -> None:
     assert section(group, "stragglers").headline.endswith(" of all waiting is for rank 3 on n1, late by compute")
     found = sheets(group, "stragglers")
     assert rows(found["stragglers"])[0][:2] == ("3", "n1")
@@ -193,7 +193,7 @@ def test_stragglers_are_ranked_with_what_makes_them_late(group: model.Group) -> 
     assert math.fsum(float(row["waited_share_fraction"] or 0) for row in late) == pytest.approx(1.0)
 
 
-def test_many_stragglers_are_cut_and_counted(group: model.Group) -> None:
+def test_many_stragglers_are_cut_and_counted(group: model.ReportGroup) -> None:
     late = lost(group).diagnosed.points[-1].waiting_ranks[0]
     many = tuple(dataclasses.replace(late, rank=rank, waited_s=1.0 / (rank + 1)) for rank in range(100))
     sheet = sheets(with_diagnosed(group, waiting_ranks=many), "stragglers")["stragglers"]

@@ -79,7 +79,7 @@ def codes(out: Path) -> set[str]:
     return {doubt.code for group in groups(table) for doubt in group_doubts(group, table)}
 
 
-def one_group(out: Path) -> model.Group:
+def one_group(out: Path) -> model.ReportGroup:
     (group,) = assemble(scan(out)).groups
     return group
 
@@ -392,7 +392,7 @@ def noise(norm2: float | None, trace: float | None = 32.0) -> dict[str, Any]:
     return {"noise_scale": {**content, "noise_scale": trace / norm2 if norm2 and trace and norm2 > 0 else None}}
 
 
-def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model.Group]:
+def noise_point(folder: Path, norms: Sequence[float]) -> tuple[NoisePoint, model.ReportGroup]:
     """Of runs with these squared gradients beside a variance of 32, at a batch of 8."""
     for plan in quality_plans(points=(2,), repeats=len(norms), overrides={"measure.noise_scale": True}):
         story = Story(training=Training(values=rising(4)), record=noise(norms[plan.series.repeat]))

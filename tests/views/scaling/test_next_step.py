@@ -14,7 +14,7 @@ from dlbench.report.document import Document
 from dlbench.report.formats.terminal import to_text
 from dlbench.specs.plan import RunPlan
 from dlbench.views.causes.numbers import LostPercent
-from dlbench.views.model import Group
+from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import more_ranks, next_step
 from dlbench.views.scaling_report import assemble
 from dlbench.views.series_result import result_of
@@ -37,7 +37,7 @@ LOAD = Doubt(
 )
 
 
-def group_of(folder: Path) -> Group:
+def group_of(folder: Path) -> ReportGroup:
     (group,) = assemble(scan(folder)).groups
     return group
 
