@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from dlbench.analysis.comparability import group_id
 from dlbench.analysis.metrics import metrics_by_run
 from dlbench.analysis.table import tabulate
+from dlbench.cli.choosing import runs_at
 from dlbench.errors import RunError, UserError
 from dlbench.history import from_runs as history_entries
 from dlbench.history.entry import PLAIN, HistoryEntry, HostEntry, matches, parse_where
@@ -321,6 +322,8 @@ def test_a_run_in_two_folders_counts_once(store: Path) -> None:
     found = [entry for entry in open_history(store).entries() if entry.run_id == first.run_id]
     assert sorted(entry.state for entry in found) == ["damaged", "valid"]
     assert next(entry.why for entry in found if entry.state == "damaged").count(first.run_id) >= 2
+    held = [run.folder.path for run in runs_at(store).runs if run.plan.run_id == first.run_id]
+    assert held == [history.run_folder(first)]
 
 
 # Killed writers, many writers
