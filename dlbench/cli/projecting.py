@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from pydantic import ValidationError
@@ -16,9 +16,7 @@ from dlbench.analysis.table import tabulate
 from dlbench.cli.choosing import named, open_store, read_comm_runs, read_runs
 from dlbench.cli.options import write_output
 from dlbench.cli.report import finish, require_modules
-from dlbench.comm import fits, measurements
 from dlbench.errors import DlbenchError, UserError
-from dlbench.history.slow_months import slow_months
 from dlbench.projection import step
 from dlbench.projection.cost import cost_section
 from dlbench.projection.exchange import ExchangeMethod
@@ -39,6 +37,9 @@ from dlbench.specs.sync import GROUPED, SyncSpec, layout_problem
 from dlbench.specs.system import SystemSpec
 from dlbench.units import whole_seconds
 from dlbench.views.controls import is_control
+
+if TYPE_CHECKING:  # costs of a network and histories are read where they are asked for
+    from dlbench.comm.measurements import CollectiveTable
 
 SETTABLE = ("exchange", "fusion", "wire", "group_size", "topk_density")  # Keys of `sync` that a projection changes.
 
@@ -152,9 +153,11 @@ def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence
     """Returns groups of RUNS as they are asked for: with the costs given, else those fitted to runs of `dlbench comm`
     in RUNS.
     """
+    from dlbench.comm.measurements import tabulate as tabulate_collectives
+
     if question.costs_of_groups is not None:
         return [changed(group, question.costs_of_groups, question) for group in groups]
-    table = measurements.tabulate(read_comm_runs(runs))
+    table = tabulate_collectives(read_comm_runs(runs))
     return [changed(group, _fitted(table, group, named(runs)), question) for group in groups]
 
 
@@ -173,6 +176,8 @@ def changed(group: Ingredients, costs: NetworkModel | None, question: Question) 
 
 def _slow_hosts(history: Path, system: str) -> SlowHosts:
     """Returns how many hosts of a system are slow by its history. Raises `UserError`: the history compares none."""
+    from dlbench.history.slow_months import slow_months
+
     entries = open_store(history).entries()
     hosts = slow_months(entry for entry in entries if system in ("", entry.system)).hosts
     ratios = [(host.verdict, host.current.value) for host in hosts if host.current is not None]
@@ -213,8 +218,10 @@ def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = 
     return MeasuredGroups(ingredients, table.damaged, whole_seconds(max(finished)), measured, samples)
 
 
-def _fitted(table: measurements.CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
+def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
     """Costs fitted to runs of the collective benchmark, as `dlbench comm fit` does; what hinders is said on stderr."""
+    from dlbench.comm.fits import fit_one
+
     system, exchange = ingredients.system, ingredients.exchange
     groups = [group for group in table.groups if group.sample.plan.system.name == system]
     carriers = {(one.is_library, one.carrier) for group in groups for one in group.series}
@@ -224,7 +231,7 @@ def _fitted(table: measurements.CollectiveTable, ingredients: Ingredients, where
     own = sorted(name for is_library, name in carriers if is_library == min(carriers)[0])
     transport = next((name for name in own if exchange and name.removeprefix("torch-") == exchange.carrier), None)
     try:
-        return fits.fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
+        return fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
     except DlbenchError as error:
         click.echo(f"dlbench: no costs of the network: {error}", err=True)
         return None
