@@ -197,6 +197,8 @@ def account_for(data: DataSpec) -> Account | None:
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return None
+    if not data.kinds:
+        return None
     kind = _kind(train_folder(source))
     if kind not in data.kinds:  # lists beside classes, or what the ranks refuse
         kind = data.kinds[0]
@@ -209,6 +211,8 @@ def _judge(workload: Workload, ranks: int, *, evaluated: bool) -> None:
     source = Path(data.source)
     if data.is_synthetic or not source.exists():
         return
+    if not data.kinds:
+        raise UserError(f"data.source {data.source!r}: {workload.name} reads no data; leave it out")
     needed = train.batch_per_rank * ranks
     found = _look(source, train_folder(source), workload, "data.source", "train", needed)
     if found is not None and found < needed:

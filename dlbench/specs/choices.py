@@ -42,7 +42,7 @@ class Choices(Workload):
     """A workload YAML with one preset and all overrides applied; its keys are those of ``--set``."""
 
     acting = (
-        ActsIf("sync", "exchanges_by", "horovod", "ddp", "fsdp", why="one rank, or engine single, exchanges nothing"),
+        ActsIf("sync", "exchanges_by", why="one rank, or engine single, exchanges nothing"),
         ActsIf("quality", "measure.until", "quality", why="only measure.until quality reads it"),
     )
 

@@ -96,7 +96,7 @@ def _meant(
     """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
     path, here = problem.path, problem.known
     everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
-    same = [name for name in everywhere if name.rpartition(".")[2] == path[-1]][:3]
+    same = list(dict.fromkeys(name for name in everywhere if name.rpartition(".")[2] == path[-1]))[:3]
     alike = [prefix + ".".join((*path[:-1], name)) for name in close_names(path[-1], here)]
     close = (same if len(path) == 1 else [*same, *alike][:3]) or alike or close_names(path[-1], everywhere)
     return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(here)}"

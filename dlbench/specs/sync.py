@@ -14,6 +14,8 @@ Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarch
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
 GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
+NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
+"""Those that the engine's library does by itself, and none; all others are made of dlbench's own messages."""
 UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
 MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
 
@@ -181,7 +183,7 @@ class SyncSpec(Spec):
     def is_own(self) -> bool:
         """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
         return self.average_every is None and (
-            self.exchange in GROUPED or self.fusion.by == "dlbench" or self.wire == "topk"
+            self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
         )
 
     @property

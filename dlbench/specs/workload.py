@@ -591,7 +591,7 @@ class DensityData(_Data):
 
 
 class NoData(_Data):
-    """Nothing is read: for networks whose passes are pauses."""
+    """Nothing is read: for networks that train on made batches alone, or whose passes are pauses."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
 

@@ -26,6 +26,7 @@ from dlbench.datasets.recognition import require_fitting
 from dlbench.datasets.splits import split_names
 from dlbench.datasets.volumes import index_density
 from dlbench.errors import UserError
+from dlbench.specs.workload import NoData
 from tests.support.datasets import write_samples
 from tests.support.jpeg_files import write_records, write_tree
 from tests.support.run_factory import plans
@@ -272,3 +273,11 @@ def test_a_manifest_of_another_set_is_told(sets: Path, tmp_path: Path) -> None:
     found = refusal("resnet50", tmp_path)
     assert found is not None
     assert "holds density volumes (by its manifest); resnet50 trains on images" in found
+
+
+def test_data_for_a_network_that_reads_none_are_refused(tmp_path: Path) -> None:
+    (plan,) = plans(workload="cosmoflow", preset="ci", points=(1,), repeats=1)
+    nothing = NoData(format="none", source=str(tmp_path))
+    workload = plan.workload.model_copy(update={"data": nothing})
+    with pytest.raises(UserError, match="cosmoflow reads no data; leave it out"):
+        require_fitting(workload, ranks=1, evaluated=False)

@@ -51,12 +51,15 @@ def refused(**request: Any) -> str:
         ({"overrides": {"time_limit": "1:00:00"}}, "system.slurm.time_limit"),
         ({"overrides": {"system.batch_per_rank": 1}}, "train.batch_per_rank"),
         ({"overrides": {"learning_rte": 1.0}}, "train.optimizer.learning_rate"),
+        ({"overrides": {"system.node.staging.folder": "/x"}}, "data.staging"),
     ],
 )
 def test_a_key_without_its_section_is_answered_with_the_whole_key(asked: dict[str, Any], meant: str) -> None:
     said = refused(**asked)
     assert "unknown key; did you mean " in said
-    assert meant in said.partition("did you mean ")[2].rstrip("?").split(" or ")
+    names = said.partition("did you mean ")[2].rstrip("?").split(" or ")
+    assert meant in names
+    assert len(set(names)) == len(names)
 
 
 def test_every_size_takes_a_unit_wherever_it_is_given() -> None:

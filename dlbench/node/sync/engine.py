@@ -93,6 +93,9 @@ class Engine:
     beat: Callable[[str], None] = staticmethod(lambda what: None)
     """Tells the watchdog what moved: where a rank stands that waits for others in vain."""
 
+    def __init__(self, *_: object) -> None:
+        """Takes what every engine of a plan is given: plan, folder, place, device, and this rank's GPU or None."""
+
     def start(self) -> None:
         """Finds the other ranks."""
 
@@ -230,9 +233,6 @@ class Engine:
 
 class SingleEngine(Engine):
     """One rank and nothing to synchronise: the yardstick for what an engine costs at one rank."""
-
-    def __init__(self, *_: object) -> None:
-        """Takes what every engine of a plan is given: plan, folder, place, device, and this rank's GPU or None."""
 
 
 class EngineOverLibrary(Engine):

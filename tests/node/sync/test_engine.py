@@ -19,7 +19,8 @@ from tests.support.run_factory import plans
 class CountingEngine(Engine):
     """Synchronises nothing, and counts what it was told of: what an engine needs beside the defaults."""
 
-    def __init__(self) -> None:
+    def __init__(self, *of_plan: object) -> None:
+        super().__init__(*of_plan)
         self.steps = 0
 
     def step(self, update: Callable[[torch.optim.Optimizer], object]) -> None:
