@@ -53,7 +53,7 @@ class LaunchedRun:
     folder: RunFolder
     plan: LaunchPlan
     record: Any  # What the runs of a kind record; None without one.
-    statuses: list[RankStatus]  # What ranks last said, by rank; none where there is a record, which says more.
+    statuses: list[RankStatus]  # What ranks last said, by rank; none of training with a record, which says more.
     failure: Failure | None = None  # Why a launcher gave up; None where none did.
     interrupted: Interrupted | None = None  # That it stopped on request; None where it did not.
     seen: Failure | None = None
@@ -62,6 +62,7 @@ class LaunchedRun:
     accounting: RunAccounting | None = None  # What Slurm says that it took, where that is kept.
 
     counted: ClassVar[str] = "step"  # What a rank's status counts.
+    keeps_statuses: ClassVar[bool] = True  # Whether what ranks last said is kept where there is a record.
 
     @property
     def recorded(self) -> Literal["valid", "invalid"] | None:
@@ -114,6 +115,8 @@ class Run(LaunchedRun):
 
     plan: RunPlan
     record: Record | None
+
+    keeps_statuses: ClassVar[bool] = False
 
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
@@ -282,7 +285,8 @@ def launched(kind: type[R], folder: RunFolder, plan: LaunchPlan, record: Any) ->
     failure = load_file(folder.failure, Failure, MAX_BYTES)
     accounting = load_of_run(folder.accounting, RunAccounting, plan)
     if record is not None:
-        return kind(folder=folder, plan=plan, record=record, statuses=[], failure=failure, accounting=accounting)
+        last_said = statuses if kind.keeps_statuses else []
+        return kind(folder=folder, plan=plan, record=record, statuses=last_said, failure=failure, accounting=accounting)
     return kind(
         folder=folder,
         plan=plan,
