@@ -61,6 +61,8 @@ METRICS: tuple[Metric, ...] = (
 )
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
 """What decides unless said otherwise: the median separates small changes, the mean sees stalls of a few steps."""
+FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
+"""Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
 
 
 def by_name() -> Mapping[str, Metric]:

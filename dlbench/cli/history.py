@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 
+from dlbench.analysis.metrics import FOLLOWED, METRICS, by_name
 from dlbench.cli.choosing import note, open_store
 from dlbench.cli.options import FILE, OUTPUT, InOrder, value_option, write_output
 from dlbench.cli.report import FormatName, emit, finish, format_option, prepared, require_modules
@@ -163,8 +164,10 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Figure to follow; may be given several times (default: step_median_s, energy_per_sample_j and "
-    "time_to_quality_s, where runs have them; further: step_mean_s, step_p95_s).",
+    help="Figure to follow; may be given several times (default: {}, where runs have them; further: {}).".format(
+        " and ".join((", ".join(FOLLOWED[:-1]), FOLLOWED[-1])),
+        ", ".join(metric.name for metric in METRICS if metric.name not in FOLLOWED),
+    ),
 )
 @click.option(
     "--fail-on-regression",
@@ -202,11 +205,10 @@ def trends(
       dlbench history trends --fail-on-regression
     """
     chosen = prepared("history trends", output, format_name, table=table, needs=("numpy", "scipy"))
-    from dlbench.analysis.metrics import by_name
     from dlbench.history.acknowledgements import read_acknowledged
     from dlbench.history.document import trends_document
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import FOLLOWED, trends_of
+    from dlbench.history.report import trends_of
 
     for name in metrics:
         if name not in by_name():
@@ -250,7 +252,7 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     from dlbench.history.acknowledgements import MAX_REASON, Acknowledgement, read_acknowledged
     from dlbench.history.acknowledgements import acknowledge as write
     from dlbench.history.entry import parse_where
-    from dlbench.history.report import FOLLOWED, trends_of
+    from dlbench.history.report import trends_of
     from dlbench.history.words import percent_change
 
     if not reason.strip() or len(reason) > MAX_REASON:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlbench.analysis.metrics import METRICS
+from dlbench.analysis.metrics import FOLLOWED, METRICS
 from dlbench.analysis.sessions import MIN_SESSIONS
 from dlbench.analysis.slow_nodes import FALSE_SHARE, SLOW
 from dlbench.history.acknowledgements import Acknowledgement
@@ -27,9 +27,6 @@ from dlbench.history.trends import damaged_runs, dated, trends
 from dlbench.history.words import change_cell, day
 from dlbench.report.document import BaseReport
 from dlbench.stats.verdict_words import TREND
-
-FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")
-"""Metrics that are followed unless others are asked for: the mean and the p95 of steps say much the same."""
 
 _IMPORT = "dlbench history import RUNS"
 

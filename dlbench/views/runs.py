@@ -17,8 +17,6 @@ from dlbench.views.data_path import epoch_samples
 from dlbench.views.model import Report, TrainingRun
 from dlbench.views.view import ReportView
 
-_TO_QUALITY = ("reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality")
-
 
 class RunsView(ReportView):
     """Every run."""
@@ -47,7 +45,7 @@ def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
         *("series", "variant", "side", "ranks", "nodes", "repeat", "sample_unit", "steps", "throughput"),
         *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
         Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
-        *("goal", *_TO_QUALITY),
+        *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
         titles={
             "state": "State" if any(run.state != "valid" for run in runs) else "",
             "nodes": "Nodes" if any(run.nodes != 1 for run in runs) else "",
@@ -106,12 +104,18 @@ def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[st
         nodes=plan.layout.nodes,
         sample_unit=clean(plan.workload.sample_unit, 40),
         throughput=rate,
-        **{name: figures.get(name) for name in ("steps", "step_median_s", "step_p95_s", "step_cv")},
+        steps=figures.get("steps"),
+        step_median_s=figures.get("step_median_s"),
+        step_p95_s=figures.get("step_p95_s"),
+        step_cv=figures.get("step_cv"),
         epoch_s=samples / rate if samples and rate else None,
         finished="" if run.record is None else clean(run.record.finished),
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),
-        **{name: getattr(result, name, None) for name in _TO_QUALITY},
+        reached=None if result is None else result.reached,
+        time_to_quality_s=None if result is None else result.time_to_quality_s,
+        samples_to_quality=None if result is None else result.samples_to_quality,
+        epochs_to_quality=None if result is None else result.epochs_to_quality,
     )
 
 
