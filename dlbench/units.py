@@ -165,3 +165,13 @@ def first_of(texts: Sequence[str], most: int, joint: str = ", ") -> str:
     if len(texts) <= most:
         return text
     return f"{text}{joint.rstrip().replace(',', '')} and {len(texts) - most} more"
+
+
+def plural(noun: str, count: float) -> str:
+    """Returns the noun, with an ``s`` unless the count is 1: ``rank``, ``ranks``."""
+    return noun if count == 1 else f"{noun}s"
+
+
+def counted(count: int, noun: str) -> str:
+    """Returns a count and its noun: ``1 rank``, ``1,024 ranks``."""
+    return f"{count:,} {plural(noun, count)}"
