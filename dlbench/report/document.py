@@ -104,7 +104,8 @@ class Section:
     headline: str = ""  # The finding in at most 100 characters: it stands for the section where that is folded.
     about: tuple[str, ...] = ()  # Small words of introduction.
     facts: tuple[tuple[str, str], ...] = ()  # Names and values: conditions of a group, definitions of the methods.
-    are_methods: bool = False  # Whether the facts are sentences, one below the other.
+    are_methods: bool = False  # Whether the facts are definitions, one below the other.
+    docs_page: str = ""  # Page of docs/ with these definitions.
     marks: tuple[Mark, ...] = ()
     caption: str = ""  # Conditions of all figures of the section.
     words: tuple[str, ...] = ()
@@ -155,11 +156,15 @@ class BaseReport:
         return Document(title=title, dlbench_version=version, as_of=self.as_of, sections=sections, data=self, **more)
 
 
-def methods_section(methods: Sequence[tuple[str, str]], title: str = "How the numbers are made") -> tuple[Section, ...]:
-    """Returns definitions, name and text, in a section; none where there are none."""
+def methods_section(
+    methods: Sequence[tuple[str, str]], title: str = "How the numbers are made", docs_page: str = "docs/measuring.md"
+) -> tuple[Section, ...]:
+    """Returns definitions, name and text, in a section; none if there are no definitions."""
+    if not methods:
+        return ()
     facts = tuple(methods)
     section = Section(id="methods", title=title, level="appendix", facts=facts, are_methods=True, brief=())
-    return (section,) if facts else ()
+    return (replace(section, docs_page=docs_page),)
 
 
 @dataclass(frozen=True, kw_only=True)
