@@ -162,7 +162,7 @@ def _screen(group: Section, width: int) -> list[Block]:
     return blocks
 
 
-def _marks(group: Section, width: int, most: int) -> Iterator[Block]:
+def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
     """Yields the first marks of a group and of its answers, serious ones first, and counts the others."""
     marks = list(group.marks)
     for section in group.sections:
@@ -170,11 +170,11 @@ def _marks(group: Section, width: int, most: int) -> Iterator[Block]:
             marks += section.marks
     serious = [mark for mark in marks if mark.severity == "serious"]
     marks = [*serious, *(mark for mark in marks if mark.severity != "serious")]
-    for mark in marks[:most]:
+    for mark in marks[:max_marks]:
         yield _shortened_mark(mark, width)
-    num_hidden = len(marks[most:])
+    num_hidden = len(marks[max_marks:])
     if num_hidden:
-        num_warnings = len(serious[most:])
+        num_warnings = len(serious[max_marks:])
         counts = []
         if num_warnings:
             counts.append(counted(num_warnings, "more warning"))
@@ -261,10 +261,10 @@ def _full(section: Section, width: int) -> Iterator[Block]:
 def _full_table(section: Section, sheet: Sheet[Any], width: int) -> list[str]:
     table = sheet.to_display()
     if _is_whole(section, sheet):
-        return whole(table, width)
+        return whole_table(table, width)
     if section.level == "evidence":
         end = _last_column(table, width)
-        return whole(TextTable(table.header[:end], tuple(TextRow(row.cells[:end]) for row in table.rows)), width)
+        return whole_table(TextTable(table.header[:end], tuple(TextRow(row.cells[:end]) for row in table.rows)), width)
     if len(table.header) == 2:
         return _wrapped("; ".join(f"{row.cells[0]}: {row.cells[1]}" for row in table.rows) + ".", width)
     rows = table.rows[:MAX_LOOKED_UP]
@@ -296,9 +296,9 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
     yield from _sentences([f"{text}."], width)
 
 
-def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Block]:
-    """Yields what a section marks as brief: words under tables of at most `most` rows, those of a group above them."""
-    tables = list(_brief_tables(section, width, most))
+def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
+    """Yields what a section marks as brief: words under tables of at most `max_rows` rows, those of a group above them."""
+    tables = list(_brief_tables(section, width, max_rows))
     texts = section.brief
     if texts is None and tables:
         texts = section.words
@@ -311,7 +311,7 @@ def _brief(section: Section, width: int, most: int | None = None) -> Iterator[Bl
         yield from sentences
 
 
-def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Block]:
+def _brief_tables(section: Section, width: int, max_rows: int | None) -> Iterator[Block]:
     sheets = [sheet for sheet in section.sheets if sheet.in_terminal]
     for sheet in sheets:
         table = sheet.to_display(brief=True)
@@ -323,10 +323,10 @@ def _brief_tables(section: Section, width: int, most: int | None) -> Iterator[Bl
         rows = table.rows[: sheet.max_rows]
         num_between = 0
         num_further = len(table.rows) - len(rows)
-        if most is not None and len(rows) > most:
+        if max_rows is not None and len(rows) > max_rows:
             # The first row, which others are measured against, and the last ones.
-            num_between = len(rows) - most
-            rows = (rows[0], *rows[1 - most :])
+            num_between = len(rows) - max_rows
+            rows = (rows[0], *rows[1 - max_rows :])
         table_lines = fitted(TextTable(table.header, rows), width)
         if num_between:
             table_lines.insert(2, f"... {num_between} rows left out")
@@ -404,7 +404,7 @@ def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:
     return rows
 
 
-def whole(table: TextTable, width: int) -> list[str]:
+def whole_table(table: TextTable, width: int) -> list[str]:
     """Returns a table as lines of which nothing is left out.
 
     A table that is too wide is printed with rows as columns, or as several tables below each other, each with the first
