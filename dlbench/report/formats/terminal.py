@@ -297,7 +297,7 @@ def _methods(section: Section, width: int) -> Iterator[Block]:
 
 
 def _brief(section: Section, width: int, max_rows: int | None = None) -> Iterator[Block]:
-    """Yields what a section marks as brief: words under tables of at most `max_rows` rows, those of a group above them."""
+    """Yields what a section marks as brief: words under tables of at most `max_rows` rows; in a group, above them."""
     tables = list(_brief_tables(section, width, max_rows))
     texts = section.brief
     if texts is None and tables:
