@@ -80,7 +80,7 @@ def rank_counts(ranks: int, factors: Sequence[int], most: int | None) -> list[in
 
 
 def most_ranks(plan: RunPlan) -> int | None:
-    """Returns the ranks that the machine of a run holds, one per GPU or else per core; None: several machines, unknown."""
+    """Returns the ranks that the machine of a run holds, one per GPU or else per core; None for several machines."""
     if plan.system.scheduler != "none" or plan.layout.nodes > 1:
         return None
     return plan.system.node.gpus or plan.layout.node_cores

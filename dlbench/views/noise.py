@@ -138,7 +138,7 @@ def _span(fractions: Sequence[float]) -> str:
 
 
 def advice(share: Estimate | None) -> Advice:
-    """Returns the consequence of a global batch of `share` noise scales for a larger one, if the interval decides it."""
+    """Returns whether a larger batch than one of `share` noise scales pays, if the interval decides it."""
     if share is None:
         return "unknown"
     position = placed(share, PAYS_BELOW, WASTEFUL_ABOVE)
