@@ -202,11 +202,12 @@ class Document:
 
     def units(self, name: str) -> dict[str, str]:
         """Returns the units of columns of estimates of a table for programs: all that its rows have, joined by or."""
-        sheets = [sheet for section, _ in self.walk() for sheet in section.sheets if sheet.name == name]
         units: dict[str, dict[str, None]] = {}
-        for sheet in sheets:
-            for name_of_column, unit in sheet.units().items():
-                units.setdefault(name_of_column, {})[unit] = None
+        for section, _ in self.walk():
+            for sheet in section.sheets:
+                if sheet.name == name:
+                    for name_of_column, unit in sheet.units().items():
+                        units.setdefault(name_of_column, {})[unit] = None
         return {name_of_column: " or ".join(names) for name_of_column, names in units.items()}
 
     def tables(self) -> dict[str, NamedTable]:

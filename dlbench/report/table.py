@@ -21,6 +21,7 @@ Text from outside is cleaned here, so that no format has to do it.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -216,9 +217,10 @@ def columns_of(
 
     Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
-    kind_fields: Mapping[str, Any] = (
-        {field.name: field for field in fields(kind)} if is_dataclass(kind) else kind.model_fields
-    )
+    if is_dataclass(kind):
+        kind_fields: Mapping[str, Any] = {field.name: field for field in fields(kind)}
+    else:
+        kind_fields = kind.model_fields
     read_object = reader(of or "")
     columns: list[Column[Any]] = []
     for pick in picks or [name for name, field in kind_fields.items() if _COLUMN in field.metadata]:
@@ -400,7 +402,7 @@ class Sheet(Generic[R]):
     @property
     def names(self) -> tuple[str, ...]:
         """The columns for programs; empty: the sheet is for people only."""
-        return tuple(name for column in self.columns for name in column.names)
+        return tuple(itertools.chain.from_iterable(column.names for column in self.columns))
 
     def units(self) -> dict[str, str]:
         """Returns the units of the columns for programs that hold estimates."""

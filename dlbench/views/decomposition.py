@@ -159,7 +159,8 @@ def difference(phase: Phase, by_repeat: Mapping[RunKey, tuple[Parts, Parts]]) ->
     for plain, variant in zip(plain_parts, variant_parts, strict=True):
         savings_s.append(sum(plain.values()) - sum(variant.values()))
         # Of the removed phase only the part that remains in the variant.
-        gaps_s.append(sum((0.0 if name == phase else plain[name]) - variant[name] for name in OWN_PARTS))
+        others = {**plain, phase: 0.0}
+        gaps_s.append(sum(others[name] - variant[name] for name in OWN_PARTS))
     step_s = sum(sum(plain.values()) for plain in plain_parts) / len(plain_parts)
     gap = mean(gaps_s)
     judged = judge(gap, MARGIN * step_s)

@@ -55,7 +55,7 @@ def diagnosis(scan: Scan) -> tuple[Report, Document]:
         if section.is_group:
             counts.update(dict.fromkeys(_small_print(section), 1))
     repeated = tuple(text for text, count in counts.items() if count > 1)
-    sections = [_group(section, repeated) if section.is_group else section for section in document.sections]
+    sections = [_without_repeated(section, repeated) for section in document.sections]
     if repeated:
         common = Section(
             id="all-groups", title="For all groups", level="appendix", notes=repeated, brief=(), in_contents=False
@@ -73,8 +73,10 @@ def _small_print(group: Section) -> Iterator[str]:
         yield from (sheet.caption for sheet in section.sheets if sheet.caption)
 
 
-def _group(group: Section, repeated: Sequence[str]) -> Section:
-    """Returns a group without the small print that is repeated in others."""
+def _without_repeated(group: Section, repeated: Sequence[str]) -> Section:
+    """Returns a group without the small print that is repeated in others; other sections are left alone."""
+    if not group.is_group:
+        return group
     sections = []
     findings: list[str] = []
     for section in group.sections:

@@ -232,16 +232,20 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
     """Yields warnings on ranks of one series with unequal cores or threads, which the series measures too."""
-    counts_by_series: dict[tuple[str, str], set[int]] = {}
-    for noun in ("cores", "threads"):
-        for run in runs:
-            for rank in run.record.ranks if run.record else ():
-                count = len(rank.cores) if noun == "cores" else rank.threads
-                counts_by_series.setdefault((noun, run.plan.series.id), set()).add(count)
-    for (noun, series), counts in counts_by_series.items():
-        if len(counts) > 1:
-            text = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {noun}"
-            yield Doubt(code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference")
+    cores: dict[str, set[int]] = {}
+    threads: dict[str, set[int]] = {}
+    for run in runs:
+        if run.record:
+            ranks = run.record.ranks
+            cores.setdefault(run.plan.series.id, set()).update(len(rank.cores) for rank in ranks)
+            threads.setdefault(run.plan.series.id, set()).update(rank.threads for rank in ranks)
+    for noun, counts_by_series in (("cores", cores), ("threads", threads)):
+        for series, counts in counts_by_series.items():
+            if len(counts) > 1:
+                text = f"ranks of series {series} had {' or '.join(map(str, sorted(counts)))} {noun}"
+                yield Doubt(
+                    code="cores-differ", severity="serious", text=f"{text}: part of the loss is that difference"
+                )
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
@@ -272,7 +276,9 @@ def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
 
 def _utilisation(group: Group) -> Warnings:
     use = utilisation(group)
-    for point in use.points if use else ():
+    if use is None:
+        return
+    for point in use.points:
         if point.mfu and point.mfu.value > 1:
             wrong = "the peak (node.peak_tflops) or the count of FLOPs is wrong"
             text = f"MFU above 100 % at {ranks_text(point.ranks)}: {wrong}"

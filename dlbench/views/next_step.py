@@ -56,7 +56,9 @@ def next_step(group: ReportGroup) -> str:
 
 
 def _throttling_remedy(group: ReportGroup, lost: LostPercent | None) -> str:
-    for point in reversed(lost.diagnosed.points if lost else ()):
+    if lost is None:
+        return ""
+    for point in reversed(lost.diagnosed.points):
         share = point.cause("throttling").seconds.value / point.whole.seconds.value
         if share >= WORTH_EXPLAINING:
             remedy, place = throttling_remedy(on_gpu=group.on_gpu), place_text(point.ranks, point.nodes)

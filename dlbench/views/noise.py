@@ -157,7 +157,7 @@ def doubled_batch(share: float) -> tuple[float, float]:
 
 
 class NoiseView(GroupView):
-    """Whether a larger batch would still save steps."""
+    """The gradient noise scale: it says whether a larger batch would still save steps."""
 
     id = "noise"
     title = "Gradient noise scale"

@@ -158,7 +158,7 @@ def _speed(row: MapRow) -> float:
     return -row.mean
 
 
-def _span(first: int, last: int) -> str:
+def _span(first: object, last: object) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
@@ -230,7 +230,7 @@ def _rectangles(rank_map: RankMap, joined: int) -> Iterator[dict[str, Any]]:
                     "y": row.first_rank - 0.5,
                     "y2": row.last_rank + 0.5,
                     "bin": bin_title(bins[first]),
-                    "shown": low if low == high else f"{low} to {high}",
+                    "shown": _span(low, high),
                     "who": f"{row_title(row)} on {row.hosts}",
                     "when": f"{starts[first]} to {ends[end - 1] - 1}",
                 }

@@ -16,7 +16,7 @@ from dlbench.analysis.scaling import Point
 from dlbench.records.scan import Scan
 from dlbench.report.document import Document, Mark, Section, remark
 from dlbench.report.table import Cell, Column, Sheet
-from dlbench.report.wording import basis_text, place_text, reached_text
+from dlbench.report.wording import basis_text, place_text
 from dlbench.stats.estimates import Estimate
 from dlbench.units import counted
 from dlbench.views.causes.view import CausesView
@@ -55,10 +55,6 @@ class ResultRow(NamedTuple):
     def efficiency(self) -> Estimate | Cell:
         return Cell("baseline") if self.point.is_baseline else self.point.efficiency
 
-    @property
-    def reached(self) -> str | None:
-        return reached_text(self.quality.num_reached, self.quality.num_runs) if self.quality else None
-
 
 def result_of(scan: Scan) -> tuple[Report, Document]:
     """Returns the result of a series as plain data, and ready to be printed."""
@@ -90,7 +86,7 @@ def result_of(scan: Scan) -> tuple[Report, Document]:
         further = Mark(severity="note", text=f"{num_further} more serious warnings are in the report")
         marks = [*marks[:MAX_WARNINGS], further]
     labels = [group.label.split(", ") for group in groups]
-    common = [part for part in labels[0] if all(part in label for label in labels)]
+    common = [part for part in labels[0] if part in set.intersection(*map(set, labels))]
     result = Section(
         id="result",
         title=", ".join(common),
@@ -115,7 +111,10 @@ def _settings(groups: Sequence[ReportGroup]) -> list[str]:
     if len(groups) < 2:
         return [""] * len(groups)
     values = [dict(group.settings) for group in groups]
-    keys = [key for key in dict.fromkeys(chain(*values)) if len({own.get(key) for own in values}) > 1]
+    def is_different(key: str) -> bool:
+        return len({group_values.get(key) for group_values in values}) > 1
+
+    keys = list(filter(is_different, dict.fromkeys(chain(*values))))
 
     def setting(group_values: dict[str, str]) -> str:
         return ", ".join(f"{key}={group_values[key]}" for key in keys if key in group_values)
@@ -184,7 +183,7 @@ def _sheet(rows: Sequence[ResultRow], unit: str) -> Sheet[ResultRow]:
     if any(row.quality for row in rows):
         columns += [
             Column("", "Time to accuracy", "quality.time", is_brief=True),
-            Column("", "Reached", "reached", is_brief=True),
+            Column("", "Reached", "quality.reached_text", is_brief=True),
         ]
     columns.append(Column("", "Runs", "point.throughput.n", is_brief=True))
     return Sheet(name="result", title="Result", columns=tuple(columns), rows=rows, in_terminal=True)

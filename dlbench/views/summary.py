@@ -47,8 +47,8 @@ def rating(group: ReportGroup, report: Report) -> Rating | None:
     References in order: the attainable efficiency of the exchange model, a published figure of the same work, the usual
     range of the same point in the history of the report. None for a single rank count without any.
     """
-    last, is_scaling = group.largest, len(group.points) > 1
-    reference = _efficiency_reference(group) if is_scaling else None
+    last = group.largest
+    reference = _efficiency_reference(group)
     if reference is not None:
         return _against(last, *reference)
     history = report.of(TrendsReport)
@@ -56,13 +56,15 @@ def rating(group: ReportGroup, report: Report) -> Rating | None:
         is_same = (trend.group, trend.ranks, trend.nodes) == (group.id, last.ranks, last.nodes)
         if is_same and trend.metric == STEP and len(trend.nights) > 1:
             return _usual(trend)
-    if not is_scaling:
+    if len(group.points) == 1:
         return None
     return Rating(tone="unknown", text="no rating: no earlier runs to compare with")
 
 
 def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
     """Returns an efficiency to compare the largest point with, a fraction, and its description."""
+    if len(group.points) == 1:
+        return None
     last = group.largest
     for exchange in group.all_of(ExchangePoint):
         if (exchange.ranks, exchange.nodes) == (last.ranks, last.nodes) and exchange.prediction is not None:
@@ -103,7 +105,8 @@ def _usual(trend: Trend) -> Rating:
         nights = "newest night" if newest.num_beyond == 1 else f"newest {newest.num_beyond} nights"
         text = f"unknown: {nights} {newest.ratio:.2f}x the usual step; {newest.wait_for} more decide"
         return Rating(tone="unknown", text=text)
-    text = f"{'faster than' if newest else 'as'} usual in {num_nights} nights"
+    speed = "faster than" if newest else "as"
+    text = f"{speed} usual in {num_nights} nights"
     acknowledged = [change for change in trend.changes if change.acknowledged]
     if acknowledged:
         change = acknowledged[-1]
@@ -245,8 +248,7 @@ def _card(group: ReportGroup, name: str, report: Report) -> Card:
         ("Throughput", f"{value_text(last.throughput)} {last.throughput.unit}"),
     ]
     lost = group.of(LostPercent)
-    point = lost.at(last) if lost else None
-    loss = loss_in_brief(point) if point else ""
+    loss = loss_in_brief(lost.at(last)) if lost else ""
     if loss:
         facts.append(("Loss", loss))
     return Card(

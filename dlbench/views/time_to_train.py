@@ -30,7 +30,6 @@ from dlbench.report.wording import (
     clean,
     interval_text,
     place_text,
-    reached_text,
     repeat_text,
     times_text,
     units_text,
@@ -177,8 +176,7 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
     missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
     for quality_point in quality.points if quality else ():
         if not quality_point.all_reached:
-            reached = reached_text(quality_point.num_reached, quality_point.num_runs)
-            missed[quality_point.ranks, quality_point.nodes] = reached
+            missed[quality_point.ranks, quality_point.nodes] = quality_point.reached_text
     points: list[TrainingPoint] = []
     notes = []
     for point, first, length in zip(group.points, firsts, lengths, strict=True):
@@ -362,14 +360,16 @@ def best(points: Sequence[TrainingPoint], goal: Goal) -> TrainingPoint:
 
 
 def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit]) -> TrainingAnswer:
-    meeting = [point for point in points if all(limit.figure(point).value <= limit.most for limit in limits)]
+    def exceeded(point: TrainingPoint) -> list[_Limit]:
+        return [limit for limit in limits if limit.figure(point).value > limit.most]
+
+    meeting = [point for point in points if not exceeded(point)]
     chosen = best(meeting, goal) if meeting else None
     limit_words = " and ".join(limit.words for limit in limits)
     remarks = []
     for point in points:
-        exceeded = [limit for limit in limits if limit.figure(point).value > limit.most]
         is_better = chosen is None or best([point, chosen], goal) is point
-        if exceeded and is_better and all(_may_meet(limit, point) for limit in exceeded):
+        if exceeded(point) and is_better and all(_may_meet(limit, point) for limit in exceeded(point)):
             remarks.append(f"{point.place} may do as well: {_summary(point)}.")
     if chosen is None:
         text = f"None of the measured rank counts is {limit_words}"
@@ -417,7 +417,7 @@ def _certainty(chosen: TrainingPoint, points: Sequence[TrainingPoint], limits: S
             yield f"Not sure to be {limit.words}: {units_text(figure)} cannot decide that; {repeat_text(figure)}."
         else:
             text = f"Not sure to be {limit.words}: the interval of the mean reaches over it"
-            certain = [point for point in points if all(other.outcome(point) == "equal" for other in limits)]
+            certain = [point for point in points if {a_limit.outcome(point) for a_limit in limits} == {"equal"}]
             if certain:
                 text += f"; that of {best(certain, 'cheapest').place} does not"
             yield f"{text}."

@@ -148,8 +148,8 @@ def to_html(document: Document) -> str:
 
 
 def _text_rows(table: TextTable) -> list[list[str]]:
-    """Returns header and rows as texts."""
-    return [list(map(str, cells)) for cells in (table.header, *(row.cells for row in table.rows))]
+    rows = (row.cells for row in table.rows)
+    return [list(table.header), *(list(map(str, cells)) for cells in rows)]
 
 
 def _panels(sections: Sequence[Shown]) -> tuple[Panel, ...]:

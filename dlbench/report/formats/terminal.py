@@ -95,7 +95,7 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 
 def _has_evidence(document: Document) -> bool:
-    """Whether the full form has more sections of a group than the brief form."""
+    """Returns whether the full form has more sections of a group than the brief form."""
     for group in document.sections:
         if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
             return True
@@ -126,18 +126,18 @@ def _further_tables(document: Document, width: int) -> Iterator[Block]:
 
 
 def _is_left_out(sheet: Sheet[Any]) -> bool:
-    """Whether the full form leaves a table to other formats: a page folds it, or draws it."""
+    """Returns whether the full form leaves a table to other formats: a page folds it, or draws it."""
     return (sheet.is_folded or sheet.is_drawn) and not sheet.in_terminal
 
 
 def _is_whole(section: Section, sheet: Sheet[Any]) -> bool:
-    """Whether the full form prints a whole table: CSV lacks it, or its columns are what it compares."""
+    """Returns whether the full form prints a whole table: CSV lacks it, or its columns are compared."""
     is_pivot = sheet.pivot is not None and section.level != "appendix"
     return section.level == "answer" or is_pivot or not sheet.names
 
 
 def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
-    """Whether the full form does not print all columns or rows of a table."""
+    """Returns whether the full form leaves out columns or rows of a table."""
     if _is_whole(section, sheet):
         return False
     table = sheet.to_display()
@@ -383,8 +383,7 @@ def fitted(table: TextTable, width: int) -> list[str]:
         rows = _texts(table, num_intervals)
     short = rows
     for longest in (width, LONG_CELL):
-        short = [rows[0]]
-        short += (tuple(shorten(cell, longest) for cell in row) for row in rows[1:])
+        short = [rows[0], *(_shortened_row(row, longest) for row in rows[1:])]
         if _width(short) <= width:
             return aligned(short)
     while _width(short) > width and len(short[0]) > 1:
@@ -392,6 +391,10 @@ def fitted(table: TextTable, width: int) -> list[str]:
     if len(short[0]) == 1:
         short = [(shorten(cell, width),) for (cell,) in short]
     return aligned(short)
+
+
+def _shortened_row(row: tuple[str, ...], longest: int) -> tuple[str, ...]:
+    return tuple(shorten(cell, longest) for cell in row)
 
 
 def _texts(table: TextTable, num_intervals: int) -> list[tuple[str, ...]]:

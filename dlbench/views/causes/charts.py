@@ -94,24 +94,25 @@ def _bar(
 ) -> dict[str, Any]:
     """Returns a bar; `texts` are its label and its tooltip, `ends` those of its interval."""
     low, high = sorted((start, end))
-    left, right = low, high  # Of the bar with its interval.
+    bar_left, bar_right = low, high  # Of the bar with its interval.
+    interval: dict[str, float | None] = {"low": None, "high": None}
     if ends is not None:
-        left, right = min(low, ends[0]), max(high, ends[1])
-    label_x, side = left, "left"
+        bar_left, bar_right = min(low, ends[0]), max(high, ends[1])
+        interval = {"low": round(ends[0], 2), "high": round(ends[1], 2)}
+    label_x, side = bar_left, "left"
     if start == 0.0:
         label_x, side = 0.0, "in"
-    elif left < _ROOM_FOR_WORDS:
-        label_x, side = right, "right"
-    label, shown = texts
+    elif bar_left < _ROOM_FOR_WORDS:
+        label_x, side = bar_right, "right"
+    label, tooltip = texts
     return {
         "name": name,
         "from": round(low, 2),
         "to": round(high, 2),
-        "low": round(ends[0], 2) if ends else None,
-        "high": round(ends[1], 2) if ends else None,
+        **interval,
         "colour": colour,
         "label": label,
-        "shown": shown,
+        "shown": tooltip,
         "at": round(label_x, 2),
         "side": side,
     }

@@ -75,6 +75,15 @@ class CauseShare(Part):
     """Its parts, which sum to it: of `compute` forward, backward and optimizer; of `input` fetching, preparing and the
     copy, or, if runs do not report their readers, the wait and the copy."""
 
+    @property
+    def reasons(self) -> str:
+        """Why it was not measured."""
+        return " | ".join(self.not_measured)
+
+    @property
+    def remarks(self) -> str:
+        return " | ".join(self.notes)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:

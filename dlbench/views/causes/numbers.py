@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 from dlbench.analysis.attribution import Part, attribute, complement
@@ -263,11 +264,11 @@ def _named_line(case: Case, cause: Part, finding: Finding, certain: Sequence[Par
     return f"{text}; the rest ({losses}) is too uncertain in {units_text(cause.lost)} to name"
 
 
-def loss_in_brief(point: CausePoint) -> str:
+def loss_in_brief(point: CausePoint | None) -> str:
     """Returns the beginning of `Diagnosis.line` for a card, with its certainty; empty if it names no part."""
-    verdict = point.verdict
-    if point.is_baseline or not verdict.cause:
+    if point is None or point.is_baseline or not point.verdict.cause:
         return ""
+    verdict = point.verdict
     lost = point.cause(verdict.cause).lost
     doubts = {
         "within noise": ", within the noise",
@@ -371,7 +372,7 @@ def lost_percent(group: Group, table: RunTable) -> LostPercent | None:
         return None
     history = slow_nodes(table)
     accounts = [_account(point, group.baseline, table) for point in group.points]
-    measured = [[share for share in shares if share.is_measured] for shares, *_ in accounts]
+    measured = [list(filter(attrgetter("is_measured"), shares)) for shares, *_ in accounts]
     places = {(row["group"], row["ranks"], row["nodes"]) for row in table.figures.values()}
     num_points = Counter(group_id for group_id, *_ in places)
     adjusted = adjusted_p(measured, sum(count > 1 for count in num_points.values()))

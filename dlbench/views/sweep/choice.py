@@ -60,8 +60,7 @@ class SettingChoice:
         samples = []  # Means by session of the log ratios of undecided settings.
         for setting, draft in zip(self.settings, self.draft.settings, strict=True):
             if setting.outcome in ("undecided", "insufficient"):
-                logs = draft.gain_logs if self.draft.is_ladder else draft.logs
-                means = means_of(logs) if logs else []
+                means = means_of(draft.gain_logs if self.draft.is_ladder else draft.logs)
                 if len(means) >= MIN_RUNS:
                     samples.append(means)
         if not samples:
@@ -75,10 +74,7 @@ class SettingChoice:
         if best is None:
             return None
         others = [index for index in range(len(self.settings)) if index != self.draft.base]
-        samples = []
-        for index in others:
-            logs = self.draft.settings[index].logs
-            samples.append(means_of(logs) if logs else [])
+        samples = [means_of(self.draft.settings[index].logs) for index in others]
         gain, ratio = gain_of_best(samples, others.index(self.settings.index(best))), best.decides
         if ratio is None:
             return gain

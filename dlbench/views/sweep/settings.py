@@ -244,7 +244,8 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
         for name, value in run_costs.items():
             if value is not None:
                 values[name].append(value)
-    return {name: median(values[name]) if values[name] else None for name in COSTS}
+    medians = {name: median(numbers) for name, numbers in values.items() if numbers}
+    return {name: medians.get(name) for name in COSTS}
 
 
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
