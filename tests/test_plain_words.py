@@ -1,4 +1,4 @@
-"""What the tool prints is plain English: help, messages, reports and docs avoid words that readers had to read twice."""
+"""Help, messages, reports and docs are plain English: they avoid words that readers had to read twice."""
 
 from __future__ import annotations
 

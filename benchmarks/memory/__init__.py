@@ -202,8 +202,9 @@ def hand(workload: str) -> Iterator[Figure]:
             _, low, high = median_interval(ratios)
             live, hands = one["live"]
             met = False if high < 1.0 or live > SAME_PEAK * hands else True if low >= 1.0 else None
-            note = f"{statistics.median(one['own']):.3g} s a step; {live / 2**20:.0f} MiB live, by hand "
-            note += f"{hands / 2**20:.0f}; predicted {one['told'] / 2**20:.0f}, resident {one['resident'] / 2**20:.0f} of it"
+            note = f"{statistics.median(one['own']):.3g} s a step; {live / 2**20:.0f} MiB live, "
+            note += f"by hand {hands / 2**20:.0f}; predicted {one['told'] / 2**20:.0f}, "
+            note += f"resident {one['resident'] / 2**20:.0f} of it"
             goal = f"at least 1.0, with at most {SAME_PEAK:g} of its live bytes"
             yield _figure(f"{what}: over the same by hand", ratios, "ratio of throughputs", goal, met, note)
         errors = [one["predicted"] / passed for passed in one["passes"]]
