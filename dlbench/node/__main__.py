@@ -85,9 +85,7 @@ def main(arguments: list[str]) -> int:
         else:
             code = _exchange(plan, folder, place, binding, progress)
     except Exception as error:
-        gpu = None
-        if binding is not None:
-            gpu = binding.gpu
+        gpu = binding.gpu if binding is not None else None
         failure = failure_of(error, place, gpu)
         _fail(progress, failure)
         # The log gets the full text of defects and of libraries' failures.
@@ -105,9 +103,7 @@ def main(arguments: list[str]) -> int:
             sampler.stop()
             if sampler.problem and sampler.problem != recorded:  # too late for the record
                 print(f"dlbench: {sampler.problem}", file=sys.stderr, flush=True)
-    reported_code = 0
-    if code is ExitCode.REQUEUE:
-        reported_code = int(code)
+    reported_code = int(code) if code is ExitCode.REQUEUE else 0
     progress.enter("done", exit_code=reported_code)
     return int(code)
 

@@ -81,9 +81,7 @@ def bind(plan: LaunchPlan, place: RankPlace, root: Path = Path("/")) -> CoreBind
             f"Open MPI yields its core while it waits ({YIELD}=1), as if ranks shared cores: messages take longer than "
             "with busy waiting",
         )
-    gpu = None
-    if number is not None:
-        gpu = gpus[number]
+    gpu = gpus[number] if number is not None else None
     return CoreBinding(cores=tuple(cores), pinned=pinned, threads=num_cores, warnings=tuple(warnings), gpu=gpu)
 
 

@@ -116,9 +116,7 @@ def _require_kernels(device: torch.device, place: RankPlace) -> None:
             return
     if not built:
         return
-    remedy = wheel_for(torch.__version__)
-    if max(built) < capability:
-        remedy = "install a newer torch"
+    remedy = "install a newer torch" if max(built) < capability else wheel_for(torch.__version__)
     versions = ", ".join(dict.fromkeys(f"{major}.{minor}" for major, minor in built))
     raise EnvironmentLacksError(
         f"{place.host}: torch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)} (compute "

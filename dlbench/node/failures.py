@@ -70,9 +70,7 @@ class RankFailure:
 
 def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | None = None) -> RankFailure:
     """Returns the reason, exit code and kind of the exception that ends a rank."""
-    kind: FailureKind = "own"
-    if is_of_peer(error):
-        kind = "peer"
+    kind: FailureKind = "peer" if is_of_peer(error) else "own"
     message = " ".join(str(error).split())
     if isinstance(error, DlbenchError):
         code, reason = error.exit_code, condensed(message, _MAX_OWN_CHARACTERS)
@@ -83,9 +81,7 @@ def failure_of(error: BaseException, place: RankPlace | None = None, gpu: Gpu | 
         code, reason = _host_failure(error, message)
         if kind == "own" and (remedy := _remedy_on_host(error, message)):
             code, reason = ExitCode.ENVIRONMENT, f"{reason}; {remedy}"
-    full_text = ""
-    if message not in reason:
-        full_text = str(error)
+    full_text = str(error) if message not in reason else ""
     return RankFailure(reason=reason, exit_code=code, kind=kind, full_text=full_text)
 
 
@@ -101,9 +97,7 @@ def _host_failure(error: BaseException, message: str) -> tuple[ExitCode, str]:
             f"{library[1]} is not found at run time: load the module that provides it, or install it again",
         )
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
-        code = ExitCode.RUN_FAILED
-        if error.errno in MACHINE_ERRORS:
-            code = ExitCode.ENVIRONMENT
+        code = ExitCode.ENVIRONMENT if error.errno in MACHINE_ERRORS else ExitCode.RUN_FAILED
         return code, f"{error.filename}: {error.strerror}"
     name = type(error).__name__
     reason = ": ".join(filter(None, (name, condensed(message))))

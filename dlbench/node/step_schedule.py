@@ -260,9 +260,7 @@ class Pacing:
         ]
 
     def _evidence(self, step_s: Sequence[float], planned_steps: int) -> str:
-        agreed = "steps of unknown length"
-        if self._step_s:
-            agreed = f"steps of {self._step_s:.4g} s"
+        agreed = f"steps of {self._step_s:.4g} s" if self._step_s else "steps of unknown length"
         return (
             f"{len(step_s)} steps lasted {math.fsum(step_s):.4g} s; {planned_steps} were planned, and {agreed} agreed "
             "on by all ranks in the warm-up"

@@ -23,9 +23,7 @@ def set_tf32(is_on: bool) -> None:
     """Lets this process's GPU compute fp32 products in TF32, or keeps them in fp32."""
     cuda.matmul.allow_tf32 = cudnn.allow_tf32 = is_on
     convolutions: Any = cudnn
-    precision = "ieee"
-    if is_on:
-        precision = "tf32"
+    precision = "tf32" if is_on else "ieee"
     for part in (cuda.matmul, convolutions.conv, convolutions.rnn):
         part.fp32_precision = precision
 

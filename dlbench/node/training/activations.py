@@ -135,9 +135,7 @@ class ActivationMemory(TrainingPart):
             if train.swap != "offload" or device.type != "cuda":
                 self._tier = bench.open_tier(plan.predicted.swapped_bytes)
                 self._tier_words = self._tier.words
-        budget_bytes = None
-        if capacity is not None:
-            budget_bytes = max(0, capacity - chain.fixed_bytes)
+        budget_bytes = max(0, capacity - chain.fixed_bytes) if capacity is not None else None
         self._blocks = OutOfCore(
             model,
             memory_plan.units,
@@ -183,9 +181,7 @@ class ActivationMemory(TrainingPart):
 
     def before_warmup(self, step: int, schedule: StepSchedule) -> None:
         """Watches transfers in the steps whose messages are kept one by one, else in the last of the warm-up."""
-        first = schedule.warmup - 1
-        if schedule.traced:
-            first = schedule.traced.start
+        first = schedule.traced.start if schedule.traced else schedule.warmup - 1
         if step == first and self._watched_from is None:
             self._watched_from = step
             self._blocks.watch(True)
@@ -264,9 +260,7 @@ class ActivationMemory(TrainingPart):
 
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         memory_plan, train = self.memory_plan, self._train
-        checksum_share = None
-        if train.memory.verify and self._tier is not None:
-            checksum_share = 1.0
+        checksum_share = 1.0 if train.memory.verify and self._tier is not None else None
         result = MemoryResult(
             recompute=train.recompute,
             swap=train.swap,

@@ -384,9 +384,7 @@ class Checkpoint:
             wait([reading], TURN_S)
             return reading.done(), pieces
 
-        reading = None
-        if rank == 0:
-            reading = ThreadPoolExecutor(1).submit(read)
+        reading = ThreadPoolExecutor(1).submit(read) if rank == 0 else None
         follow(look, gather, partial(beat, "reading the checkpoint to resume from"))
         checkpoint, description = None, None
         if reading is not None and reading.exception() is None:

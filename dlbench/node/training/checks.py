@@ -138,9 +138,7 @@ def check(
             )
         end = Check(name="parameters apart", passed=differ, detail=detail)
     bad = [rank.rank for rank in ranks if not rank.losses_finite]
-    detail = "every loss on every rank is finite"
-    if bad:
-        detail = f"loss not finite on {_ranks(bad)}"
+    detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
     finite = Check(name="finite loss", passed=not bad, detail=detail)
     idle = [rank.rank for rank in ranks if rank.initial_parameters_sha256 == rank.final_parameters_sha256]
     detail = "the parameters changed"
@@ -174,9 +172,7 @@ def planned_warnings(plan: RunPlan) -> list[str]:
             parts.append(f"each batch is delayed by {format_seconds(fault.input_delay_s)}")
         if fault.step_delay_s:
             parts.append(f"each step is delayed by {format_seconds(fault.step_delay_s)}")
-        where = "on none of the ranks of this run"
-        if acting:
-            where = f"on {_ranks(acting)}"
+        where = f"on {_ranks(acting)}" if acting else "on none of the ranks of this run"
         warnings.append(f"a fault is injected on purpose {where}: {', '.join(parts)}; figures include it")
     return warnings
 

@@ -67,9 +67,7 @@ class Staging(TrainingPart):
     def record(self, everyone: Sequence[RankSummary]) -> dict[str, Any]:
         data = self.plan.workload.data
         nodes = [rank.staging.node for rank in everyone if rank.staging is not None and rank.staging.node is not None]
-        method = "copy"
-        if data.staging == "lazy":
-            method = "on first read"
+        method = "on first read" if data.staging == "lazy" else "copy"
         result = StagingResult(
             strategy=data.staging,
             tier=data.staging_tier,
@@ -114,9 +112,7 @@ def stage_data(context: RankContext, progress: Progress | None) -> Staging | Non
             work.cancel()
         raise
     node_status = everyone[place.rank - place.local_rank]
-    problems = []
-    if place.local_rank == 0:
-        problems = node_status["warnings"]
+    problems = node_status["warnings"] if place.local_rank == 0 else []
     staging = Staging(
         plan=plan,
         data=StagedData(plan=plan, folder=Path(node_status["folder"]), evaluates=plan.measure.until == "quality"),
@@ -162,9 +158,7 @@ def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_
     """Returns the samples that each rank of this node holds when this run begins."""
     ownership = ownership_for(plan.workload.data, num_samples, place.size, seed=plan.workload.train.seed)
     assert ownership is not None  # a plan with staging shard does not shuffle globally
-    epoch = 0
-    if progress is not None:
-        epoch = progress.position.epoch
+    epoch = progress.position.epoch if progress is not None else 0
     first = place.rank - place.local_rank
     return {rank: ownership.part(epoch, rank).tolist() for rank in range(first, first + place.local_size)}
 
@@ -226,9 +220,7 @@ def open_training_data(
     else:
         staged = staging.data
         reader = staged.reader(_open(context, model, staged.train_source(), "training"), context.place.rank)
-    start = Position()
-    if progress is not None:
-        start = progress.position
+    start = progress.position if progress is not None else Position()
     batch_size = train.batch_per_rank * len(replica.ranks)
     order = _order(context, reader.num_samples, batch_size, start)
     audit = ReadAudit(
@@ -354,9 +346,7 @@ def open_validation_data(
     """Opens the validation data of this rank, without augmentation, with the readers that `reading` has chosen."""
     workload, replica = context.plan.workload, context.replica
     data, train, quality = workload.data, workload.train, workload.quality
-    staged_folder = None
-    if staging is not None:
-        staged_folder = staging.data.validation_source()
+    staged_folder = staging.data.validation_source() if staging is not None else None
     reader = _open(context, workload.model, staged_folder or validation_path(data), "evaluation")
     if reading is None:
         readers = planned_readers(data)

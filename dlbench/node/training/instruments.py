@@ -233,12 +233,8 @@ class RankWatch:
         nodes = [rank.watch.node for rank in everyone if rank.watch.node is not None]
         nodes.sort(key=lambda node: node.node_rank)
         spans = [rank.watch.spans for rank in everyone if rank.watch.spans is not None]
-        traced_ranks: tuple[int, ...] = ()
-        if schedule.traced:
-            traced_ranks = window_ranks(self._plan)
-        first_step = None
-        if schedule.window:
-            first_step = schedule.window.start
+        traced_ranks: tuple[int, ...] = window_ranks(self._plan) if schedule.traced else ()
+        first_step = schedule.window.start if schedule.window else None
         fields["watch"] = WatchResult(
             nodes=tuple(nodes),
             window_ranks=traced_ranks,

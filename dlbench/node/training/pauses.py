@@ -150,9 +150,7 @@ class Pauses:
         measured = evaluate(self._state, self._source)
         self._predictor_value = measured.predictor_value
         value = finite_or_none(measured.value)
-        key = "eval_error"
-        if self._meter.higher_is_better:
-            key = "eval_accuracy"
+        key = "eval_accuracy" if self._meter.higher_is_better else "eval_error"
         self._events.add(key, value=value, **place)
         self._events.add("eval_stop", **place)
         evaluation = Evaluation(

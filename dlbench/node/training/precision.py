@@ -214,9 +214,7 @@ class Kernels(TrainingPart):
         settings = []
         if self._device.type == "cuda" and self._model.has_convolutions:
             is_on = torch.backends.cudnn.benchmark
-            effective = "off"
-            if is_on:
-                effective = "on"
+            effective = "on" if is_on else "off"
             settings.append(
                 Setting(
                     key="train.cudnn_benchmark",

@@ -95,9 +95,7 @@ class Compilation(TrainingPart):
         self._compile(model)
         batch = passes.batch_of(passes.samples)
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        repeats = 1
-        if self._mode in GRAPH_MODES:
-            repeats = GRAPH_PASSES
+        repeats = GRAPH_PASSES if self._mode in GRAPH_MODES else 1
         # In this context torch compiles as it does in DDP's forward pass.
         inside: Callable[[], AbstractContextManager[object]] = nullcontext
         if isinstance(wrapped, nn.parallel.DistributedDataParallel):
@@ -155,9 +153,7 @@ class Compilation(TrainingPart):
     def result(self) -> Compiling:
         hits = _counter("inductor", "fxgraph_cache_hit")
         compiled = _counter("inductor", "fxgraph_cache_miss") + _counter("inductor", "fxgraph_cache_bypass")
-        seconds = None
-        if self._before_steps is not None:
-            seconds = self._before_steps[1]
+        seconds = self._before_steps[1] if self._before_steps is not None else None
         return Compiling(seconds=seconds, programs=hits + compiled, from_cache=hits)
 
     def rank_result(self) -> dict[str, Any]:
@@ -171,9 +167,7 @@ class Compilation(TrainingPart):
             effective = "none"
         elif self._mode == "reduce-overhead" and skipped and not _recorded():
             effective = "default"  # torch made no CUDA graph of anything
-        unit = "each block"
-        if train.is_in_core:
-            unit = "the network"
+        unit = "the network" if train.is_in_core else "each block"
         evidence = f"torch.compile of {unit}: {graphs} graphs"
         evidence += f" ({compiling.programs} programs, {compiling.from_cache} of them from torch's cache)"
         if self._before_steps is None:

@@ -186,9 +186,7 @@ class ProgressReporter:
 
     def _log_periodically(self, text: str) -> None:
         self._text = text
-        period_s = PLAIN_PERIOD_S
-        if self._for_launcher:
-            period_s = LAUNCHER_PERIOD_S
+        period_s = LAUNCHER_PERIOD_S if self._for_launcher else PLAIN_PERIOD_S
         if time.monotonic() - self._logged_at > period_s:
             self._log(text)
 

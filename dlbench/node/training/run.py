@@ -208,9 +208,7 @@ class Rank(TrainedRank):
     def open_data(self) -> None:
         """Stages and opens the training data at the first step, and adds the parts that act on single steps."""
         context, plan, train = self.context, self.context.plan, self.context.plan.workload.train
-        progress = None
-        if self.resumed is not None:
-            progress = self.resumed.progress
+        progress = self.resumed.progress if self.resumed is not None else None
         self.staging = stage_data(context, progress)
         if self.staging is not None:
             self.add(self.staging)
@@ -221,9 +219,7 @@ class Rank(TrainedRank):
         self._closing.callback(self.source.close)
         if self.resumed is not None:
             self.resumed.require(data_identity(self.source))
-        per_epoch = None
-        if self.source.order:
-            per_epoch = self.source.order.batches_per_epoch
+        per_epoch = self.source.order.batches_per_epoch if self.source.order else None
         first = steps_before(context, progress)
         self.schedule = plan_schedule(plan, first=first, batches_per_epoch=per_epoch, on_gpu=context.on_gpu)
         if self.schedule.steps < 1:
@@ -306,9 +302,7 @@ class Rank(TrainedRank):
         """Gathers the summaries of all ranks and removes staged data; writes and returns the record on rank 0."""
         context, schedule, gather = self.context, self.schedule, self.context.engine.gather
         quality, done = self.pauses.result(), schedule.first + self.steps.steps
-        status = "success"
-        if quality is not None and not quality.reached:
-            status = "aborted"
+        status = "aborted" if quality is not None and not quality.reached else "success"
         context.events.add("run_stop", status=status, epoch=schedule.epoch(done), step=done)
         summary = self.summary()
         exchange = context.engine.exchange_result()
