@@ -19,40 +19,40 @@ from dlbench.removed import removed_command
 
 GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
     "Start": (
-        ("doctor", "setup", "Check what is installed, what is missing, and the remedy."),
+        ("doctor", "setup", "Check what is installed, what is missing, and how to install it."),
         ("ls", "show", "List workloads, presets and systems."),
-        ("show", "show", "Explain every key of a workload or system: value, unit, meaning."),
-        ("run", "run", "Train and measure on this machine, or inside an allocation."),
-        ("report", "report", "Turn runs into a scaling report."),
+        ("show", "show", "Show every key of a workload or system: value, unit, meaning."),
+        ("run", "run", "Train and measure on this machine or inside an allocation."),
+        ("report", "report", "Write a scaling report of runs."),
     ),
     "Cluster": (
-        ("preflight", "preflight", "Check a system before its first run: file, Slurm, every node."),
+        ("preflight", "preflight", "Check a system before its first run: system file, Slurm, every node."),
         ("submit", "submit", "Submit runs to Slurm; --dry-run lists the jobs and their cost."),
-        ("status", "status", "Show how far runs are, and why some failed."),
-        ("wait", "status", "Wait until a series is done; the exit code says how it ended."),
-        ("logs", "status", "Print what a run said: its job, its launcher, its ranks."),
+        ("status", "status", "Show the state of runs, and why runs failed."),
+        ("wait", "status", "Wait until all jobs of a series have finished."),
+        ("logs", "status", "Print the logs of a run: job, launcher, ranks."),
         ("cancel", "status", "Cancel the jobs of a series or a run."),
-        ("cost", "estimate", "Report what the jobs cost: node-hours, queue wait, memory, energy."),
+        ("cost", "estimate", "Report what jobs cost: node-hours, queue wait, memory, energy."),
     ),
     "Compare": (
-        ("compare", "comparing", "Say whether B is slower than A, by how much, and how sure."),
-        ("baseline", "comparing", "Write the baseline that `check` compares with."),
-        ("check", "comparing", "Compare with a baseline in CI: exit code, JUnit, summary."),
-        ("history", "history", "Keep runs for months; find regressions and slow nodes."),
+        ("compare", "comparing", "Compare two sets of runs: is B slower, by how much, how certain."),
+        ("baseline", "comparing", "Write a baseline file for `dlbench check`."),
+        ("check", "comparing", "Compare runs with a baseline in CI: exit code, JUnit, summary."),
+        ("history", "history", "Store runs for months; find regressions and slow nodes."),
     ),
     "Understand": (
-        ("diagnose", "report", "Say where efficiency is lost, and what to try next."),
-        ("trace", "trace", "Write the timeline of a run for Perfetto, or as tables."),
+        ("diagnose", "report", "Show where efficiency is lost, and what to try next."),
+        ("trace", "trace", "Write the timeline of a run for Perfetto."),
         ("comm", "comm", "Measure collectives, fit a network model, predict."),
-        ("io", "io", "Measure storage and readers, and what input costs."),
+        ("io", "io", "Measure storage and data loading, and what input costs."),
         ("memory", "out_of_core", "Plan which activations to keep, swap or recompute."),
-        ("project", "project", "Project runs to rank counts that were not measured, with bands."),
-        ("estimate", "estimate", "How many GPUs: time to train, GPU-hours, price, from runs."),
+        ("project", "project", "Project runs to rank counts that were not measured."),
+        ("estimate", "estimate", "Estimate time to train, GPU-hours and price, from runs."),
     ),
     "Data and export": (
-        ("data", "data", "Make, convert and verify data sets."),
-        ("export", "export", "Write runs as metrics, MLPerf log lines or a system description."),
-        ("setup", "setup", "Make this machine ready: build Horovod, and decoding of crops."),
+        ("data", "data", "Make, pack and verify data sets."),
+        ("export", "export", "Export runs as metrics, MLPerf log or system description."),
+        ("setup", "setup", "Build Horovod and the image decoder for this machine."),
     ),
 }
 """Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""
@@ -124,8 +124,7 @@ def cli() -> None:
           dlbench report runs -o report.html
 
     Exit codes: 0 success, 1 failed check, 2 wrong usage, 3 a run failed, 4 incomplete data, 5 the machine lacks
-    something, 6 inconclusive, 70 a defect of dlbench, 75 stopped in good order, 124 timeout,
-    130 interrupted.
+    something, 6 inconclusive, 70 bug in dlbench, 75 stopped on request, 124 timeout, 130 interrupted.
     """
 
 

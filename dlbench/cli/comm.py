@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from dlbench.specs.expand import CommRuns
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
-SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parameter-server (default: every rank).")
+SHARDS = click.option(
+    "--shards", type=int, metavar="K", help="Number of servers of the algorithm parameter-server (default: every rank)."
+)
 
 
 @click.command()
@@ -43,7 +45,7 @@ SHARDS = click.option("--shards", type=int, metavar="K", help="Servers of parame
 @click.option(
     "--table",
     type=click.Choice(TABLES),
-    help="Which table CSV holds: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
+    help="Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -53,10 +55,10 @@ def report(
     full: bool,
     table: str | None,
 ) -> None:
-    """Turn runs of the collective benchmark in folders RUNS into a report: rates, best algorithm, fitted costs.
+    """Write a report of the collective benchmark runs in RUNS: rates, best algorithm, fitted costs.
 
-    Runs of training in the same folders are passed over. Ends with 4 if a file is damaged or no run has figures; what
-    can be reported is reported all the same.
+    Training runs in the same folders are ignored. Exits with 4 if a file is damaged or no run has figures; the rest is
+    reported anyway.
 
     \b
     Examples:
@@ -79,14 +81,15 @@ def report(
 @runs_argument()
 @where_option("--where", "runs")
 @click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option("--system", metavar="NAME", help="Whose runs to fit, where RUNS holds several systems.")
-@click.option("--transport", metavar="NAME", help="Which carrier to fit, where RUNS holds several.")
-@click.option("--dtype", metavar="NAME", help="Which type of element (default: fp32 where it was measured).")
+@click.option("--system", metavar="NAME", help="System to fit, if RUNS contains several.")
+@click.option("--transport", metavar="NAME", help="Transport to fit, if RUNS contains several.")
+@click.option("--dtype", metavar="NAME", help="Element type to fit (default: fp32, if it was measured).")
 def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
-    """Fit the costs of a message to the runs in folders RUNS: alpha and beta of each level, and gamma.
+    """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
-    The file holds one system and one carrier; training (sync.network) and `dlbench comm predict` read it. Ends with 4
-    if no run has figures, or too few for a fit.
+    alpha is the start-up time of a message, beta its time per byte, gamma the time to add a byte. The file contains one
+    system and one transport; training (sync.network) and `dlbench comm predict` read it. Exits with 4 if no run has
+    figures, or too few for a fit.
 
     \b
     Examples:
@@ -120,28 +123,32 @@ def _show_fit(found: NetworkFit, output: Path | None) -> None:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--system", metavar="NAME", required=True, help="What to call the system that was measured.")
+@click.option("--system", metavar="NAME", required=True, help="Name of the measured system.")
 @click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
 @click.option(
-    "--ranks", type=int, multiple=True, metavar="N", help="Ranks of outputs that do not say: for all, or for each."
+    "--ranks",
+    type=int,
+    multiple=True,
+    metavar="N",
+    help="Rank count of outputs that do not state it: one for all files, or one per file.",
 )
-@click.option("--group-size", type=int, metavar="N", help="Ranks per node, of outputs that do not name hosts.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks per node of outputs that do not name hosts.")
 @click.option(
     "--level",
     "levels",
     type=click.Choice(["inside", "across", "beyond"]),
     multiple=True,
-    help="Where the two ranks of osu_latency and osu_bw were: inside a node, across nodes, or beyond a leaf switch.",
+    help="Position of the two ranks of osu_latency and osu_bw: inside a node, across nodes, or beyond a leaf switch.",
 )
-@click.option("--collective", metavar="NAME", help="What outputs of nccl-tests measured that do not name it.")
-@click.option("--type", "dtype", metavar="NAME", help="Which of several types of data, e.g. float.")
-@click.option("--op", metavar="NAME", help="Which of several operations, e.g. sum.")
+@click.option("--collective", metavar="NAME", help="Collective of nccl-tests outputs that do not name it.")
+@click.option("--type", "dtype", metavar="NAME", help="Data type to fit, if an output contains several, e.g. float.")
+@click.option("--op", metavar="NAME", help="Reduction operation to fit, if an output contains several, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
-    """Make fitted costs of the text that nccl-tests and OSU's micro-benchmarks print, in FILES.
+    """Fit network costs to FILES, which contain the output of nccl-tests or of OSU's micro-benchmarks.
 
-    A collective becomes a line for each rank count; with several rank counts, costs of messages as well, of the
-    algorithm that explains the times best. Outputs of equal layouts, and cycles, are repeats: three or more give
-    intervals. Programs without costs, and what was not asked for, are listed as left out.
+    Each collective and rank count gets one fitted line. With several rank counts, message costs are fitted too, for the
+    algorithm that fits the times best. Outputs of equal layouts, and cycles, count as repeats; three or more give
+    intervals. Programs that cannot be fitted, and data that was not selected, are listed as left out.
 
     \b
     Examples:
@@ -178,17 +185,18 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 
 @click.command("table")
 @click.argument("network", type=FILE, required=False)
-@click.option("--ranks", metavar="8,64", default="8", show_default=True, help="Rank counts.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
-@value_option("--size", "BYTES", "A rank's buffer.", "64MiB", callback=size_in_bytes)
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
+@click.option("--ranks", metavar="8,64", default="8", show_default=True, help="Rank counts; each is a point.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks per group, e.g. per node (default: one group).")
+@value_option("--size", "BYTES", "Buffer size per rank.", "64MiB", callback=size_in_bytes)
+@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="Collective.")
 @SHARDS
 def table_(
     network: Path | None, ranks: str, group_size: int | None, size: int, collective: str, shards: int | None
 ) -> None:
-    """Print what each algorithm costs: steps, volume, predicted by file NETWORK of fitted costs, over the ideal.
+    """Print the cost of each algorithm: steps, volume, predicted time, and ratio to the ideal time.
 
-    Without NETWORK steps and volume alone. The report of runs has the same table with what was measured.
+    Times are predicted from NETWORK, a file of fitted costs; without it, only steps and volume are printed. `dlbench
+    comm report` prints the same table with measured times.
 
     \b
     Examples:
@@ -222,20 +230,35 @@ def table_(
 
 @click.command()
 @click.argument("network", type=FILE, required=False)
-@click.option("--topology", metavar="FILE", type=FILE, help="Cables to price instead, YAML.")
-@click.option("--ranks", metavar="8,64", required=True, help="Rank counts.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks of a group, e.g. of a node (default: one group).")
-@click.option("--leaf-size", type=int, metavar="N", help="Ranks below a leaf switch (default: all below one).")
-@value_option("--sizes", "LOW:HIGH[:COUNT]|A,B", "Bytes of each rank's buffer.", "1KiB:64MiB")
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="The collective.")
-@click.option("--algorithms", metavar="A,B", help="dlbench's own (default: all that the layout permits).")
-@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16.")
+@click.option("--topology", metavar="FILE", type=FILE, help="Topology (YAML) to predict from, instead of NETWORK.")
+@click.option("--ranks", metavar="8,64", required=True, help="Rank counts; each is a point.")
+@click.option("--group-size", type=int, metavar="N", help="Ranks per group, e.g. per node (default: one group).")
+@click.option("--leaf-size", type=int, metavar="N", help="Ranks per leaf switch (default: all on one switch).")
+@value_option(
+    "--sizes",
+    "LOW:HIGH[:COUNT]|A,B",
+    "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
+    "1KiB:64MiB",
+)
+@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="Collective.")
+@click.option("--algorithms", metavar="A,B", help="Algorithms of dlbench (default: all that support the layout).")
+@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="Element type: fp32, fp16 or bf16.")
 @SHARDS
 @value_option(
-    "--workload-bytes", "BYTES", "Gradients of a step, e.g. 94MB: how long, in which messages.", callback=size_in_bytes
+    "--workload-bytes",
+    "BYTES",
+    "Gradient size of a training step, e.g. 94MB: also predict its exchange time and message sizes.",
+    callback=size_in_bytes,
 )
-@click.option("--format", "format_name", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--full", is_flag=True, help="Text with every algorithm; default: the fastest of each size.")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Output format.",
+)
+@click.option("--full", is_flag=True, help="Print every algorithm as text (default: the fastest per size).")
 def predict(
     network: Path | None,
     topology: Path | None,
@@ -247,10 +270,11 @@ def predict(
     full: bool,
     **more: Any,
 ) -> None:
-    """Predict collectives by the fitted costs in file NETWORK, at rank counts that need not have been measured.
+    """Predict the time of collectives from NETWORK, a file of fitted costs.
 
-    Ranks, groups and sizes beyond those fitted are named as extrapolated, with the error at the largest rank count when
-    it is held out. Library times are lines through measured sizes, at measured rank counts alone.
+    The rank counts need not have been measured. Ranks, groups and sizes outside the fitted range are marked as
+    extrapolated, with the error of a fit without the largest rank count at that rank count. Times of libraries are
+    lines through measured sizes, at measured rank counts only.
 
     \b
     Examples:
@@ -293,40 +317,67 @@ def measure_options(function: F) -> F:
         value_option(
             "--collective",
             "NAME",
-            "allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or p2p.",
+            "Collective: allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or "
+            "p2p (point to point).",
             "allreduce",
         ),
         value_option(
-            "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
+            "--victims --pairs victims",
+            "auto|0:1,0:2",
+            "p2p: pairs of ranks to measure (default: chosen by the layout).",
         ),
-        value_option("--congestors", "auto|1:3", "p2p: pairs that send meanwhile; auto: all other ranks, two by two."),
-        value_option("--algorithms", "all|A,B|none", "dlbench's own; all: those that the layout permits.", "all"),
+        value_option(
+            "--congestors",
+            "auto|1:3",
+            "p2p: pairs of ranks that send at the same time; auto: all other ranks in pairs.",
+        ),
+        value_option(
+            "--algorithms",
+            "all|A,B|none",
+            "Algorithms of dlbench; all: every algorithm that supports the layout.",
+            "all",
+        ),
         value_option(
             "--backends",
             "auto|A,B|none",
-            "Libraries timed as references: gloo, mpi, nccl; auto: those at hand.",
+            "Libraries to time for comparison: gloo, mpi, nccl; auto: those that are installed.",
             "auto",
         ),
         value_option(
             "--sizes",
             "LOW:HIGH[:COUNT]|A,B",
-            "Bytes of each rank's buffer; a range takes factor 4, or COUNT sizes.",
+            "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
             "1KiB:64MiB",
         ),
-        click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="fp32, fp16 or bf16."),
-        value_option(
-            "--transport", "torch|mpi", "What carries the algorithms' messages: torch.distributed, or mpi4py.", "torch"
+        click.option(
+            "--dtype", metavar="NAME", default="fp32", show_default=True, help="Element type: fp32, fp16 or bf16."
         ),
-        value_option("--iterations", "N", "Timed iterations of a point.", 10, type=int),
-        click.option("--warmup", type=int, metavar="N", default=2, show_default=True, help="Iterations before them."),
-        click.option("--group-size", type=int, metavar="N", help="Ranks of a group (default: those of a node)."),
-        SHARDS,
-        value_option("--repeats", "N", "Runs of each count, interleaved.", 1, type=int),
-        shared.LAUNCHER,
-        click.option("--ranks-per-node", type=int, metavar="N", help="Ranks on each node (default: the system's)."),
-        click.option("--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Change a system's key."),
         value_option(
-            "--timeout", "SECONDS", "Longest time of one iteration; then the run is given up.", 60.0, type=float
+            "--transport",
+            "torch|mpi",
+            "Transport of the algorithms' messages: torch (torch.distributed) or mpi (mpi4py).",
+            "torch",
+        ),
+        value_option("--iterations", "N", "Timed iterations per point.", 10, type=int),
+        click.option(
+            "--warmup", type=int, metavar="N", default=2, show_default=True, help="Untimed iterations before them."
+        ),
+        click.option("--group-size", type=int, metavar="N", help="Ranks per group (default: the ranks of a node)."),
+        SHARDS,
+        value_option(
+            "--repeats", "N", "Number of runs per point; the repeats of all points are interleaved.", 1, type=int
+        ),
+        shared.LAUNCHER,
+        click.option("--ranks-per-node", type=int, metavar="N", help="Ranks per node (default: the system's)."),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Set a key of the system, repeatable."
+        ),
+        value_option(
+            "--timeout",
+            "SECONDS",
+            "Maximum time of one iteration, in seconds; a slower run is aborted.",
+            60.0,
+            type=float,
         ),
         shared.SERIES,
         shared.output_folder(),
@@ -360,15 +411,15 @@ def runs_of(
 
 @click.group(cls=InOrder)
 def comm() -> None:
-    """Measure collectives: dlbench's own algorithms, message by message, and libraries for comparison.
+    """Measure collectives: dlbench's own algorithms, and libraries for comparison.
 
-    Every result is checked against the sum computed apart, and steps and bytes are counted.
+    Every result is compared with a sum that is computed independently; steps and bytes are counted.
     """
 
 
 @click.command()
 @measure_options
-@click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts.")
+@click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts; each is a point.")
 @shared.SYSTEM
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
@@ -399,7 +450,7 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
 @measure_options
 @shared.submit_options("2,4")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Measure a collective in Slurm jobs, one per node count; --dry-run lists them.
+    """Measure a collective in Slurm jobs, one per node count; --dry-run lists the jobs.
 
     \b
     Example:

@@ -59,52 +59,54 @@ def rule_options(function: F) -> F:
             "metrics",
             multiple=True,
             metavar="NAME",
-            help="Metric that decides, repeatable; all: every one that runs have.  [default: step_median_s and "
-            "step_mean_s]",
+            help="Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: "
+            "step_median_s and step_mean_s]",
         ),
         value_option(
             "--tolerance",
             "SHARE",
-            "Slowdown that is tolerated: only a larger one fails; equivalence is shown within it.",
+            "Tolerated slowdown; only a larger one fails. Also the limit for `equivalent`.",
             "2%",
             callback=_share(_MOST, with_zero=True),
         ),
         value_option(
             "--level",
             "SHARE",
-            "Chance that any metric or point fails though none is slower than tolerated.",
+            "Probability of a false alarm, over all metrics and points together.",
             "1%",
             callback=_share(0.5, with_zero=False),
         ),
         value_option(
             "--detect",
             "SHARE",
-            "Slowdown for which the number of repeats is given.",
+            "Slowdown to detect; the report says how many repeats this needs.",
             "3%",
             callback=_share(_MOST, with_zero=False),
         ),
         value_option(
             "--history",
             "DIR|RUNS",
-            "Earlier runs (a history, a folder of runs or a baseline file) that show how far sessions scatter, "
-            "where the sides have fewer than five.",
+            "Earlier runs (a history, a folder of runs or a baseline file) that show how much sessions differ, if "
+            "the sides have fewer than five sessions.",
             type=FILE,
         ),
         click.option(
             "--allow",
             multiple=True,
             metavar="KEY[,KEY]",
-            help="Key that may differ between the sides, e.g. system or train.learning_rate.",
+            help="Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
         ),
         OUTPUT,
-        format_option(*get_args(FormatName), suffixes=" (.txt, .json, .md, .html, .xml)"),
-        click.option("--full", is_flag=True, help="Text with the evidence of every comparison; default: one screen."),
-        click.option("--junit", "junit_file", type=FILE, help="Write JUnit XML to this file too."),
+        format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
+        click.option(
+            "--full", is_flag=True, help="Print the evidence of every comparison as text (default: one screen)."
+        ),
+        click.option("--junit", "junit_file", type=FILE, help="Also write JUnit XML to this file."),
         click.option(
             "--summary",
             "summary_file",
             type=FILE,
-            help="Append Markdown to this file too, such as $GITHUB_STEP_SUMMARY.",
+            help="Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.",
         ),
     ]
     return decorated(function, decorators)
@@ -245,12 +247,12 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
 
 @click.command()
 @click.argument("paths", nargs=-1, type=FILE, metavar="A B | RUNS --paired")
-@click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (run --ab) in one folder.")
+@click.option("--paired", is_flag=True, help="Compare sides a and b of interleaved runs (`run --ab`) in one folder.")
 @where_option("--where", "runs of both sides")
 @where_option("--where-a", "runs of A")
 @where_option("--where-b", "runs of B")
 @rule_options
-@click.option("--exit-zero", is_flag=True, help="Only inform: end with 0 whatever the verdict is.")
+@click.option("--exit-zero", is_flag=True, help="Exit with 0, whatever the verdict is.")
 def compare(
     paths: tuple[Path, ...],
     paired: bool,
@@ -260,23 +262,24 @@ def compare(
     exit_zero: bool,
     **options: Any,
 ) -> None:
-    """Say whether the runs of B are slower than those of A, by how much, and how sure that is.
+    """Compare the runs of B with the runs of A: is B slower, by how much, and how certain is that?
 
-    A and B are folders of runs, single runs, histories, or baseline files (dlbench baseline). Points are matched by all
-    that decides what was computed, and by ranks and nodes; runs that differ in more than --allow names are refused,
-    with the differing keys. Five runs a side are needed for a verdict, and interleaved pairs (run --ab), or five
-    sessions (runs of different days or nights) of A, of B or of --history: what differs from night to night does not
-    show within one.
+    A and B are run folders, folders of runs, histories, or baseline files (`dlbench baseline`). Points are matched by
+    their settings, ranks and nodes. Runs that differ in a key that --allow does not name are refused, and the keys are
+    printed.
+
+    A verdict needs five runs per side. It also needs interleaved pairs (`run --ab`), or five sessions (runs of
+    different days or nights) of A, of B or of --history: one session does not show how much sessions differ.
 
     \b
     Verdicts and exit codes:
-      regressed     1  slower by more than the tolerance, beyond chance
+      regressed     1  significantly slower, by more than the tolerance
       equivalent    0  shown to be within the tolerance
-      improved      0  faster by more than the tolerance, beyond chance
-      inconclusive  6  neither is shown, or too few sessions to say
+      improved      0  significantly faster, by more than the tolerance
+      inconclusive  6  none of these is shown, or too few sessions
       insufficient  6  fewer than five runs on a side
-    Also: 2 wrong usage, equal sides or runs that are not comparable; 4 damaged
-    data, or a side without figures.
+    Also: 2 wrong usage, identical sides or runs that are not comparable;
+    4 damaged data, or a side without figures.
 
     \b
     Examples:
@@ -304,22 +307,22 @@ def compare(
 @value_option(
     "--baseline",
     "FILE|RUNS",
-    "What is compared with: a baseline file (dlbench baseline), a folder of runs, or a history.",
+    "Baseline: a baseline file (`dlbench baseline`), a folder of runs, or a history.",
     type=FILE,
 )
-@click.option("--candidate", type=FILE, metavar="RUNS", help="Folder of the runs to be checked.")
+@click.option("--candidate", type=FILE, metavar="RUNS", help="Folder of the runs to check.")
 @value_option(
     "--paired",
     "RUNS",
-    "Instead of both: a folder of interleaved runs (run --ab); side b is checked against side a.",
+    "Folder of interleaved runs (`run --ab`), instead of --baseline and --candidate; side b is checked against side a.",
     type=FILE,
 )
 @click.option(
     "--at-least",
     multiple=True,
     metavar="[KEY=VALUE,..:] RATE",
-    help="Throughput that the candidate must reach, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank', with or "
-    "without a baseline; repeatable.",
+    help="Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; "
+    "needs no baseline.",
 )
 @where_option("--where", "runs of both sides")
 @where_option("--where-baseline", "runs of the baseline")
@@ -335,13 +338,15 @@ def check(
     where_candidate: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Gate a candidate against a baseline: end with 1 if it is slower by more than the tolerance, beyond chance.
+    """Compare candidate runs with a baseline, for CI: exit with 1 if they are significantly slower.
 
-    The same comparison as dlbench compare, for CI. Every point of the baseline must have runs on the candidate's side;
-    a point without them is insufficient. For a verdict make the baseline of runs of five nights or more, or check
-    interleaved runs of the old and the new commit (run --ab). --at-least needs no baseline: from five runs of
-    one session on it is missed where the whole interval lies below, and met where it lies above. Runs of two to four
-    sessions are inconclusive; check those of the newest night alone: --where-candidate series=NAME.
+    This is the comparison of `dlbench compare`. Every point of the baseline needs runs of the candidate; a point
+    without them is insufficient. For a verdict, make the baseline from runs of five nights or more, or check
+    interleaved runs of the old and the new commit (`run --ab`).
+
+    --at-least needs no baseline. With five or more runs of one session, the floor is missed if the whole interval is
+    below it, and met if the whole interval is above it. Runs of two to four sessions are inconclusive; check the newest
+    night alone: --where-candidate series=NAME.
 
     \b
     Exit codes:
@@ -352,7 +357,8 @@ def check(
       6  inconclusive (too noisy, one session per side), or insufficient (fewer
          than five runs on a side)
 
-    In JUnit, 1 is a failure and 6 an error; while the baseline has too few runs or sessions, a case is skipped.
+    In JUnit, exit code 1 is a failure and 6 an error. A case is skipped while the baseline has too few runs or
+    sessions.
 
     \b
     Examples:
@@ -404,14 +410,14 @@ def _refuse_sides(
 @runs_argument()
 @click.option("-o", "--output", type=FILE, required=True, help="File to write, e.g. baseline.json.")
 @where_option("--where", "runs")
-@click.option("--allow-few", is_flag=True, help="Take points with fewer than five runs, which allow no verdict.")
+@click.option("--allow-few", is_flag=True, help="Accept points with fewer than five runs; they give no verdict.")
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:
-    """Write the figures of RUNS (folders of runs, single runs, histories) as what dlbench check compares with.
+    """Write a baseline file from RUNS (run folders, folders of runs, histories), for `dlbench check`.
 
-    A small JSON file for a repository: the metrics of every run, when and in which job and boot it ran, and all that
-    decides whether other runs may be compared with them. Take runs of five nights or more: from fewer sessions nobody
-    knows how far nights differ. Equal runs give equal bytes. Refuses points with fewer than five runs, and damaged
-    data.
+    A baseline is a small JSON file that fits into a repository. It contains the metrics of every run, its time, job and
+    boot, and the settings that decide which runs are comparable. Use runs of five nights or more: fewer sessions do not
+    show how much nights differ. The same runs give the same bytes. Points with fewer than five runs, and damaged data,
+    are refused.
 
     \b
     Examples:

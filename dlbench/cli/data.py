@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _LINE_EVERY_S = 10.0
 Meter = Callable[[str, int, int], None]
 """Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
-_SEED = value_option("--seed", "N", "Of everything random.", 0, type=click.IntRange(min=0))
+_SEED = value_option("--seed", "N", "Seed of all random choices.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
-WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Processes (default: one a core of this machine).")
+WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Number of processes (default: one per core).")
 
 
 def available_cores() -> int:
@@ -74,11 +74,11 @@ def meter() -> Iterator[Meter]:
 @click.argument("folder", type=FILE)
 @_SEED
 def demo(folder: Path, seed: int) -> None:
-    """Make one small real data set for each workload in FOLDER.
+    """Make a small real data set for each workload in FOLDER.
 
-    JPEGs cut from the photographs that scikit-image and scikit-learn ship, English text from Python's own
-    documentation, and volumes of random universes; each with training and validation data. What is there already is
-    left alone. Prints the three paths, for --data.
+    Images are crops of the photographs that scikit-image and scikit-learn ship, text is Python's own documentation in
+    English, and volumes are random universes. Each data set has training and validation data. Existing data is kept.
+    Prints the three paths, for --data.
 
     \b
     Example:
@@ -97,20 +97,26 @@ def demo(folder: Path, seed: int) -> None:
 @click.command()
 @click.argument("kind", metavar="images|text|density")
 @click.argument("folder", type=FILE)
-@click.option("--samples", type=_COUNT, metavar="N", help="Training images or volumes.")
-@value_option("--validation", "N", "Validation samples (default: a tenth as many).", type=click.IntRange(min=0))
-@click.option("--size", metavar="SIZE", help="Pixels (default 500x375), or edge of a volume (default 128).")
-@click.option("--classes", type=_COUNT, metavar="N", help="Classes of images, 2 to 10 (default 10).")
-@value_option("--container", "NAME", "density: hdf5, tfrecord (default: hdf5).")
-@click.option("--samples-per-file", type=_COUNT, metavar="N", help="In a file of volumes.")
+@click.option("--samples", type=_COUNT, metavar="N", help="Number of training images or volumes.")
+@value_option(
+    "--validation", "N", "Number of validation samples (default: a tenth of --samples).", type=click.IntRange(min=0)
+)
+@click.option(
+    "--size",
+    metavar="SIZE",
+    help="Size of images in pixels (default: 500x375), or edge length of volumes (default: 128).",
+)
+@click.option("--classes", type=_COUNT, metavar="N", help="Number of image classes, 2 to 10 (default: 10).")
+@value_option("--container", "NAME", "density: file format, hdf5 or tfrecord (default: hdf5).")
+@click.option("--samples-per-file", type=_COUNT, metavar="N", help="density: number of volumes per file.")
 @_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
     """Make a data set in FOLDER, without a download.
 
-    Images are cuts from photographs with grain, so that each is another file of the size of ImageNet's. Text is that
-    of Python's documentation, 1.5 MB. Volumes are random universes. FOLDER gets train and
-    validation, and a manifest with checksums. Interrupted, the same command continues.
+    Images are crops of photographs with added grain, so that every file differs and is as large as an ImageNet file.
+    Text is Python's documentation (1.5 MB). Volumes are random universes. FOLDER gets train, validation and a manifest
+    with checksums. If interrupted, the same command continues.
 
     \b
     Example:
@@ -155,15 +161,15 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
 @click.command()
 @click.argument("source", type=FILE)
-@click.option("--vocabulary", metavar="NAME|FILE", help="Hold text or BERT samples to this vocabulary.")
+@click.option("--vocabulary", metavar="NAME|FILE", help="Check text or BERT samples against this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @WORKERS
 def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | None) -> None:
-    """Read everything in a data set and name every bad file.
+    """Read a whole data set and list every bad file.
 
-    Compares the checksums of the manifest, if there is one, decodes every image, reads every sample, and says whether
-    it is the whole public set (ImageNet-2012, cosmoUniverse). Bad files are printed one a line. Exit code: 0 whole,
-    4 if anything is bad.
+    Compares the files with the checksums of the manifest if there is one, decodes every image, reads every sample, and
+    reports whether this is the complete public data set (ImageNet-2012, cosmoUniverse). Prints one line per bad file.
+    Exits with 0 if all files are good, with 4 if not.
 
     \b
     Example:
@@ -217,15 +223,15 @@ def _remark(lines: Iterable[str]) -> None:
 @click.command()
 @click.argument("source", type=FILE)
 @click.argument("folder", type=FILE)
-@value_option("--samples-per-shard", "N", "Images in each file.", 1252, type=_COUNT)
+@value_option("--samples-per-shard", "N", "Number of images per shard.", 1252, type=_COUNT)
 @_SEED
 @WORKERS
 def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> None:
     """Pack images into tar shards: few large files instead of many small ones.
 
-    SOURCE is a tree (<class>/<image>.jpg) or shards, with train and validation if it holds both. The encoded images are
-    copied as they are, in an order that mixes the classes. webdataset reads the shards, too. What is left out is
-    printed. Interrupted, the same command continues.
+    SOURCE is a tree <class>/<image>.jpg or a folder of shards, with subfolders train and validation if it has both. The
+    encoded images are copied unchanged, in an order that mixes the classes. webdataset can read the shards. Files that
+    are left out are printed. If interrupted, the same command continues.
 
     \b
     Example:
@@ -240,7 +246,7 @@ def pack(source: Path, folder: Path, workers: int | None, **choices: Any) -> Non
 
 @click.group(cls=InOrder)
 def data() -> None:
-    """Prepare data sets: make, pack, verify."""
+    """Make, pack and verify data sets."""
 
 
 for command in (demo, make, pack, verify):

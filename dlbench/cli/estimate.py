@@ -63,24 +63,36 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="RUNS...|WORKLOAD")
 @where_option("--where", "runs")
-@value_option("--epochs", "NUMBER", "Epochs trained (default of RUNS: their recipe's).", callback=_positive)
-@value_option("--epoch-samples", "N", "Samples of an epoch (default: what RUNS or WORKLOAD say).", callback=_whole)
-@click.option("--samples", metavar="N", callback=_whole, help="Samples trained, instead of epochs.")
+@value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=_positive)
+@value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=_whole)
+@click.option("--samples", metavar="N", callback=_whole, help="Number of samples to train, instead of epochs.")
 @value_option(
     "--price",
     "PRICE",
-    "Of a GPU-hour, e.g. '2.50 EUR'; without GPUs of a rank-hour or, where jobs hold whole nodes, a node-hour. "
-    "'0.02 EUR/core-hour' says which (GPU, node, core, rank).",
+    "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
+    "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@click.option("--deadline", metavar="DURATION", callback=duration, help="Which is the cheapest that trains in e.g. 3d?")
-@value_option("--budget", "AMOUNT", "Which is the fastest for e.g. '500 GPU-hours' (as for --price) or '900 EUR'?")
+@click.option(
+    "--deadline",
+    metavar="DURATION",
+    callback=duration,
+    help="Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
+)
+@value_option(
+    "--budget",
+    "AMOUNT",
+    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name "
+    "the fastest rank count that meets it.",
+)
 @AS_JSON
-@click.option("--throughput", metavar="NUMBER", callback=_positive, help="Samples per second of WORKLOAD, all ranks.")
-@click.option("--per-rank", is_flag=True, help="The throughput is that of one rank; needs --ranks.")
-@click.option("--ranks", metavar="N", callback=_whole, help="Ranks, for --per-rank.")
+@click.option(
+    "--throughput", metavar="NUMBER", callback=_positive, help="Throughput of WORKLOAD on all ranks, in samples/s."
+)
+@click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
+@click.option("--ranks", metavar="N", callback=_whole, help="Rank count, for --per-rank.")
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
 @value_option(
-    "--time stated", "DURATION", "Of WORKLOAD: a stated time to train, e.g. 6.6min: can it be true?", callback=duration
+    "--time stated", "DURATION", "With --throughput: a stated training time to check, e.g. 6.6min.", callback=duration
 )
 def estimate(
     what: tuple[str, ...],
@@ -98,12 +110,14 @@ def estimate(
     efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Estimate how many GPUs a training is worth, from RUNS (folders of runs, single runs, histories): time, GPU-hours
-    and price at every measured rank count. Or, with --throughput, the time to train WORKLOAD at that rate.
+    """Estimate training time, GPU-hours and price, from RUNS or from a throughput.
 
-    How much is trained is what the runs' recipe says, or --epochs or --samples; runs to accuracy have their own time.
-    Ends with 1 if in a group of runs no rank count meets --deadline and --budget (--where chooses runs), or if --time
-    is too short for the throughput; with 4 if a file is damaged or no run has figures.
+    From RUNS (run folders, folders of runs, histories), every measured rank count is estimated. With --throughput, the
+    time to train WORKLOAD at that rate is printed.
+
+    The amount of training is that of the runs' recipe, of --epochs or of --samples; for runs to accuracy it is their
+    own time. Exits with 1 if in a group of runs no rank count meets --deadline and --budget (--where selects runs), or
+    if --time is too short for the throughput; with 4 if a file is damaged or no run has figures.
 
     \b
     Examples:
@@ -276,18 +290,20 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("-o", "--output", type=FILE, help="File to write: .html, .md, .json, .csv or .txt.")
-@click.option("--full", is_flag=True, help="Run by run.")
+@click.option(
+    "-o", "--output", type=FILE, help="File to write (.html, .md, .json, .csv or .txt; default: standard output)."
+)
+@click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:
-    """Report what the Slurm jobs of RUNS (default: runs) cost: node-hours asked for, held and wasted, queue wait,
-    memory, energy, by point and by result.
+    """Report what the Slurm jobs of RUNS (default: runs) cost, by point and by result.
 
-    Slurm is asked once for all jobs that have ended, and its answer kept with each run (accounting.json), because it
-    forgets. Without accounting, squeue knows a job's times for some minutes; what the runs' own records say (start,
-    measured steps, the rest) stands next to it.
+    Prints the node-hours requested, allocated and wasted, queue wait, memory and energy. Slurm is queried once for all
+    finished jobs; the answer is stored with each run (accounting.json), because Slurm deletes it after some time.
+    Without accounting, squeue knows the times of a job for some minutes. The times from the runs' own records (start,
+    measured steps, the rest) are printed next to Slurm's.
 
-    Ends with 6 where Slurm knows nothing, with 4 if a run is damaged.
+    Exits with 6 if Slurm has no data, with 4 if a run is damaged.
 
     \b
     Examples:

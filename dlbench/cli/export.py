@@ -17,7 +17,7 @@ from dlbench.records.scan import Run
 
 @click.group()
 def export() -> None:
-    """Write runs for other tools: metrics for monitoring, an MLPerf log, or a description of the machine."""
+    """Export runs for other tools: monitoring metrics, an MLPerf log, or a description of the machine."""
 
 
 @export.command()
@@ -27,17 +27,17 @@ def export() -> None:
     "-o",
     "--output",
     type=FILE,
-    help="File to replace as a whole, e.g. in node_exporter's --collector.textfile.directory (default: standard "
+    help="File to replace atomically, e.g. in node_exporter's --collector.textfile.directory (default: standard "
     "output).",
 )
 def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None) -> None:
-    """Write the figures of RUNS (folders of runs, single runs, histories) for monitoring.
+    """Write the figures of RUNS (run folders, folders of runs, histories) as metrics for monitoring.
 
-    Throughput, efficiency, time per step and energy of each point with the ends of their intervals, and how many runs
-    are valid or failed, as text that Prometheus' textfile collector and OpenMetrics parsers read. Control runs and
-    sides of pairs are in no point.
+    The text contains throughput, efficiency, step time and energy of each point with interval bounds, and the number of
+    valid and failed runs. Prometheus' textfile collector and OpenMetrics parsers read it. Control runs and sides of
+    pairs belong to no point.
 
-    Ends with 4 where data is damaged, and the rest is written; or where there is no run, and nothing is.
+    Exits with 4 if data is damaged (the rest is written) or if there is no run (nothing is written).
 
     \b
     Example:
@@ -58,11 +58,11 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
 
 
 def _statement_options(command: F) -> F:
-    statuses, how = click.Choice(get_args(Status)), "How available the machine is, in MLPerf's words."
+    statuses, how = click.Choice(get_args(Status)), "Availability of the machine, in MLPerf's terms."
     options = [
         click.argument("run", type=FILE),
         OUTPUT,
-        click.option("--org", metavar="NAME", help='Who ran it (default: "not stated").'),
+        click.option("--org", metavar="NAME", help='Organisation that made the run (default: "not stated").'),
         click.option("--platform", metavar="NAME", help="Name of the machine (default: the system's title)."),
         click.option("--status", type=statuses, default="research", show_default=True, help=how),
     ]
@@ -71,15 +71,15 @@ def _statement_options(command: F) -> F:
 
 @export.command()
 @_statement_options
-@click.option("--cache-cleared", is_flag=True, help="You state that caches were cleared before the run.")
+@click.option("--cache-cleared", is_flag=True, help="State in the log that caches were cleared before the run.")
 def mllog(
     run: Path, output: Path | None, org: str | None, platform: str | None, status: Status, cache_cleared: bool
 ) -> None:
     """Write the run in folder RUN as MLPerf log lines (:::MLLOG).
 
-    The lines follow the last rule set of the package mlperf-logging that has the network. They always say "open
-    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would refuse them, the
-    reason is printed on standard error; dlbench clears no cache and says so in the log.
+    The lines follow the latest rule set in the package mlperf-logging that has this network. They always say "open
+    division" and "MLPerf-derived workload, not an MLPerf result". If the package's checker would reject them, the
+    reason is printed on standard error. dlbench clears no cache, and the log says so.
 
     \b
     Example:
@@ -102,9 +102,9 @@ def mllog(
 @export.command()
 @_statement_options
 def system(run: Path, output: Path | None, org: str | None, platform: str | None, status: Status) -> None:
-    """Describe the machine of the run in folder RUN in the fields of an MLPerf system description (JSON).
+    """Write a description of the machine of the run in folder RUN, as an MLPerf system description (JSON).
 
-    Fields that dlbench does not record say "not recorded": fill them in by hand.
+    Fields that dlbench does not record say "not recorded"; fill them in by hand.
 
     \b
     Example:

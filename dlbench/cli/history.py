@@ -31,24 +31,24 @@ store_option = click.option(
     type=FILE,
     envvar="DLBENCH_HISTORY",
     metavar="DIR",
-    help="Folder of the history (default: what DLBENCH_HISTORY names).",
+    help="Folder of the history (default: the variable DLBENCH_HISTORY).",
 )
 where_option = click.option(
     "--where",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Only runs with this value, e.g. workload=resnet50, ranks=8, state=valid, host=n17, tag.commit=1a2b3c; "
-    "may be given several times, and all must hold.",
+    help="Use only runs with this value, repeatable (all must match), e.g. workload=resnet50, ranks=8, state=valid, "
+    "host=n17, tag.commit=1a2b3c.",
 )
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
 
 @click.group(cls=InOrder)
 def history() -> None:
-    """Keep runs over months; find when they became slower, and which nodes did.
+    """Store runs over months; find regressions and slow nodes.
 
-    A history is a folder: below its `runs` the folders of runs lie as they are, by month, and every command that reads
-    a folder of runs reads a month of it. Next to them lies an index, a cache that can be deleted at any time.
+    A history is a folder. Its subfolder `runs` contains the run folders unchanged, by month; every command that reads a
+    folder of runs can read one month. The index next to them is a cache and can be deleted at any time.
 
     \b
     Example:
@@ -58,21 +58,21 @@ def history() -> None:
     """
 
 
-@history.command("import", short_help="Bring runs in: folders of runs, single runs, archives.")
+@history.command("import", short_help="Import runs: run folders, folders of runs, archives.")
 @click.argument("runs", type=FILE, nargs=-1, required=True)
 @store_option
 def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
-    """Bring RUNS in: folders of runs, single runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
+    """Import RUNS: run folders, folders of runs, histories, or archives (.tar, .tar.gz) of `dlbench history export`.
 
-    Runs are copied whole and never changed or overwritten afterwards. A run that is there already is left alone; one
-    of the same name with other content is refused, and so is one that an earlier dlbench made and this one cannot
-    read. Runs that still run, or were killed, have no record and are passed over: import them again when they have
-    ended. A run that cannot be copied whole, because a file cannot be read or a link, a pipe or a folder too deep lies
-    in it, or whose samples or spans are damaged, counts as damaged and stays out: a history keeps whole runs of plain
-    files. Recorded projections of a folder (dlbench project runs --record) come along; one that was changed counts as
-    damaged. The history is made if the folder is empty or not there.
+    Runs are copied completely and never changed afterwards. A run that the history already has is skipped. A run is
+    refused if the history has another run of the same name, or if it comes from an earlier dlbench and cannot be read.
+    Runs without a record (still running, or killed) are skipped: import them again when they have ended.
 
-    Ends with 2 if a run was refused, and with 4 if one is damaged; all others are in then.
+    A run counts as damaged and is not imported if a file cannot be read, if the folder contains a link, a pipe or too
+    many levels, or if its samples or spans are damaged. Recorded projections (`dlbench project runs --record`) are
+    imported too; one that was changed counts as damaged. The history is created if the folder is empty or missing.
+
+    Exits with 2 if a run was refused, with 4 if one is damaged; all other runs are imported.
 
     \b
     Example:
@@ -137,10 +137,10 @@ def _folders(path: Path) -> list[RunFolder]:
     type=click.Choice(["text", "csv", "json"]),
     default="text",
     show_default=True,
-    help="text: 80 columns; csv: one line per run; json: all that the index knows.",
+    help="text: 80 columns; csv: one line per run; json: all fields of the index.",
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
-    """List runs by the time they ended, with step time, hosts, Slurm job and commit.
+    """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
 
     \b
     Example:
@@ -164,7 +164,7 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="Figure to follow; may be given several times (default: {}, where runs have them; further: {}).".format(
+    help="Metric to follow, repeatable (default: {}, if the runs have them; others: {}).".format(
         " and ".join((", ".join(FOLLOWED[:-1]), FOLLOWED[-1])),
         ", ".join(metric.name for metric in METRICS if metric.name not in FOLLOWED),
     ),
@@ -172,15 +172,15 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
 @click.option(
     "--fail-on-regression",
     is_flag=True,
-    help="For CI: end with 1 while a level is worse than before and nobody has acknowledged that, with 6 if no series "
-    "has the 12 nights that it takes.",
+    help="For CI: exit with 1 if there is an unacknowledged regression, with 6 if no series has the required 12 "
+    "nights.",
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
 @click.option(
     "--table",
     type=click.Choice(["changes", "series", "nights", "hosts"]),
-    help="Which table CSV holds: change points (default), series, every night, or hosts by month.",
+    help="Table to write as CSV: change points (default), series, every night, or hosts by month.",
 )
 def trends(
     store: Path | None,
@@ -193,10 +193,11 @@ def trends(
 ) -> None:
     """Find when runs became slower or faster, and what changed then.
 
-    Runs of one configuration, machine, rank and node count are one series; its runs of one session are one night. Each
-    change point has its ratio with a 95 % interval, and the commit and environment on both sides; slow changes are
-    reported as such. A series needs 12 nights. Ends with 0 whatever was found, unless --fail-on-regression is given;
-    with 4 if a run is damaged.
+    Runs with equal configuration, machine, rank count and node count are one series; its runs of one session are one
+    night. Each change point is reported with its ratio, a 95 % interval, and the commit and environment before and
+    after. Gradual changes are reported as such. A series needs 12 nights.
+
+    Exits with 0 whatever is found, unless --fail-on-regression is given; with 4 if a run is damaged.
 
     \b
     Examples:
@@ -231,18 +232,18 @@ def trends(
         sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
-@history.command("acknowledge", short_help="Say that a change of level is known, and why.")
+@history.command("acknowledge", short_help="Acknowledge a change of level, with a reason.")
 @click.argument("series")
 @click.argument("day")
-@click.option("--reason", required=True, metavar="TEXT", help="Why it is no reason to act; shown with the change.")
+@click.option("--reason", required=True, metavar="TEXT", help="Explanation that is stored and shown with the change.")
 @store_option
 @where_option
 def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:
-    """Say that a change of SERIES on DAY is known, so that it is no longer called worse and fails no gate.
+    """Acknowledge the change of SERIES on DAY: it no longer counts as a regression.
 
-    SERIES and DAY are those that `dlbench history trends` shows with the change. Who, when and why are kept in the
-    history and shown. The change comes back if the level gets worse still; to take the word back, delete its file in
-    the folder acknowledged of the history.
+    `dlbench history trends` prints SERIES and DAY of each change. User, date and reason are stored in the history and
+    shown. The change is reported again if the level gets even worse. To undo, delete its file in the folder
+    `acknowledged` of the history.
 
     \b
     Example:
@@ -301,8 +302,8 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
 @click.option(
     "--exclude",
     is_flag=True,
-    help="Print only Slurm's option --exclude=... for nodes that are slow now, nothing if none is; the evidence goes "
-    "to standard error.",
+    help="Print only Slurm's option --exclude=... for nodes that are slow now (nothing if none is); the evidence "
+    "goes to standard error.",
 )
 @OUTPUT
 @format_option("json", "csv", "text")
@@ -311,10 +312,12 @@ def slow_nodes(
 ) -> None:
     """Show which nodes were slow, month by month, since when, and whether they still are.
 
-    Compared is the own work of a host's slowest rank with that of the other hosts in the same run, so runs of any
-    workload count; runs on one host say nothing. Slow: shown to be more than 3 % by a t test over five nights or more,
-    all hosts together. A slow link: exchanges end that much later than on the other hosts; it is named and not
-    excluded, because either end may be to blame. Ends with 4 if a run is damaged.
+    In each run, the compute time of a host's slowest rank is compared with that of the other hosts. Runs of any
+    workload count if they used several hosts. A node is slow if a t test over five nights or more shows it to be over 3
+    % slower; the test is corrected for the number of hosts. A link is slow if exchanges end that much later than on the
+    other hosts; it is reported but not excluded, because either end may be the cause.
+
+    Exits with 4 if a run is damaged.
 
     \b
     Examples:
@@ -346,18 +349,18 @@ def slow_nodes(
     finish(found.damaged)
 
 
-@history.command("export", short_help="Write runs as an archive that `import` reads.")
+@history.command("export", short_help="Write runs to an archive that `import` reads.")
 @value_option(
     "-o --output",
     "FILE.tar[.gz]",
-    "The archive; .gz or .tgz: compressed.",
+    "Archive to write; .gz or .tgz compresses it.",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
 )
 @store_option
 @where_option
 def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> None:
-    """Write runs as a tar archive that `dlbench history import` reads; equal runs give equal bytes.
+    """Write runs to a tar archive that `dlbench history import` reads; the same runs give the same bytes.
 
     \b
     Example:

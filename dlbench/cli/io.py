@@ -37,37 +37,66 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.command()
 @click.argument("workload")
 @shared.PRESET
-@click.option("--data", metavar="PATH", help="Data set folder.")
-@click.option("--ranks", default="1", show_default=True, metavar="1,2", help="Ranks that read, or train, at a time.")
-@click.option("--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Repeats of everything.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@click.option("--data", metavar="PATH", help="Folder of the data set.")
+@click.option(
+    "--ranks",
+    default="1",
+    show_default=True,
+    metavar="1,2",
+    help="Rank counts: ranks that read (or train, with --tiers) at the same time.",
+)
+@click.option(
+    "--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Number of repeats of every measurement."
+)
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the workload or system, repeatable; `dlbench show` lists the keys.",
+)
 @shared.SYSTEM
 @click.option(
     "--tiers",
     is_flag=True,
-    help="Train as well: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
+    help="Train instead: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
 )
 @click.option(
-    "--seconds", type=float, callback=_above_zero, help=f"Readers: time of a repeat (default: {DEFAULT_SECONDS:g})."
+    "--seconds",
+    type=float,
+    callback=_above_zero,
+    help=f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
 )
-@click.option("--like", metavar="RUN", help="Readers: need what a rank of this run took, instead of published figures.")
-@click.option("--rate", type=float, callback=_above_zero, help="Readers: need this many samples/s per accelerator.")
-@click.option("--engine", metavar="NAME", help="--tiers: horovod, ddp, fsdp or single.")
-@click.option("--launcher", metavar="NAME", help="--tiers: local, mpirun, srun-mpi or srun-gloo.")
-@click.option("--ranks-per-node", type=int, help="--tiers: ranks on each node (default: the system's).")
-@click.option("--series", metavar="NAME", help="--tiers: name of the series.")
+@click.option(
+    "--like",
+    metavar="RUN",
+    help="Without --tiers: compare with the rate of a rank of this run, instead of published rates.",
+)
+@click.option(
+    "--rate",
+    type=float,
+    callback=_above_zero,
+    help="Without --tiers: compare with this rate, in samples/s per accelerator.",
+)
+@click.option("--engine", metavar="NAME", help="With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
+@click.option(
+    "--launcher", metavar="NAME", help="With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
+)
+@click.option("--ranks-per-node", type=int, help="With --tiers: ranks per node (default: the system's).")
+@click.option("--series", metavar="NAME", help="With --tiers: name of the series (default: time and a random suffix).")
 @shared.output_folder()
 @shared.DRY_RUN
-@click.option("--no-progress", is_flag=True, help="--tiers: plain lines instead of a progress bar.")
+@click.option("--no-progress", is_flag=True, help="With --tiers: print lines instead of a progress bar.")
 @shared.AS_JSON
 def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_json: bool, **options: Any) -> None:
-    """Measure storage and readers of WORKLOAD, and what input costs.
+    """Measure how fast storage and data loading feed WORKLOAD, and what input costs.
 
-    Without training: how fast this node reads and prepares samples of --data with a cold and a warm page cache,
-    next to what an H100, A100 or V100 needs, and how many of them the readers can feed.
+    By default nothing is trained: this node reads and prepares samples of --data, with a cold and with a warm page
+    cache. The result is compared with the need of an H100, A100 or V100: how many of them can be fed.
 
-    With --tiers the workload is trained with synthetic data, from the page cache and from cold storage, interleaved:
-    the ingestion ceiling, the preparation stall and the fetch stall per step.
+    With --tiers the workload is trained with synthetic data, with data from the page cache and with data from cold
+    storage, interleaved. The result is the maximum input rate (ingestion ceiling) and the preparation and fetch stalls
+    per step.
 
     \b
     Examples:

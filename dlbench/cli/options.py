@@ -26,22 +26,30 @@ F = TypeVar("F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 
 # Options that several commands have.
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="Machine-readable.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would be run; touch nothing.")
-NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Plain lines instead of a progress bar.")
-PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (see `dlbench ls`).")
-SYSTEM = click.option("--system", default="local", show_default=True, metavar="NAME|FILE", help="System file.")
-SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random mark).")
-LAUNCHER = click.option("--launcher", metavar="NAME", help="local, mpirun, srun-mpi or srun-gloo.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Print lines instead of a progress bar.")
+PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (`dlbench ls` lists them).")
+SYSTEM = click.option(
+    "--system",
+    default="local",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="System: a name (`dlbench ls` lists them) or a YAML file.",
+)
+SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random suffix).")
+LAUNCHER = click.option(
+    "--launcher", metavar="NAME", help="Launcher: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
+)
 OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
 
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
-    "What is trained": "preset engine data to_accuracy resume overrides",
-    "Which runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
-    "Where": "system launcher fail_fast",
+    "Training": "preset engine data to_accuracy resume overrides",
+    "Runs": "ranks nodes ranks_per_node repeats scaling sweep ladder ab decompose",
+    "System": "system launcher fail_fast",
     "Jobs": "pack one_run_per_job same_nodes rotate_nodes chain time max_node_hours max_jobs cancelled",
     "Output": "out series tags dry_run all_scripts write_only no_progress help",
 }
@@ -197,7 +205,7 @@ class GroupedCommand(click.Command):
         lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
         width = max(len(words) for words, _ in lines.values())
         groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
-        for title, names in {**groups, "Further options": [*lines]}.items():
+        for title, names in {**groups, "Other options": [*lines]}.items():
             if shown := [lines.pop(name) for name in names if name in lines]:
                 with formatter.section(title):
                     formatter.write_dl([(words.ljust(width), text) for words, text in shown])
@@ -208,46 +216,65 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        click.option("--engine", metavar="NAME", help="horovod, ddp, fsdp or single."),
-        click.option("--data", metavar="PATH|synthetic", help="Folder of a data set, or tensors in memory."),
-        click.option("--to-accuracy", is_flag=True, help="Train to the workload's target instead of timing steps."),
-        click.option("--resume", metavar="RUN|FILE", help="Continue from a checkpoint, or a run's newest one."),
-        value_option("--repeats", "N", "Runs of each point, interleaved over points.", 1, type=int),
+        click.option(
+            "--engine", metavar="NAME", help="Engine: horovod, ddp, fsdp or single (default: the workload's)."
+        ),
+        click.option(
+            "--data",
+            metavar="PATH|synthetic",
+            help="Folder of the data set, or `synthetic` for random tensors (default: the workload's).",
+        ),
+        click.option(
+            "--to-accuracy",
+            is_flag=True,
+            help="Train until the workload's target quality is reached, instead of timing steps.",
+        ),
+        click.option(
+            "--resume",
+            metavar="RUN|FILE",
+            help="Continue from a checkpoint file, or from the newest checkpoint of a run.",
+        ),
+        value_option(
+            "--repeats", "N", "Number of runs per point; the repeats of all points are interleaved.", 1, type=int
+        ),
         value_option(
             "--scaling",
             None,
-            "Fixed batch per rank, or fixed global batch (the preset's batch times the smallest rank count).",
+            "weak: fixed batch per rank. strong: fixed global batch (the preset's batch times the smallest rank "
+            "count).",
             "weak",
             type=click.Choice(["weak", "strong"]),
         ),
         value_option(
             "--set overrides",
             "KEY=VALUE",
-            "Change one key; `dlbench show` explains all. Sizes may have units: 64MiB. A list: [16,32].",
+            "Set a key, repeatable; `dlbench show` lists the keys. Sizes may have units (64MiB). A list is written "
+            "[16,32].",
             multiple=True,
         ),
         value_option(
             "--sweep",
             "KEY=A,B",
-            "Run every point with each value of a key; of lists: [16,32],[32,64].",
+            "Run every point with each of these values of a key, repeatable. Lists as values: [16,32],[32,64].",
             multiple=True,
         ),
         click.option(
             "--ladder",
             is_flag=True,
-            help="Run every point step by step: each optimisation of the workload's ladder on top of those before it.",
+            help="Run every point once per optimisation of the workload's ladder; each run adds one to the ones "
+            "before.",
         ),
         value_option(
             "--ab",
             "A B",
-            "Run every point as a pair on the same nodes. A side is `plain`, or KEY=VALUE,KEY=VALUE. A verdict needs 5 "
-            "repeats.",
+            "Run every point as pairs of side A and side B on the same nodes. A side is `plain` or "
+            "KEY=VALUE,KEY=VALUE. A verdict needs 5 repeats.",
             nargs=2,
         ),
         value_option(
             "--tag tags",
             "KEY=VALUE",
-            f"Note kept with the runs; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
+            f"Label stored with the runs, repeatable; `commit` is set from {' or '.join(COMMIT_VARIABLES)}.",
             multiple=True,
         ),
         LAUNCHER,
@@ -262,7 +289,12 @@ def plan_options(function: F) -> F:
 def output_folder() -> Callable[[F], F]:
     """The option --out of every command that makes runs."""
     return click.option(
-        "--out", type=FILE, default=Path("runs"), show_default=True, callback=_for_scripts, help="Folder of all runs."
+        "--out",
+        type=FILE,
+        default=Path("runs"),
+        show_default=True,
+        callback=_for_scripts,
+        help="Folder that contains the run folders.",
     )
 
 
@@ -305,28 +337,50 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         decorators = [
-            click.option("--system", required=True, metavar="NAME|FILE", help="System file; it must have a scheduler."),
-            click.option("--nodes", metavar="1,2,4", help="Node counts."),
+            click.option(
+                "--system", required=True, metavar="NAME|FILE", help="System with a scheduler: a name or a YAML file."
+            ),
+            click.option("--nodes", metavar="1,2,4", help="Node counts; each is a point."),
             click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
             value_option(
                 "--pack",
                 None,
-                "Runs that share a job: those of one node count, or all, in an allocation of the largest.",
+                "points: runs of one node count share a job. all: all runs share one job of the largest node count.",
                 "points",
                 type=click.Choice(["points", "all"]),
             ),
-            click.option("--one-run-per-job", is_flag=True, help="No run shares a job; equal requests share an array."),
+            click.option(
+                "--one-run-per-job",
+                is_flag=True,
+                help="Submit one job per run; jobs with equal resources form an array.",
+            ),
             click.option(
                 "--chain/--no-chain",
                 default=True,
                 show_default=True,
-                help="Each job starts after the one before (afterany), so that jobs do not disturb each other.",
+                help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
+                "other.",
             ),
-            click.option("--time", metavar="LIMIT", help="Time limit of a run, 00:20:00 (default: by earlier runs)."),
-            click.option("--max-node-hours", metavar="H", type=float, help="Refuse what may cost more."),
-            value_option("--max-jobs", "N", "Jobs of the series in the queue at most.", type=click.IntRange(min=1)),
-            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts, too."),
-            click.option("--write-only", is_flag=True, help="Write plans and scripts; print the sbatch commands."),
+            click.option(
+                "--time",
+                metavar="LIMIT",
+                help="Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs).",
+            ),
+            click.option(
+                "--max-node-hours",
+                metavar="H",
+                type=float,
+                help="Submit nothing if the jobs could use more node-hours.",
+            ),
+            value_option(
+                "--max-jobs", "N", "Maximum number of jobs of the series in the queue.", type=click.IntRange(min=1)
+            ),
+            click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
+            click.option(
+                "--write-only",
+                is_flag=True,
+                help="Write plans and job scripts and print the sbatch commands; submit nothing.",
+            ),
         ]
         return decorated(function, decorators)
 

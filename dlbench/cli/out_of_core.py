@@ -26,26 +26,40 @@ _DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.bat
 
 @click.group()
 def memory() -> None:
-    """Plan which activations stay, leave the device, or are recomputed."""
+    """Plan which activations stay in device memory, are swapped, or are recomputed."""
 
 
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
 @click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
-@shared.value_option("--capacity", "BYTES|SHARE", "What a rank may hold, e.g. 8GiB, or 50% of what it would in core.")
+@shared.value_option(
+    "--capacity",
+    "BYTES|SHARE",
+    "Memory that a rank may use, e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%.",
+)
 @shared.PRESET
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key of the plan.")
+@click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the workload or system, repeatable; `dlbench show` lists the keys.",
+)
 @shared.SYSTEM
-@click.option("-o", "--output", type=shared.FILE, help="File to write: .html, .md, .json or .txt.")
+@click.option(
+    "-o", "--output", type=shared.FILE, help="File to write (.html, .md, .json or .txt; default: standard output)."
+)
 @shared.AS_JSON
-@click.option("--dry-run", is_flag=True, help="Print what would be measured; touch nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")
 def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) -> None:
-    """Measure the chain of WORKLOAD on this machine, plan for a capacity, and say what that takes.
+    """Plan the training of WORKLOAD within a memory capacity, and predict its memory and time.
 
-    The passes of one rank are measured by a process of its own, which needs little memory: each module is measured
-    alone. Then all is predicted: the plan block by block, its pass as a picture, other methods, capacities and batches.
-    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record has the chain. Ends
-    with 5 where no plan fits.
+    A separate process measures each module alone on this machine, which needs little memory. Everything else is
+    predicted: the plan block by block with a drawing of one pass, other methods, other capacities and other batches.
+    With the folder of a finished RUN that recomputed or swapped, nothing is measured: its record contains the
+    measurements.
+
+    Exits with 5 if no plan fits.
 
     \b
     Examples:

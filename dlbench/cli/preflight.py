@@ -26,18 +26,18 @@ _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
 @click.command()
 @click.argument("system", metavar="SYSTEM")
-@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Nodes of the job.")
-@value_option("--timeout", "SECONDS", "Longest wait for the job.", 600.0, type=float)
-@click.option("--no-job", is_flag=True, help="Only ask sbatch --test-only; submit nothing.")
-@value_option("--out", "DIR", "Folder of all pre-flights; every node must see it.", Path("preflight"), type=FILE)
+@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Number of nodes of the job.")
+@value_option("--timeout", "SECONDS", "Maximum time to wait for the job, in seconds.", 600.0, type=float)
+@click.option("--no-job", is_flag=True, help="Only run sbatch --test-only; submit no job.")
+@value_option("--out", "DIR", "Folder for the results; every node must see it.", Path("preflight"), type=FILE)
 def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) -> None:
-    """Check SYSTEM before its first run: Slurm tries its file, then a job of a minute looks at every node.
+    """Check SYSTEM before its first run: system file, Slurm and every node.
 
-    sbatch --test-only tries the arguments of a submission; the job proves folder, Python, versions, cores, GPUs,
-    scratch and an all-reduce, started as a run would be.
+    sbatch --test-only checks the submission options. Then a job of about one minute, started like a run, checks folder,
+    Python, versions, cores, GPUs, scratch space and an all-reduce on every node.
 
-    Ends with 0 if all is well, 5 if the system lacks something, 3 if nodes failed: they are named for --exclude; with 6
-    if the job did not start in time.
+    Exits with 0 if all checks pass, 5 if the system lacks something, 3 if nodes failed (their names are printed as
+    --exclude), 6 if the job did not start in time.
 
     \b
     Example:

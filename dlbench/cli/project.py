@@ -27,24 +27,26 @@ if TYPE_CHECKING:
 SCALING = click.option(
     "--scaling",
     type=click.Choice(["weak", "strong"]),
-    help="weak: the batch per rank stays; strong: the global batch.  [default: as the runs]",
+    help="weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
 )
 INGREDIENTS = click.option(
     "--ingredients",
     metavar="FILE",
     type=FILE,
-    help="Write what the projection is made of, for `dlbench project ingredients`.",
+    help="Write the inputs of the projection to this file, for `dlbench project ingredients`.",
 )
 STRATEGY = value_option(
-    "--strategy", "all|NAME", "What other ways of sharing the training would take and hold: all, or one, e.g. fsdp."
+    "--strategy",
+    "all|NAME",
+    "Also project step time and memory of other parallelisation strategies: all, or one, e.g. fsdp.",
 )
 MEMORY_LIMIT = value_option(
     "--memory-limit",
     "SIZE",
-    "What a rank may hold, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
+    "Memory that a rank may use, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
     callback=size_in_bytes,
 )
-TO = click.option("--to", required=True, metavar="64,256", help="Rank counts to project.")
+TO = click.option("--to", required=True, metavar="64,256", help="Rank counts to project to.")
 
 
 class Sources(InOrder):
@@ -91,19 +93,19 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
         chosen = prepared("project", output, format_name)
         function(write=lambda document, table: emit(document, chosen, output, table, full=full), **arguments)
 
-    shown = click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
+    shown = click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
     return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), shown])
 
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options of `projecting.question_of`. `costs`: what those of `--network` replace."""
-    way = "Another way of exchanging gradients, repeatable: exchange, fusion, wire, group_size, topk_density."
-    slow = "Folder of a history: how many of the system's nodes are slow, and by how much."
-    other = "Project to the nodes and the network of another system, by its data sheet."
-    price = "What a node costs per hour, e.g. '9 EUR'."
+    way = "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
+    slow = "History folder: take from it how many nodes of the system are slow, and by how much."
+    other = "Project to the nodes and the network of another system, from its data sheet."
+    price = "Price of a node-hour, e.g. '9 EUR'."
     decorators = [
         TO,
-        network_option(f"in place of {costs}"),
+        network_option(f"instead of {costs}"),
         SCALING,
         value_option("--set overrides", "sync.KEY=VALUE", way, multiple=True),
         value_option("--system", "SYSTEM", other, callback=_machine),
@@ -115,21 +117,21 @@ def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..
 
 @click.group(cls=Sources)
 def project() -> None:
-    """Project step, throughput and efficiency to rank counts that were not measured, with bands.
+    """Project step time, throughput and efficiency to rank counts that were not measured.
 
-    A projection is the account of the largest measured point, with what the network's costs, the scatter of nodes and
-    the storage change from there. It comes with bands, a reason for each lost percent, and the error at points that
-    were held out. What was never measured in kind is refused, with the command that would measure it. A command ends
-    with 4 if nothing is said of any rank count.
+    A projection starts from the largest measured point and adds what changes with the rank count: network costs,
+    differences between nodes, storage. It has uncertainty bands, a cause for each lost percent, and the error at
+    measured points that were left out of the fit. It is refused if it needs a kind of measurement that is missing; the
+    command that makes this measurement is printed. All commands exit with 4 if no rank count can be projected.
     """
 
 
 @project.command("runs")
 @RUNS
-@_question_options("those fitted to the runs of dlbench comm in RUNS")
+@_question_options("costs fitted to the `dlbench comm` runs in RUNS")
 @where_option("--where", "runs")
 @INGREDIENTS
-@click.option("--record", is_flag=True, help="Keep the projection in RUNS, to be scored later.")
+@click.option("--record", is_flag=True, help="Store the projection in RUNS, for `dlbench project score`.")
 @STRATEGY
 @MEMORY_LIMIT
 @_page_options
@@ -143,7 +145,7 @@ def project_runs(
     write: Write,
     **asked: Any,
 ) -> None:
-    """Project from RUNS: folders of runs, single runs, histories.
+    """Project from RUNS: run folders, folders of runs, histories.
 
     \b
     Examples:
@@ -187,14 +189,16 @@ def project_runs(
 
 @project.command("ingredients")
 @click.argument("file", type=FILE)
-@_question_options("those in FILE")
+@_question_options("the costs in FILE")
 @_page_options
 def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
-    """Project from FILE, which holds what a projection is made of: written by `project runs --ingredients`, or by hand
-    of figures of another tool or a publication (`dlbench show --schema ingredients`).
+    """Project from FILE, which contains the inputs of a projection.
+
+    FILE is written by `project runs --ingredients`, or by hand from figures of another tool or a publication (`dlbench
+    show --schema ingredients`).
 
     \b
-    Examples:
+    Example:
       dlbench project ingredients made.json --to 64,256
     """
     from dlbench.cli import projecting
@@ -217,11 +221,12 @@ def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
 def project_points(
     file: Path, to: str, scaling: Literal["weak", "strong"] | None, ingredients: Path | None, write: Write
 ) -> None:
-    """Project from any series up to 4 times as far. Columns of FILE.csv: ranks, nodes, run, and step_s or samples_per_s
-    with batch_per_rank.
+    """Project from a CSV file of measured points, to at most 4 times the largest rank count.
+
+    Columns of FILE.csv: ranks, nodes, run, and step_s, or samples_per_s with batch_per_rank.
 
     \b
-    Examples:
+    Example:
       dlbench project points series.csv --to 32
     """
     from dlbench.cli import projecting
@@ -237,8 +242,10 @@ def project_points(
 @project.command("spec")
 @click.argument("workload")
 @TO
-@value_option("--system", "SYSTEM", "The machine, by its data sheet.", required=True, callback=_machine)
-@value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM has]")
+@value_option(
+    "--system", "SYSTEM", "System to project to, described by its data sheet.", required=True, callback=_machine
+)
+@value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
 @SCALING
 @STRATEGY
 @MEMORY_LIMIT
@@ -253,10 +260,12 @@ def project_spec(
     memory_limit: int | None,
     write: Write,
 ) -> None:
-    """Project the training of WORKLOAD by data sheets alone, without runs. The result is ideal.
+    """Project the training of WORKLOAD from data sheets alone, without runs.
+
+    The result is an upper bound.
 
     \b
-    Examples:
+    Example:
       dlbench project spec resnet50 --preset full --system p40-roce --to 8,64,2048
     """
     from dlbench.projection.ideal import by_data_sheet, workload_for
@@ -280,9 +289,9 @@ def project_spec(
 @where_option("--where", "runs")
 @_page_options
 def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) -> None:
-    """Score the projections recorded in RUNS (project runs --record) by runs that were planned since.
+    """Compare the projections recorded in RUNS (`project runs --record`) with runs that were planned after them.
 
-    Ends with 4 if nothing recorded was measured since, or a record was changed.
+    Exits with 4 if no recorded projection was measured since, or if a record was changed.
 
     \b
     Examples:

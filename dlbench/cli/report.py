@@ -38,7 +38,7 @@ SUFFIXES: Mapping[str, FormatName] = {
 
 def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
     """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
-    said = f"Default: what the name of the output file says{suffixes}, else {default}."
+    said = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
     return click.option("--format", "format_name", type=click.Choice(names), help=said)
 
 
@@ -49,7 +49,9 @@ def report_options(function: F) -> F:
         where_option("--where", "runs"),
         OUTPUT,
         format_option(*get_args(FormatName)),
-        click.option("--full", is_flag=True, help="Text with all evidence; default: one screen per group."),
+        click.option(
+            "--full", is_flag=True, help="Print all tables and evidence as text (default: one screen per group)."
+        ),
     ]
     return decorated(function, decorators)
 
@@ -57,24 +59,24 @@ def report_options(function: F) -> F:
 def network_option(purpose: str) -> Callable[[F], F]:
     """`--network` of commands that read fitted costs."""
     return value_option(
-        "--network", "FILE.network.json", f"Fitted costs of the network (dlbench comm fit), {purpose}.", type=FILE
+        "--network", "FILE.network.json", f"File of fitted network costs (`dlbench comm fit`), {purpose}.", type=FILE
     )
 
 
 @click.command()
 @report_options
-@network_option("for projections to more ranks")
+@network_option("used for projections to more ranks")
 @value_option(
     "--history store",
     "DIR",
-    "Folder of a history: show next to the runs what changed over months, and which nodes are slow.",
+    "History folder: also report changes over months, and slow nodes.",
     type=FILE,
 )
 @value_option(
     "--table",
     "NAME|?",
-    "Which table CSV holds: points (of scaling, default), parts (of a step), runs, quality (of points), "
-    "evaluations, exchange, sweep, or any other of the report; ? lists them.",
+    "Table to write as CSV: points (of scaling, default), parts (of a step), runs, quality (of points), "
+    "evaluations, exchange, sweep, or another table of the report; ? lists all.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -86,11 +88,11 @@ def report(
     store: Path | None,
     table: str | None,
 ) -> None:
-    """Turn RUNS (folders of runs, single runs, histories) into a report: scaling, where the time goes, how far to
-    trust it.
+    """Write a scaling report of RUNS (run folders, folders of runs, histories).
 
-    Only runs whose sanity checks held yield figures; all others are listed with the reason. Ends with 4 if a file
-    is damaged or no run has figures; what can be reported is reported all the same.
+    The report shows scaling, where the time goes, and warnings about the figures. Only runs that passed their sanity
+    checks contribute figures; the others are listed with the reason. Exits with 4 if a file is damaged or no run has
+    figures; the rest is reported anyway.
 
     \b
     Examples:
@@ -245,7 +247,7 @@ def render(document: Document, chosen: FormatName, table: str = "", *, full: boo
 @where_option("--where", "runs")
 @OUTPUT
 @format_option("text", "json")
-@click.option("--full", is_flag=True, help="Text with all tables; default: one screen per group.")
+@click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
 def diagnose(
     runs: tuple[Path, ...],
     where: tuple[str, ...],
@@ -253,18 +255,18 @@ def diagnose(
     format_name: Literal["text", "json"] | None,
     full: bool,
 ) -> None:
-    """Show where the lost percent of RUNS (folders of runs, single runs, histories) goes, and what to try next.
+    """Show where RUNS (run folders, folders of runs, histories) lose efficiency, and what to try next.
 
     \b
     For every group of comparable runs and every rank count:
       one line with the diagnosis and the next experiment;
-      the mean step and the points lost by cause, with intervals; they sum to
-      the whole;
-      stragglers, and what made them so;
+      the mean step time and the percentage points lost per cause, with
+      intervals; the losses sum to the total;
+      stragglers and their causes;
       telemetry and energy of all runs.
     Over all runs: slow nodes, as an --exclude list for sbatch; decompositions.
 
-    Ends with 4 if a file is damaged or no run has figures; what can be reported is reported all the same.
+    Exits with 4 if a file is damaged or no run has figures; the rest is reported anyway.
 
     \b
     Examples:

@@ -34,14 +34,15 @@ MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, rank
 
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
-@click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts.")
+@click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts; each is a point.")
 @shared.SYSTEM
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Run everything also with synthetic input, and without exchange; report what input and exchange cost.",
+    help="Also run every point with synthetic input and without gradient exchange, to report what input and "
+    "exchange cost.",
 )
-@click.option("--fail-fast", is_flag=True, help="Stop at the first run that fails.")
+@click.option("--fail-fast", is_flag=True, help="Stop the series at the first failed run.")
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: Any) -> None:
     """Train and measure WORKLOAD (a name or a YAML file) at each rank count.

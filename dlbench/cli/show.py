@@ -195,21 +195,22 @@ def schema(name: str) -> dict[str, Any]:
 @click.command()
 @click.argument("name", required=False)
 @click.option("--preset", metavar="NAME", help="Preset of a workload.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Change one key first.")
-@click.option("--yaml", "form", flag_value="yaml", help="Plain YAML, for programs.")
-@click.option("--json", "form", flag_value="json", help="Plain JSON, for programs.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key before printing, repeatable.")
+@click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
+@click.option("--json", "form", flag_value="json", help="Print JSON.")
 @value_option(
     "--schema schema_name",
     "FILE",
-    "Print the JSON schema of a report or a file of runs instead; a wrong name lists all.",
+    "Print the JSON schema of a report or of a file in a run folder; an unknown name lists all.",
 )
 def show(
     name: str | None, preset: str | None, overrides: tuple[str, ...], form: str | None, schema_name: str | None
 ) -> None:
-    """Explain every key of the workload or system NAME, as a run would see it.
+    """Show every key of the workload or system NAME: value, unit and meaning.
 
-    A letter marks what is not the default, and says who set it. --set and --sweep of `dlbench run` take these keys
-    with their section before them (train.batch_per_rank); those of a system with system. before it.
+    A letter marks each value that is not the default and says where it was set. `dlbench run` takes the same keys in
+    --set and --sweep: those of a workload with their section (train.batch_per_rank), those of a system with the prefix
+    system.
 
     \b
     Example:
@@ -328,7 +329,7 @@ def _wrapped(text: str, width: int, further: str = "") -> list[str]:
 def ls(as_json: bool) -> None:
     """List workloads with their presets, and systems.
 
-    Names come from the folders in DLBENCH_PATH (each may hold workloads/ and systems/), then from dlbench itself.
+    The folders of DLBENCH_PATH are searched first (each may contain workloads/ and systems/), then dlbench itself.
 
     \b
     Example:

@@ -44,19 +44,20 @@ _MAX_BYTES = 1 << 22  # Of each log, its end.
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option("--full", is_flag=True, help="A line for each run.")
+@click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: bool) -> None:
-    """Report how many runs of each point in folders RUNS (default: runs) are in which state, and why some failed.
+    """Show the state of the runs in RUNS (default: runs), one line per point, and why runs failed.
 
-    States: valid, invalid (no figure: a sanity check failed), failed, cancelled (its job was, before it failed),
-    interrupted (asked to stop, it can go on), incomplete (killed or still running; on the machine where it ran, what
-    was killed is failed), and Slurm's own (PENDING, RUNNING) for jobs that have not ended.
+    States: valid, invalid (a sanity check failed, so the run has no figures), failed, cancelled (its job was cancelled
+    before the run failed), interrupted (stopped on request, can be resumed), incomplete (killed or still running; on
+    the machine where it ran, a killed run counts as failed), and Slurm's own (PENDING, RUNNING) for jobs that have not
+    ended.
 
-    A job that waits is shown with Slurm's reason and when it should start; a series that is not done, with how many of
-    its runs are valid, and with the command that submits what is left.
+    A pending job is shown with Slurm's reason and its expected start. An unfinished series is shown with its number of
+    valid runs and the command that submits the rest.
 
-    Ends with 3 if a run failed or a series was cut off, and with 4 if a file is damaged.
+    Exits with 3 if a run failed or a submission was cut off, with 4 if a file is damaged.
 
     \b
     Examples:
@@ -214,12 +215,19 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
 @click.command()
 @click.argument("run")
 @output_folder()
-@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="The log of this rank alone.")
-@click.option("--lines", metavar="N", type=click.IntRange(min=0), default=200, show_default=True, help="Of each log.")
+@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="Print only the log of this rank.")
+@click.option(
+    "--lines",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=200,
+    show_default=True,
+    help="Number of lines per log; 0: all.",
+)
 def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
-    """Print the last lines of what RUN said: of its Slurm job, of its launcher, of its ranks.
+    """Print the last lines of the logs of RUN: Slurm job, launcher and ranks.
 
-    RUN is the id of a run in --out, its folder, or a folder that holds it alone.
+    RUN is the id of a run in --out, its folder, or a folder with this run only.
 
     \b
     Example:
@@ -264,12 +272,12 @@ def run_folder(run: str, out: Path) -> RunFolder:
 @click.argument("series")
 @output_folder()
 def cancel(series: str, out: Path) -> None:
-    """Cancel the jobs of SERIES (or of one run) that wait or run; what was never submitted is taken out of it.
+    """Cancel the pending and running jobs of SERIES, or of one run.
 
-    SERIES is the name of a series in --out, or of a run there, or a folder of either.
+    Jobs of the series that were not submitted yet are removed from it. SERIES is the name of a series or run in --out,
+    or the folder of one.
 
-    Only jobs that Slurm itself says were submitted from the folders of these
-    runs are cancelled. Runs that ended stay.
+    Only jobs that Slurm reports as submitted from these run folders are cancelled. Finished runs are kept.
 
     \b
     Example:
@@ -298,16 +306,16 @@ def cancel(series: str, out: Path) -> None:
 @click.command()
 @click.argument("series")
 @output_folder()
-@value_option("--timeout", "TIME", "Give up after this time.", "24h", callback=duration)
-@value_option("--every", "TIME", "Time between two looks at Slurm.", "60s", callback=duration)
+@value_option("--timeout", "TIME", "Maximum time to wait, e.g. 90s, 30min or 2h.", "24h", callback=duration)
+@value_option("--every", "TIME", "Polling interval.", "60s", callback=duration)
 def wait(series: str, out: Path, timeout: float, every: float) -> None:
-    """Wait until nothing more is to come of SERIES, and say how it ended.
+    """Wait until all jobs of SERIES have finished, then print the result.
 
     SERIES is the name of a series in --out, or a folder of its runs.
 
-    What Slurm's accounting says of its jobs is kept with the runs (accounting.json), because it forgets.
+    Slurm's accounting of the jobs is stored with the runs (accounting.json), because Slurm deletes it after some time.
 
-    Ends with 0 if all its runs are valid, with 3 if one is not, and with 124 after the time-out, which cancels nothing.
+    Exits with 0 if all runs are valid, with 3 if one is not, and with 124 after the timeout, which cancels nothing.
 
     \b
     Example:

@@ -29,20 +29,27 @@ class SubmitCommand(shared.GroupedCommand):
                 param.required = False
             elif param.name == "resume" and isinstance(param, click.Option):
                 param.metavar = "RUN|FILE|SERIES"
-                param.help = f"{param.help} Without WORKLOAD: submit what is left of a series."
+                param.help = f"{param.help} Without WORKLOAD: a series; submit its remaining runs."
 
 
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-@click.option("--same-nodes", metavar="HOSTS", help="Every run on the first of n[1-8].")
-@shared.value_option("--rotate-nodes", "HOSTS", "Repeats on n[1-8] in turn: differences between nodes average out.")
-@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also runs of cancelled jobs, begun or not.")
+@click.option(
+    "--same-nodes", metavar="HOSTS", help="Run everything on the same nodes: the first of HOSTS, e.g. n[1-8]."
+)
+@shared.value_option(
+    "--rotate-nodes",
+    "HOSTS",
+    "Run the repeats on different nodes of HOSTS, e.g. n[1-8], so that node differences average out.",
+)
+@click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:
-    """Submit WORKLOAD at each node count; --dry-run lists the jobs, with their cost.
+    """Submit runs of WORKLOAD to Slurm at each node count; --dry-run lists the jobs and their cost.
 
-    Repeats and swept values of one node count share a job, one after the other on the same nodes, and so do both sides
-    of --ab. A job gets the time that earlier runs in --out took, with a margin; else the system's time limit a run.
+    Runs of one node count (repeats, sweep values, both sides of --ab) share a job and run one after the other on the
+    same nodes. The time limit of a job is estimated from earlier runs in --out, with a margin; without such runs it is
+    the system's time limit per run.
 
     \b
     Example:

@@ -17,19 +17,19 @@ SUFFIXES = (".json", ".json.gz")
 
 @click.command()
 @click.argument("run", type=FILE)
-@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, or .json.gz (smaller).")
+@click.option("-o", "--output", type=FILE, required=True, help="File to write: .json, or .json.gz (compressed).")
 @click.option("--ranks", metavar="LIST", help="Only these ranks and their nodes, e.g. 0,1,8-15 (default: all).")
-@click.option("--steps", metavar="A-B", help="Only these steps and what happened meanwhile (default: all).")
+@click.option("--steps", metavar="A-B", help="Only these steps and the samples taken during them (default: all).")
 def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None:
-    """Write what the run in folder RUN did when: every phase of every step, and what was sampled meanwhile.
+    """Write the timeline of the run in folder RUN: every phase of every step, and the sampled counters.
 
-    Open the file in ui.perfetto.dev (it stays on your machine) or chrome://tracing. Every rank is a process; its
-    threads are stages, compute, exchange, input. Every node is a process with counters: power, clocks, utilisation,
-    memory, network. Clocks of all nodes are set to node 0's; what is known of the error stands in the trace.
+    Open the file in ui.perfetto.dev (the file stays on your machine) or chrome://tracing. Every rank is a process with
+    threads for stages, compute, exchange and input. Every node is a process with counters: power, clocks, utilisation,
+    memory, network. The clocks of all nodes are aligned to node 0; the trace contains the estimated clock error.
 
     For tables of steps, messages and samples see dlbench.open: docs/reports.md, "In Python".
 
-    Ends with 4 if the run is incomplete or a file is missing or damaged; what there is, is written all the same.
+    Exits with 4 if the run is incomplete or a file is missing or damaged; the rest is written anyway.
 
     \b
     Examples:
