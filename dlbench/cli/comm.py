@@ -35,17 +35,18 @@ if TYPE_CHECKING:
     from dlbench.specs.expand import CommRuns
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
-SHARDS = click.option(
-    "--shards", type=int, metavar="K", help="Number of servers of the algorithm parameter-server (default: every rank)."
+SHARDS = value_option(
+    "--shards", "K", "Number of servers of the algorithm parameter-server (default: every rank).", type=int
 )
 
 
 @click.command()
 @report_options
-@click.option(
+@value_option(
     "--table",
+    None,
+    "Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
     type=click.Choice(TABLES),
-    help="Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
 )
 def report(
     runs: tuple[Path, ...],
@@ -80,10 +81,10 @@ def report(
 @click.command()
 @runs_argument()
 @where_option("--where", "runs")
-@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option("--system", metavar="NAME", help="System to fit, if RUNS contains several.")
-@click.option("--transport", metavar="NAME", help="Transport to fit, if RUNS contains several.")
-@click.option("--dtype", metavar="NAME", help="Element type to fit (default: fp32, if it was measured).")
+@value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
+@value_option("--system", "NAME", "System to fit, if RUNS contains several.")
+@value_option("--transport", "NAME", "Transport to fit, if RUNS contains several.")
+@value_option("--dtype", "NAME", "Element type to fit (default: fp32, if it was measured).")
 def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **chosen: str | None) -> None:
     """Fit the message costs alpha and beta of each level, and gamma, to the runs in RUNS.
 
@@ -123,26 +124,26 @@ def _show_fit(found: NetworkFit, output: Path | None) -> None:
 
 @click.command("import")
 @click.argument("files", nargs=-1, required=True, type=FILE)
-@click.option("--system", metavar="NAME", required=True, help="Name of the measured system.")
-@click.option("-o", "--output", metavar="FILE.network.json", type=FILE, help="File to write.")
-@click.option(
+@value_option("--system", "NAME", "Name of the measured system.", required=True)
+@value_option("-o --output", "FILE.network.json", "File to write.", type=FILE)
+@value_option(
     "--ranks",
+    "N",
+    "Rank count of outputs that do not state it: one for all files, or one per file.",
     type=int,
     multiple=True,
-    metavar="N",
-    help="Rank count of outputs that do not state it: one for all files, or one per file.",
 )
-@click.option("--group-size", type=int, metavar="N", help="Ranks per node of outputs that do not name hosts.")
-@click.option(
-    "--level",
-    "levels",
+@value_option("--group-size", "N", "Ranks per node of outputs that do not name hosts.", type=int)
+@value_option(
+    "--level levels",
+    None,
+    "Position of the two ranks of osu_latency and osu_bw: inside a node, across nodes, or beyond a leaf switch.",
     type=click.Choice(["inside", "across", "beyond"]),
     multiple=True,
-    help="Position of the two ranks of osu_latency and osu_bw: inside a node, across nodes, or beyond a leaf switch.",
 )
-@click.option("--collective", metavar="NAME", help="Collective of nccl-tests outputs that do not name it.")
-@click.option("--type", "dtype", metavar="NAME", help="Data type to fit, if an output contains several, e.g. float.")
-@click.option("--op", metavar="NAME", help="Reduction operation to fit, if an output contains several, e.g. sum.")
+@value_option("--collective", "NAME", "Collective of nccl-tests outputs that do not name it.")
+@value_option("--type dtype", "NAME", "Data type to fit, if an output contains several, e.g. float.")
+@value_option("--op", "NAME", "Reduction operation to fit, if an output contains several, e.g. sum.")
 def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid: Any) -> None:
     """Fit network costs to FILES, which contain the output of nccl-tests or of OSU's micro-benchmarks.
 
@@ -185,10 +186,10 @@ def _require_counts(options: Mapping[str, Any], *names: str) -> None:
 
 @click.command("table")
 @click.argument("network", type=FILE, required=False)
-@click.option("--ranks", metavar="8,64", default="8", show_default=True, help="Rank counts; each is a point.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks per group, e.g. per node (default: one group).")
+@value_option("--ranks", "8,64", "Rank counts.", "8")
+@value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
 @value_option("--size", "BYTES", "Buffer size per rank.", "64MiB", callback=size_in_bytes)
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="Collective.")
+@value_option("--collective", "NAME", "Collective.", "allreduce")
 @SHARDS
 def table_(
     network: Path | None, ranks: str, group_size: int | None, size: int, collective: str, shards: int | None
@@ -230,19 +231,19 @@ def table_(
 
 @click.command()
 @click.argument("network", type=FILE, required=False)
-@click.option("--topology", metavar="FILE", type=FILE, help="Topology (YAML) to predict from, instead of NETWORK.")
-@click.option("--ranks", metavar="8,64", required=True, help="Rank counts; each is a point.")
-@click.option("--group-size", type=int, metavar="N", help="Ranks per group, e.g. per node (default: one group).")
-@click.option("--leaf-size", type=int, metavar="N", help="Ranks per leaf switch (default: all on one switch).")
+@value_option("--topology", "FILE", "Topology (YAML) to predict from, instead of NETWORK.", type=FILE)
+@value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
+@value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
+@value_option("--leaf-size", "N", "Ranks per leaf switch (default: all on one switch).", type=int)
 @value_option(
     "--sizes",
     "LOW:HIGH[:COUNT]|A,B",
     "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
     "1KiB:64MiB",
 )
-@click.option("--collective", metavar="NAME", default="allreduce", show_default=True, help="Collective.")
-@click.option("--algorithms", metavar="A,B", help="Algorithms of dlbench (default: all that support the layout).")
-@click.option("--dtype", metavar="NAME", default="fp32", show_default=True, help="Element type: fp32, fp16 or bf16.")
+@value_option("--collective", "NAME", "Collective.", "allreduce")
+@value_option("--algorithms", "A,B", "Algorithms of dlbench (default: all that support the layout).")
+@value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32")
 @SHARDS
 @value_option(
     "--workload-bytes",
@@ -250,14 +251,7 @@ def table_(
     "Gradient size of a training step, e.g. 94MB: also predict its exchange time and message sizes.",
     callback=size_in_bytes,
 )
-@click.option(
-    "--format",
-    "format_name",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Output format.",
-)
+@value_option("--format format_name", None, "Output format.", "text", type=click.Choice(["text", "json"]))
 @click.option("--full", is_flag=True, help="Print every algorithm as text (default: the fastest per size).")
 def predict(
     network: Path | None,
@@ -349,9 +343,7 @@ def measure_options(function: F) -> F:
             "Buffer sizes per rank; a range grows by a factor of 4, or has COUNT sizes.",
             "1KiB:64MiB",
         ),
-        click.option(
-            "--dtype", metavar="NAME", default="fp32", show_default=True, help="Element type: fp32, fp16 or bf16."
-        ),
+        value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
         value_option(
             "--transport",
             "torch|mpi",
@@ -359,19 +351,13 @@ def measure_options(function: F) -> F:
             "torch",
         ),
         value_option("--iterations", "N", "Timed iterations per point.", 10, type=int),
-        click.option(
-            "--warmup", type=int, metavar="N", default=2, show_default=True, help="Untimed iterations before them."
-        ),
-        click.option("--group-size", type=int, metavar="N", help="Ranks per group (default: the ranks of a node)."),
+        value_option("--warmup", "N", "Untimed iterations before them.", 2, type=int),
+        value_option("--group-size", "N", "Ranks per group (default: the ranks of a node).", type=int),
         SHARDS,
-        value_option(
-            "--repeats", "N", "Number of runs per point; the repeats of all points are interleaved.", 1, type=int
-        ),
+        shared.REPEATS,
         shared.LAUNCHER,
-        click.option("--ranks-per-node", type=int, metavar="N", help="Ranks per node (default: the system's)."),
-        click.option(
-            "--set", "overrides", multiple=True, metavar="system.KEY=VALUE", help="Set a key of the system, repeatable."
-        ),
+        shared.RANKS_PER_NODE,
+        value_option("--set overrides", "system.KEY=VALUE", "Set a key of the system, repeatable.", multiple=True),
         value_option(
             "--timeout",
             "SECONDS",
@@ -419,7 +405,7 @@ def comm() -> None:
 
 @click.command()
 @measure_options
-@click.option("--ranks", default="2", show_default=True, metavar="2,4", help="Rank counts; each is a point.")
+@value_option("--ranks", "2,4", "Rank counts; each is a point.", "2")
 @shared.SYSTEM
 @shared.NO_PROGRESS
 def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:

@@ -54,13 +54,12 @@ def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Pa
 def rule_options(function: F) -> F:
     """What decides a comparison, and where it is written: options of `compare` and `check`."""
     decorators: list[Callable[[F], F]] = [
-        click.option(
-            "--metric",
-            "metrics",
-            multiple=True,
-            metavar="NAME",
-            help="Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: "
+        value_option(
+            "--metric metrics",
+            "NAME",
+            "Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: "
             "step_median_s and step_mean_s]",
+            multiple=True,
         ),
         value_option(
             "--tolerance",
@@ -90,23 +89,20 @@ def rule_options(function: F) -> F:
             "the sides have fewer than five sessions.",
             type=FILE,
         ),
-        click.option(
+        value_option(
             "--allow",
+            "KEY[,KEY]",
+            "Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
             multiple=True,
-            metavar="KEY[,KEY]",
-            help="Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
         ),
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
         click.option(
             "--full", is_flag=True, help="Print the evidence of every comparison as text (default: one screen)."
         ),
-        click.option("--junit", "junit_file", type=FILE, help="Also write JUnit XML to this file."),
-        click.option(
-            "--summary",
-            "summary_file",
-            type=FILE,
-            help="Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.",
+        value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
+        value_option(
+            "--summary summary_file", None, "Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
         ),
     ]
     return decorated(function, decorators)
@@ -310,19 +306,19 @@ def compare(
     "Baseline: a baseline file (`dlbench baseline`), a folder of runs, or a history.",
     type=FILE,
 )
-@click.option("--candidate", type=FILE, metavar="RUNS", help="Folder of the runs to check.")
+@value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
 @value_option(
     "--paired",
     "RUNS",
     "Folder of interleaved runs (`run --ab`), instead of --baseline and --candidate; side b is checked against side a.",
     type=FILE,
 )
-@click.option(
+@value_option(
     "--at-least",
-    multiple=True,
-    metavar="[KEY=VALUE,..:] RATE",
-    help="Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; "
+    "[KEY=VALUE,..:] RATE",
+    "Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; "
     "needs no baseline.",
+    multiple=True,
 )
 @where_option("--where", "runs of both sides")
 @where_option("--where-baseline", "runs of the baseline")
@@ -408,7 +404,7 @@ def _refuse_sides(
 
 @click.command()
 @runs_argument()
-@click.option("-o", "--output", type=FILE, required=True, help="File to write, e.g. baseline.json.")
+@value_option("-o --output", None, "File to write, e.g. baseline.json.", type=FILE, required=True)
 @where_option("--where", "runs")
 @click.option("--allow-few", is_flag=True, help="Accept points with fewer than five runs; they give no verdict.")
 def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow_few: bool) -> None:

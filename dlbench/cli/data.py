@@ -27,7 +27,7 @@ Meter = Callable[[str, int, int], None]
 """Is given what is counted, how many are done and how many there are; another `what` begins another piece."""
 _SEED = value_option("--seed", "N", "Seed of all random choices.", 0, type=click.IntRange(min=0))
 _COUNT = click.IntRange(min=1)
-WORKERS = click.option("--workers", type=_COUNT, metavar="N", help="Number of processes (default: one per core).")
+WORKERS = value_option("--workers", "N", "Number of processes (default: one per core).", type=_COUNT)
 
 
 def available_cores() -> int:
@@ -97,18 +97,16 @@ def demo(folder: Path, seed: int) -> None:
 @click.command()
 @click.argument("kind", metavar="images|text|density")
 @click.argument("folder", type=FILE)
-@click.option("--samples", type=_COUNT, metavar="N", help="Number of training images or volumes.")
+@value_option("--samples", "N", "Number of training images or volumes.", type=_COUNT)
 @value_option(
     "--validation", "N", "Number of validation samples (default: a tenth of --samples).", type=click.IntRange(min=0)
 )
-@click.option(
-    "--size",
-    metavar="SIZE",
-    help="Size of images in pixels (default: 500x375), or edge length of volumes (default: 128).",
+@value_option(
+    "--size", "SIZE", "Size of images in pixels (default: 500x375), or edge length of volumes (default: 128)."
 )
-@click.option("--classes", type=_COUNT, metavar="N", help="Number of image classes, 2 to 10 (default: 10).")
+@value_option("--classes", "N", "Number of image classes, 2 to 10 (default: 10).", type=_COUNT)
 @value_option("--container", "NAME", "density: file format, hdf5 or tfrecord (default: hdf5).")
-@click.option("--samples-per-file", type=_COUNT, metavar="N", help="density: number of volumes per file.")
+@value_option("--samples-per-file", "N", "density: number of volumes per file.", type=_COUNT)
 @_SEED
 @WORKERS
 def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
@@ -161,7 +159,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
 
 @click.command()
 @click.argument("source", type=FILE)
-@click.option("--vocabulary", metavar="NAME|FILE", help="Check text or BERT samples against this vocabulary.")
+@value_option("--vocabulary", "NAME|FILE", "Check text or BERT samples against this vocabulary.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @WORKERS
 def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | None) -> None:

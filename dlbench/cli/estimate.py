@@ -65,18 +65,18 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @where_option("--where", "runs")
 @value_option("--epochs", "NUMBER", "Number of epochs (default with RUNS: that of their recipe).", callback=_positive)
 @value_option("--epoch-samples", "N", "Samples per epoch (default: that of RUNS or WORKLOAD).", callback=_whole)
-@click.option("--samples", metavar="N", callback=_whole, help="Number of samples to train, instead of epochs.")
+@value_option("--samples", "N", "Number of samples to train, instead of epochs.", callback=_whole)
 @value_option(
     "--price",
     "PRICE",
     "Price of a GPU-hour, e.g. '2.50 EUR'. Without GPUs it is the price of a rank-hour, or of a node-hour if jobs "
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
-@click.option(
+@value_option(
     "--deadline",
-    metavar="DURATION",
+    "DURATION",
+    "Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
     callback=duration,
-    help="Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
 )
 @value_option(
     "--budget",
@@ -85,11 +85,9 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "the fastest rank count that meets it.",
 )
 @AS_JSON
-@click.option(
-    "--throughput", metavar="NUMBER", callback=_positive, help="Throughput of WORKLOAD on all ranks, in samples/s."
-)
+@value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
 @click.option("--per-rank", is_flag=True, help="--throughput is that of one rank; needs --ranks.")
-@click.option("--ranks", metavar="N", callback=_whole, help="Rank count, for --per-rank.")
+@value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
 @value_option(
     "--time stated", "DURATION", "With --throughput: a stated training time to check, e.g. 6.6min.", callback=duration
@@ -290,8 +288,8 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@click.option(
-    "-o", "--output", type=FILE, help="File to write (.html, .md, .json, .csv or .txt; default: standard output)."
+@value_option(
+    "-o --output", None, "File to write (.html, .md, .json, .csv or .txt; default: standard output).", type=FILE
 )
 @click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON

@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from dlbench.records.folder import RunFolder
 
 
-store_option = click.option(
+store_option = value_option(
     "--store",
+    "DIR",
+    "Folder of the history (default: the variable DLBENCH_HISTORY).",
     type=FILE,
     envvar="DLBENCH_HISTORY",
-    metavar="DIR",
-    help="Folder of the history (default: the variable DLBENCH_HISTORY).",
 )
-where_option = click.option(
+where_option = value_option(
     "--where",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Use only runs with this value, repeatable (all must match), e.g. workload=resnet50, ranks=8, state=valid, "
+    "KEY=VALUE",
+    "Use only runs with this value, repeatable (all must match), e.g. workload=resnet50, ranks=8, state=valid, "
     "host=n17, tag.commit=1a2b3c.",
+    multiple=True,
 )
 _VERDICTS = ("imported", "already there", "skipped", "refused", "damaged")
 
@@ -131,13 +131,12 @@ def _folders(path: Path) -> list[RunFolder]:
 @history.command("list", short_help="List the runs of a history.")
 @store_option
 @where_option
-@click.option(
-    "--format",
-    "form",
+@value_option(
+    "--format form",
+    None,
+    "text: 80 columns; csv: one line per run; json: all fields of the index.",
+    "text",
     type=click.Choice(["text", "csv", "json"]),
-    default="text",
-    show_default=True,
-    help="text: 80 columns; csv: one line per run; json: all fields of the index.",
 )
 def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", "csv", "json"]) -> None:
     """List runs in the order in which they ended, with step time, hosts, Slurm job and commit.
@@ -159,15 +158,14 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
 @history.command("trends", short_help="Find when runs became slower or faster, and what changed then.")
 @store_option
 @where_option
-@click.option(
-    "--metric",
-    "metrics",
-    multiple=True,
-    metavar="NAME",
-    help="Metric to follow, repeatable (default: {}, if the runs have them; others: {}).".format(
+@value_option(
+    "--metric metrics",
+    "NAME",
+    "Metric to follow, repeatable (default: {}, if the runs have them; others: {}).".format(
         " and ".join((", ".join(FOLLOWED[:-1]), FOLLOWED[-1])),
         ", ".join(metric.name for metric in METRICS if metric.name not in FOLLOWED),
     ),
+    multiple=True,
 )
 @click.option(
     "--fail-on-regression",
@@ -177,10 +175,11 @@ def list_runs(store: Path | None, where: tuple[str, ...], form: Literal["text", 
 )
 @OUTPUT
 @format_option(*get_args(FormatName))
-@click.option(
+@value_option(
     "--table",
+    None,
+    "Table to write as CSV: change points (default), series, every night, or hosts by month.",
     type=click.Choice(["changes", "series", "nights", "hosts"]),
-    help="Table to write as CSV: change points (default), series, every night, or hosts by month.",
 )
 def trends(
     store: Path | None,
@@ -235,7 +234,7 @@ def trends(
 @history.command("acknowledge", short_help="Acknowledge a change of level, with a reason.")
 @click.argument("series")
 @click.argument("day")
-@click.option("--reason", required=True, metavar="TEXT", help="Explanation that is stored and shown with the change.")
+@value_option("--reason", "TEXT", "Explanation that is stored and shown with the change.", required=True)
 @store_option
 @where_option
 def acknowledge(series: str, day: str, reason: str, store: Path | None, where: tuple[str, ...]) -> None:

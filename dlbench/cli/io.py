@@ -37,53 +37,39 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @click.command()
 @click.argument("workload")
 @shared.PRESET
-@click.option("--data", metavar="PATH", help="Folder of the data set.")
-@click.option(
-    "--ranks",
-    default="1",
-    show_default=True,
-    metavar="1,2",
-    help="Rank counts: ranks that read (or train, with --tiers) at the same time.",
-)
-@click.option(
-    "--repeats", type=int, default=DEFAULT_REPEATS, show_default=True, help="Number of repeats of every measurement."
-)
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of the workload or system, repeatable; `dlbench show` lists the keys.",
-)
+@shared.value_option("--data", "PATH", "Folder of the data set.")
+@shared.value_option("--ranks", "1,2", "Rank counts: ranks that read (or train, with --tiers) at the same time.", "1")
+@shared.value_option("--repeats", None, "Number of repeats of every measurement.", DEFAULT_REPEATS, type=int)
+@shared.KEYS
 @shared.SYSTEM
 @click.option(
     "--tiers",
     is_flag=True,
     help="Train instead: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
 )
-@click.option(
+@shared.value_option(
     "--seconds",
+    None,
+    f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
     type=float,
     callback=_above_zero,
-    help=f"Without --tiers: duration of a repeat, in seconds (default: {DEFAULT_SECONDS:g}).",
 )
-@click.option(
-    "--like",
-    metavar="RUN",
-    help="Without --tiers: compare with the rate of a rank of this run, instead of published rates.",
+@shared.value_option(
+    "--like", "RUN", "Without --tiers: compare with the rate of a rank of this run, instead of published rates."
 )
-@click.option(
+@shared.value_option(
     "--rate",
+    None,
+    "Without --tiers: compare with this rate, in samples/s per accelerator.",
     type=float,
     callback=_above_zero,
-    help="Without --tiers: compare with this rate, in samples/s per accelerator.",
 )
-@click.option("--engine", metavar="NAME", help="With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
-@click.option(
-    "--launcher", metavar="NAME", help="With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
+@shared.value_option("--engine", "NAME", "With --tiers: horovod, ddp, fsdp or single (default: the workload's).")
+@shared.value_option(
+    "--launcher", "NAME", "With --tiers: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
 )
-@click.option("--ranks-per-node", type=int, help="With --tiers: ranks per node (default: the system's).")
-@click.option("--series", metavar="NAME", help="With --tiers: name of the series (default: time and a random suffix).")
+@shared.value_option("--ranks-per-node", None, "With --tiers: ranks per node (default: the system's).", type=int)
+@shared.value_option("--series", "NAME", "With --tiers: name of the series (default: time and a random suffix).")
 @shared.output_folder()
 @shared.DRY_RUN
 @click.option("--no-progress", is_flag=True, help="With --tiers: print lines instead of a progress bar.")

@@ -23,25 +23,27 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def value_option(names: str, metavar: str | None, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
+    shown = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
+
+
 FILE = click.Path(path_type=Path)
 
 # Options that several commands have.
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Print what would run; start and write nothing.")
 NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Print lines instead of a progress bar.")
-PRESET = click.option("--preset", metavar="NAME", help="Preset of the workload (`dlbench ls` lists them).")
-SYSTEM = click.option(
-    "--system",
-    default="local",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="System: a name (`dlbench ls` lists them) or a YAML file.",
-)
-SERIES = click.option("--series", metavar="NAME", help="Name of the series (default: time and a random suffix).")
-LAUNCHER = click.option(
-    "--launcher", metavar="NAME", help="Launcher: local, mpirun, srun-mpi or srun-gloo (default: the system's)."
-)
-OUTPUT = click.option("-o", "--output", type=FILE, help="File to write (default: standard output).")
+PRESET = value_option("--preset", "NAME", "Preset of the workload (`dlbench ls` lists them).")
+SYSTEM = value_option("--system", "NAME|FILE", "System: a name (`dlbench ls` lists them) or a YAML file.", "local")
+SERIES = value_option("--series", "NAME", "Name of the series (default: time and a random suffix).")
+LAUNCHER = value_option("--launcher", "NAME", "Launcher: local, mpirun, srun-mpi or srun-gloo (default: the system's).")
+RANKS_PER_NODE = value_option("--ranks-per-node", "N", "Ranks per node (default: the system's).", type=int)
+REPEATS = value_option("--repeats", "N", "Number of runs per point; the repeats of all points alternate.", 1, type=int)
+KEYS = value_option("--set overrides", "KEY=VALUE", "Set a key (`dlbench show` lists them), repeatable.", multiple=True)
+OUTPUT = value_option("-o --output", None, "File to write (default: standard output).", type=FILE)
 
 COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
 INSTALL_NODE = "pip install 'dlbench[node]'"
@@ -189,12 +191,6 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     )
 
 
-def value_option(names: str, metavar: str | None, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
-    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
-    shown = {} if default is None else {"default": default, "show_default": True}
-    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
-
-
 class GroupedCommand(click.Command):
     """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
 
@@ -216,40 +212,30 @@ def plan_options(function: F) -> F:
     decorators = [
         click.argument("workload"),
         PRESET,
-        click.option(
-            "--engine", metavar="NAME", help="Engine: horovod, ddp, fsdp or single (default: the workload's)."
-        ),
-        click.option(
+        value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
+        value_option(
             "--data",
-            metavar="PATH|synthetic",
-            help="Folder of the data set, or `synthetic` for random tensors (default: the workload's).",
+            "PATH|synthetic",
+            "Folder of the data set, or `synthetic`: random tensors (default: the workload's).",
         ),
         click.option(
             "--to-accuracy",
             is_flag=True,
-            help="Train until the workload's target quality is reached, instead of timing steps.",
+            help="Train until the workload's target quality, instead of timing steps.",
         ),
-        click.option(
-            "--resume",
-            metavar="RUN|FILE",
-            help="Continue from a checkpoint file, or from the newest checkpoint of a run.",
-        ),
-        value_option(
-            "--repeats", "N", "Number of runs per point; the repeats of all points are interleaved.", 1, type=int
-        ),
+        value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
+        REPEATS,
         value_option(
             "--scaling",
             None,
-            "weak: fixed batch per rank. strong: fixed global batch (the preset's batch times the smallest rank "
-            "count).",
+            "weak: fixed batch per rank. strong: fixed global batch (the preset's times the smallest rank count).",
             "weak",
             type=click.Choice(["weak", "strong"]),
         ),
         value_option(
             "--set overrides",
             "KEY=VALUE",
-            "Set a key, repeatable; `dlbench show` lists the keys. Sizes may have units (64MiB). A list is written "
-            "[16,32].",
+            "Set a key (`dlbench show` lists them), repeatable. Sizes may have units: 64MiB. A list: [16,32].",
             multiple=True,
         ),
         value_option(
@@ -261,8 +247,7 @@ def plan_options(function: F) -> F:
         click.option(
             "--ladder",
             is_flag=True,
-            help="Run every point once per optimisation of the workload's ladder; each run adds one to the ones "
-            "before.",
+            help="Run every point once per optimisation of the workload's ladder; each run adds one to those before.",
         ),
         value_option(
             "--ab",
@@ -278,7 +263,7 @@ def plan_options(function: F) -> F:
             multiple=True,
         ),
         LAUNCHER,
-        click.option("--ranks-per-node", metavar="N", type=int, help="Ranks per node (default: the system's)."),
+        RANKS_PER_NODE,
         SERIES,
         output_folder(),
         DRY_RUN,
@@ -288,13 +273,8 @@ def plan_options(function: F) -> F:
 
 def output_folder() -> Callable[[F], F]:
     """The option --out of every command that makes runs."""
-    return click.option(
-        "--out",
-        type=FILE,
-        default=Path("runs"),
-        show_default=True,
-        callback=_for_scripts,
-        help="Folder that contains the run folders.",
+    return value_option(
+        "--out", None, "Folder that contains the run folders.", Path("runs"), type=FILE, callback=_for_scripts
     )
 
 
@@ -337,11 +317,9 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         decorators = [
-            click.option(
-                "--system", required=True, metavar="NAME|FILE", help="System with a scheduler: a name or a YAML file."
-            ),
-            click.option("--nodes", metavar="1,2,4", help="Node counts; each is a point."),
-            click.option("--ranks", metavar=ranks_example, help="Rank counts, instead of --nodes."),
+            value_option("--system", "NAME|FILE", "System with a scheduler: a name or a YAML file.", required=True),
+            value_option("--nodes", "1,2,4", "Node counts; each is a point."),
+            value_option("--ranks", ranks_example, "Rank counts, instead of --nodes."),
             value_option(
                 "--pack",
                 None,
@@ -361,17 +339,10 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
                 "other.",
             ),
-            click.option(
-                "--time",
-                metavar="LIMIT",
-                help="Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs).",
+            value_option(
+                "--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs)."
             ),
-            click.option(
-                "--max-node-hours",
-                metavar="H",
-                type=float,
-                help="Submit nothing if the jobs could use more node-hours.",
-            ),
+            value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
             value_option(
                 "--max-jobs", "N", "Maximum number of jobs of the series in the queue.", type=click.IntRange(min=1)
             ),

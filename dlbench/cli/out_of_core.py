@@ -31,23 +31,19 @@ def memory() -> None:
 
 @memory.command("plan")
 @click.argument("subject", metavar="WORKLOAD|RUN")
-@click.option("--batch", type=click.IntRange(min=1), help="Samples per rank and step (default: the workload's).")
+@shared.value_option(
+    "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
+)
 @shared.value_option(
     "--capacity",
     "BYTES|SHARE",
     "Memory that a rank may use, e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%.",
 )
 @shared.PRESET
-@click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Set a key of the workload or system, repeatable; `dlbench show` lists the keys.",
-)
+@shared.KEYS
 @shared.SYSTEM
-@click.option(
-    "-o", "--output", type=shared.FILE, help="File to write (.html, .md, .json or .txt; default: standard output)."
+@shared.value_option(
+    "-o --output", None, "File to write (.html, .md, .json or .txt; default: standard output).", type=shared.FILE
 )
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")

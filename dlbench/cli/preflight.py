@@ -26,7 +26,7 @@ _MARKS = {"ok": "ok", "doubt": "DOUBT", "wrong": "WRONG", "unknown": "unknown"}
 
 @click.command()
 @click.argument("system", metavar="SYSTEM")
-@click.option("--nodes", type=int, metavar="N", default=2, show_default=True, help="Number of nodes of the job.")
+@value_option("--nodes", "N", "Number of nodes of the job.", 2, type=int)
 @value_option("--timeout", "SECONDS", "Maximum time to wait for the job, in seconds.", 600.0, type=float)
 @click.option("--no-job", is_flag=True, help="Only run sbatch --test-only; submit no job.")
 @value_option("--out", "DIR", "Folder for the results; every node must see it.", Path("preflight"), type=FILE)

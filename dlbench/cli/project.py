@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from dlbench.cli.projecting import Write
     from dlbench.specs.system import SystemSpec
 
-SCALING = click.option(
+SCALING = value_option(
     "--scaling",
+    None,
+    "weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
     type=click.Choice(["weak", "strong"]),
-    help="weak: fixed batch per rank. strong: fixed global batch.  [default: that of the measured points]",
 )
-INGREDIENTS = click.option(
+INGREDIENTS = value_option(
     "--ingredients",
-    metavar="FILE",
+    "FILE",
+    "Write the inputs of the projection to this file, for `dlbench project ingredients`.",
     type=FILE,
-    help="Write the inputs of the projection to this file, for `dlbench project ingredients`.",
 )
 STRATEGY = value_option(
     "--strategy",
@@ -46,7 +47,7 @@ MEMORY_LIMIT = value_option(
     "Memory that a rank may use, e.g. 16GiB, for --strategy.  [default: device.memory_bytes of the system]",
     callback=size_in_bytes,
 )
-TO = click.option("--to", required=True, metavar="64,256", help="Rank counts to project to.")
+TO = value_option("--to", "64,256", "Rank counts to project to.", required=True)
 
 
 class Sources(InOrder):

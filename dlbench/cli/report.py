@@ -39,7 +39,7 @@ SUFFIXES: Mapping[str, FormatName] = {
 def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
     """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
     said = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
-    return click.option("--format", "format_name", type=click.Choice(names), help=said)
+    return value_option("--format format_name", None, said, type=click.Choice(names))
 
 
 def report_options(function: F) -> F:
@@ -66,12 +66,7 @@ def network_option(purpose: str) -> Callable[[F], F]:
 @click.command()
 @report_options
 @network_option("used for projections to more ranks")
-@value_option(
-    "--history store",
-    "DIR",
-    "History folder: also report changes over months, and slow nodes.",
-    type=FILE,
-)
+@value_option("--history store", "DIR", "History folder: also report changes over months, and slow nodes.", type=FILE)
 @value_option(
     "--table",
     "NAME|?",

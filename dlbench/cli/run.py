@@ -34,7 +34,7 @@ MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, rank
 
 @click.command(cls=shared.GroupedCommand)
 @shared.plan_options
-@click.option("--ranks", default="1", show_default=True, metavar="1,2,4", help="Rank counts; each is a point.")
+@shared.value_option("--ranks", "1,2,4", "Rank counts; each is a point.", "1")
 @shared.SYSTEM
 @click.option(
     "--decompose",

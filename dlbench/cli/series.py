@@ -34,15 +34,22 @@ def print_dry_run(campaign: Campaign, out: Path, python: str, all_scripts: bool)
     from dlbench.records.folder import RunFolder
 
     jobs = campaign.jobs
-    lines = [*_comments(_summary(campaign) if jobs else ["Dry run: nothing is left to submit."])]
+    lines: list[str] = []
     for number, job in enumerate(jobs if all_scripts else (), 1):
         folders = [RunFolder(out.absolute() / run_id) for run_id in job.run_ids]
-        after, comment = EARLIER.format(number - 1), f"{job.run_ids[0]}/TOKEN"
-        command = sbatch_arguments(job, folders[0], after if campaign.chain and number > 1 else None, comment)
+        comment = f"{job.run_ids[0]}/TOKEN"
+        after = None
+        if campaign.chain and number > 1:
+            after = EARLIER.format(number - 1)
+        command = sbatch_arguments(job, folders[0], after, comment)
         lines += _comments(["", f"job {number} of {len(jobs)}: {job.name}", quoted(command)])
         lines.append(render_job(job, folders, python, comment).removesuffix("\n"))
-    if jobs and not all_scripts:
-        lines += _comments(["Scripts: --all-scripts prints them."])
+    if not jobs:
+        lines += _comments(["Dry run: nothing is left to submit."])
+    elif all_scripts:
+        lines += _comments(["", *_summary(campaign, [])])
+    else:
+        lines += _comments(_summary(campaign, ["Scripts: --all-scripts prints them."]))
     for line in lines:
         # Bytes: of text, click takes terminal sequences out where no terminal reads.
         click.echo(line.encode())
@@ -80,7 +87,7 @@ def _comments(lines: Sequence[str]) -> Iterator[str]:
         yield f"# {''.join(c if c.isprintable() else ' ' for c in line)}".rstrip()
 
 
-def _summary(campaign: Campaign) -> list[str]:
+def _summary(campaign: Campaign, notes: Sequence[str]) -> list[str]:
     from dlbench.cli.options import precision_words
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan
@@ -90,7 +97,7 @@ def _summary(campaign: Campaign) -> list[str]:
     what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
     table = aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
-    lines = [f"Dry run: {what}; nothing is submitted.", "", *table, "", *cost_lines(campaign)]
+    lines = [f"Dry run: {what}; nothing is submitted.", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
     lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
     lines += _least(jobs)
@@ -101,7 +108,7 @@ def _summary(campaign: Campaign) -> list[str]:
         lines.append(f"Order: one after the other: from job 2 on, sbatch gets {option} (--no-chain: all at once).")
     elif len(jobs) > 1:
         lines.append("Order: all at once (--no-chain).")
-    return lines
+    return [*lines, *notes, "", *table]
 
 
 def _row(number: int, job: Job, chain: bool) -> list[str]:

@@ -194,8 +194,8 @@ def schema(name: str) -> dict[str, Any]:
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--preset", metavar="NAME", help="Preset of a workload.")
-@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set a key before printing, repeatable.")
+@value_option("--preset", "NAME", "Preset of a workload.")
+@value_option("--set overrides", "KEY=VALUE", "Set a key before printing, repeatable.", multiple=True)
 @click.option("--yaml", "form", flag_value="yaml", help="Print YAML.")
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @value_option(

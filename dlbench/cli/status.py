@@ -215,15 +215,8 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
 @click.command()
 @click.argument("run")
 @output_folder()
-@click.option("--rank", metavar="N", type=click.IntRange(min=0), help="Print only the log of this rank.")
-@click.option(
-    "--lines",
-    metavar="N",
-    type=click.IntRange(min=0),
-    default=200,
-    show_default=True,
-    help="Number of lines per log; 0: all.",
-)
+@value_option("--rank", "N", "Print only the log of this rank.", type=click.IntRange(min=0))
+@value_option("--lines", "N", "Number of lines per log; 0: all.", 200, type=click.IntRange(min=0))
 def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
     """Print the last lines of the logs of RUN: Slurm job, launcher and ranks.
 

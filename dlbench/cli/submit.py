@@ -35,9 +35,7 @@ class SubmitCommand(shared.GroupedCommand):
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-@click.option(
-    "--same-nodes", metavar="HOSTS", help="Run everything on the same nodes: the first of HOSTS, e.g. n[1-8]."
-)
+@shared.value_option("--same-nodes", "HOSTS", "Run everything on the same nodes: the first of HOSTS, e.g. n[1-8].")
 @shared.value_option(
     "--rotate-nodes",
     "HOSTS",

@@ -75,9 +75,9 @@ def test_help_has_every_command_in_one_group_and_80_columns(cli: Cli) -> None:
 def test_options_of_runs_stand_in_groups(cli: Cli, command: str) -> None:
     groups = sections(cli(command, "--help").stdout)
     jobs = ["Jobs"] * (command == "submit")
-    wanted = ["What is trained", "Which runs", "Where", *jobs, "Output"]
+    wanted = ["Training", "Runs", "System", *jobs, "Output"]
     assert [title for title in groups if title != "Example"] == wanted
-    assert {"--preset", "--set"} <= set(groups["What is trained"])
+    assert {"--preset", "--set"} <= set(groups["Training"])
     assert groups["Output"][-1] == "-h,"
 
 
@@ -285,7 +285,7 @@ def test_a_broken_file_is_named_with_its_line(cli: Cli, tmp_path: Path) -> None:
 
 def scripts_in(dry_run: str) -> list[str]:
     """The scripts in what `submit --dry-run` prints, without the comments around them."""
-    return re.split(r"^#\n# (?:job \d+ of|\d+ more).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:]
+    return re.split(r"^#\n# (?:job \d+ of|Dry run).*\n(?:# sbatch .*\n)?", dry_run, flags=re.MULTILINE)[1:-1]
 
 
 def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) -> None:
@@ -303,10 +303,12 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
     assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
     assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
-    assert one.stdout.endswith("# Scripts: --all-scripts prints them.\n")
+    assert "# Scripts: --all-scripts prints them.\n" in one.stdout
+    assert one.stdout.splitlines()[-1].split()[1:] == rows[-1]
     assert everything_below(tmp_path) == {}
     # A shell may read all of it.
     done = cli(*SUBMIT, *asked, "--all-scripts", "--no-chain")
+    assert "cosmoflow-2nodes-2ranks-4runs" in done.stdout.splitlines()[-1]
     script = scripts_in(done.stdout)[0]
     assert "cosmoflow-1node-1rank-4runs" in script
     assert "# Swept: watch.max_bytes=1MiB,20MB\n" in script
