@@ -311,8 +311,8 @@ def measure_options(function: F) -> F:
         value_option(
             "--collective",
             "NAME",
-            "Collective: allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or "
-            "p2p (point to point).",
+            "Collective: allreduce, reduce-scatter, all-gather, broadcast, reduce, scatter, gather, all-to-all, or p2p "
+            "(point to point).",
             "allreduce",
         ),
         value_option(

@@ -57,8 +57,8 @@ def rule_options(function: F) -> F:
         value_option(
             "--metric metrics",
             "NAME",
-            "Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: "
-            "step_median_s and step_mean_s]",
+            "Metric that decides the verdict, repeatable; all: every metric of the runs.  [default: step_median_s and "
+            "step_mean_s]",
             multiple=True,
         ),
         value_option(
@@ -85,8 +85,8 @@ def rule_options(function: F) -> F:
         value_option(
             "--history",
             "DIR|RUNS",
-            "Earlier runs (a history, a folder of runs or a baseline file) that show how much sessions differ, if "
-            "the sides have fewer than five sessions.",
+            "Earlier runs (a history, a folder of runs or a baseline file) that show how much sessions differ, if the "
+            "sides have fewer than five sessions.",
             type=FILE,
         ),
         value_option(
@@ -316,8 +316,8 @@ def compare(
 @value_option(
     "--at-least",
     "[KEY=VALUE,..:] RATE",
-    "Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; "
-    "needs no baseline.",
+    "Minimum throughput of the candidate, repeatable, e.g. '2500 images/s' or 'ranks=4: 600 images/s/rank'; needs no "
+    "baseline.",
     multiple=True,
 )
 @where_option("--where", "runs of both sides")

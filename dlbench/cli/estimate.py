@@ -81,8 +81,8 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @value_option(
     "--budget",
     "AMOUNT",
-    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name "
-    "the fastest rank count that meets it.",
+    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count that meets "
+    "it.",
 )
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)

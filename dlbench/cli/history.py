@@ -301,8 +301,8 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
 @click.option(
     "--exclude",
     is_flag=True,
-    help="Print only Slurm's option --exclude=... for nodes that are slow now (nothing if none is); the evidence "
-    "goes to standard error.",
+    help="Print only Slurm's option --exclude=... for nodes that are slow now (nothing if none is); the evidence goes "
+    "to standard error.",
 )
 @OUTPUT
 @format_option("json", "csv", "text")

@@ -39,8 +39,8 @@ MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, rank
 @click.option(
     "--decompose",
     is_flag=True,
-    help="Also run every point with synthetic input and without gradient exchange, to report what input and "
-    "exchange cost.",
+    help="Also run every point with synthetic input and without gradient exchange, to report what input and exchange "
+    "cost.",
 )
 @click.option("--fail-fast", is_flag=True, help="Stop the series at the first failed run.")
 @shared.NO_PROGRESS

@@ -35,7 +35,7 @@ FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
 class LayoutChoice(Spec):
     """What may be said about cores before ranks are known."""
 
-    cores_per_rank: Ranks | None = Field(None, description="Cores of each rank; none: shared out evenly.")
+    cores_per_rank: Ranks | None = Field(None, description="Cores per rank; none: the node's cores divided evenly.")
 
 
 class Choices(Workload):
@@ -61,7 +61,9 @@ class Choices(Workload):
 class Ladder(Spec):
     """Optimisations one after the other; the first step is the baseline."""
 
-    ladder: tuple[LadderStep, ...] = Field(min_length=2, description="The steps, each on top of those before it.")
+    ladder: tuple[LadderStep, ...] = Field(
+        min_length=2, description="The steps; each adds its settings to those before."
+    )
 
 
 class WorkloadFile:

@@ -70,25 +70,31 @@ class CommSpec(Spec):
     """What is measured."""
 
     collective: Collective = Field("allreduce", description="The collective.")
-    algorithms: tuple[str, ...] = Field((), description="dlbench's own algorithms; none: only the references.")
+    algorithms: tuple[str, ...] = Field((), description="Algorithms of dlbench; none: only libraries are timed.")
     backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
-        (), description="Libraries whose own collective is timed as a reference."
+        (), description="Libraries whose collective is timed for comparison."
     )
     sizes: tuple[Count, ...] = Field(
-        min_length=1, description="Sizes of the vector, bytes, ascending: of each rank's buffer, as in nccl-tests."
+        min_length=1, description="Buffer sizes per rank (as in nccl-tests), bytes, ascending."
     )
-    dtype: Precision = Field("fp32", description="Type of an element.")
+    dtype: Precision = Field("fp32", description="Element type.")
     transport: Literal["torch", "mpi"] = Field(
-        "torch", description="What carries the algorithms' messages: torch.distributed (gloo or NCCL), or mpi4py."
+        "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
     )
-    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after the trials for their length.")
+    warmup: CountOrZero = Field(
+        2, description="Untimed iterations of each point, after the trials that find how long one takes."
+    )
     iterations: Count = Field(10, description="Timed iterations of each point.")
-    group_size: Ranks | None = Field(None, description="Ranks of a group for grouped algorithms; none: of a node.")
-    shards: Ranks | None = Field(None, description="Servers of parameter-server; none: every rank is one.")
-    pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks that are measured, one at a time.")
-    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send meanwhile, first to second rank.")
-    timeout_s: Positive = Field(60.0, description="Longest time of one iteration before the run is given up, seconds.")
-    check: Flag = Field(True, description="Compare every result with the sum computed apart.")
+    group_size: Ranks | None = Field(
+        None, description="Ranks per group for grouped algorithms; none: the ranks of a node."
+    )
+    shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
+    pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
+    congestors: tuple[RankPair, ...] = Field(
+        (), description="p2p: pairs that send at the same time, from the first to the second rank."
+    )
+    timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
+    check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
     @model_validator(mode="after")
     def _names_and_sizes(self) -> Self:
@@ -110,12 +116,12 @@ class CommSpec(Spec):
 
 
 class CommSeries(Spec):
-    """Where the run stands in its series."""
+    """Position of the run in its series."""
 
-    id: Name = Field(description="The series: all runs started together.")
-    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Repeats = Field(description="How often each point is run.")
-    position: CountOrZero = Field(description="Order in the series.")
+    id: Name = Field(description="Name of the series: all runs planned together.")
+    repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
+    repeats: Repeats = Field(description="Runs per point.")
+    position: CountOrZero = Field(description="Position in the series, from 0.")
 
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
@@ -129,11 +135,11 @@ def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
 class CommPlan(LaunchPlan):
     """One run of `dlbench comm`."""
 
-    format: Literal["dlbench.comm-plan"] = Field("dlbench.comm-plan", description="What this file is.")
+    format: Literal["dlbench.comm-plan"] = Field("dlbench.comm-plan", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
     comm: CommSpec = Field(description="What is measured.")
-    series: CommSeries = Field(description="Where the run stands in its series.")
-    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+    series: CommSeries = Field(description="Position of the run in its series.")
+    stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     @property
     def title(self) -> str:
@@ -190,18 +196,22 @@ class Piece(Spec):
     """Costs of messages up to a size (Hockney's model: alpha + bytes x beta)."""
 
     up_to_bytes: Count | None = Field(None, description="Largest message of this piece, bytes; none: no limit.")
-    alpha_s: NonNegative = Field(description="Start-up of a message, seconds.")
-    beta_s_per_byte: NonNegative = Field(description="Seconds per byte and direction.")
+    alpha_s: NonNegative = Field(description="Start-up time of a message, seconds.")
+    beta_s_per_byte: NonNegative = Field(description="Time per byte in one direction, seconds.")
     alpha_interval_s: tuple[float, float] | None = Field(
-        None, description="95 % interval of alpha over runs, seconds; none: single runs."
+        None, description="95 % interval of alpha over runs, seconds; none: no repeats."
     )
-    beta_interval_s_per_byte: tuple[float, float] | None = Field(None, description="The same of beta.")
+    beta_interval_s_per_byte: tuple[float, float] | None = Field(
+        None, description="95 % interval of beta over runs, seconds per byte; none: no repeats."
+    )
 
 
 class Level(Spec):
     """One level of the network: inside a group, across groups, or between leaf switches."""
 
-    pieces: tuple[Piece, ...] = Field(min_length=1, description="By message size, ascending; the last has no limit.")
+    pieces: tuple[Piece, ...] = Field(
+        min_length=1, description="Costs by message size, ascending; the last piece has no limit."
+    )
     links: Count | None = Field(
         None,
         description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
@@ -229,16 +239,16 @@ class Level(Spec):
 class LineCost(Spec):
     """A whole collective of one kind as a line: seconds = startup + bytes x per byte, for one layout."""
 
-    name: str = Field(description="What was timed, e.g. ddp gloo all_reduce or hierarchical.")
-    startup_s: NonNegative = Field(description="Seconds of an empty message.")
-    per_byte_s: NonNegative = Field(description="Seconds per byte of the vector.")
-    ranks: Ranks = Field(description="Ranks it holds for.")
+    name: str = Field(description="Name of the timed operation, e.g. ddp gloo all_reduce or hierarchical.")
+    startup_s: NonNegative = Field(description="Time of an empty message, seconds.")
+    per_byte_s: NonNegative = Field(description="Time per byte of the vector, seconds.")
+    ranks: Ranks = Field(description="Rank count to which the line applies.")
     sizes: tuple[Count, Count] | None = Field(None, description="Smallest and largest measured vector, bytes.")
     half_width: NonNegative | None = Field(
-        None, description="95 % interval of its times over runs, plus or minus a share of them; none: single runs."
+        None, description="Half width of the 95 % interval over runs, as a share of the time; none: no repeats."
     )
     launch_bound: tuple[Count, ...] = Field(
-        (), description="Sizes, bytes, whose times on a GPU may hold waits for the host's calls."
+        (), description="Sizes, bytes, whose times on a GPU may contain waits for the host's kernel launches."
     )
 
     def time(self, num_bytes: float) -> float:
@@ -248,29 +258,29 @@ class LineCost(Spec):
 class FittedRange(Spec):
     """What the points behind the costs of messages held; anything else is an extrapolation."""
 
-    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts, ascending.")
-    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Ranks of a group, ascending.")
-    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Groups, ascending.")
-    sizes: tuple[Count, Count] = Field(description="Smallest and largest buffer of a rank, bytes.")
-    runs: Count = Field(description="Runs behind each point, at least.")
+    ranks: tuple[Ranks, ...] = Field(min_length=1, description="Fitted rank counts, ascending.")
+    group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Fitted group sizes in ranks, ascending.")
+    num_groups: tuple[Ranks, ...] = Field(min_length=1, description="Fitted numbers of groups, ascending.")
+    sizes: tuple[Count, Count] = Field(description="Smallest and largest fitted buffer per rank, bytes.")
+    runs: Count = Field(description="Smallest number of runs of a point.")
 
 
 class SizeBias(Spec):
     """How far predictions of one size were off."""
 
-    num_bytes: Count = Field(description="Bytes of each rank's whole buffer.")
-    ratio: Positive = Field(description="Predicted over measured, median over algorithms.")
+    num_bytes: Count = Field(description="Size of each rank's buffer, bytes.")
+    ratio: Positive = Field(description="Predicted over measured time, median over algorithms.")
 
 
 class LargestHeldOut(Spec):
     """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
 
     ranks: Ranks = Field(description="The largest rank count.")
-    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Those that it was predicted from, ascending.")
-    num_points: Count = Field(description="Points predicted.")
-    ratio: Positive = Field(description="Predicted over measured, median over the points.")
+    fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts of the fit, ascending.")
+    num_points: Count = Field(description="Number of predicted points.")
+    ratio: Positive = Field(description="Predicted over measured time, median over the points.")
     median_error: NonNegative = Field(description="Median of |predicted / measured - 1|.")
-    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="By size, ascending.")
+    by_size: tuple[SizeBias, ...] = Field(min_length=1, description="Ratio by buffer size, ascending.")
 
 
 class Residual(Spec):
@@ -279,8 +289,8 @@ class Residual(Spec):
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
     ranks: Ranks = Field(description="The rank count.")
-    least: Positive = Field(description="Measured over fitted, the least of its points.")
-    most: Positive = Field(description="Measured over fitted, the largest of its points.")
+    least: Positive = Field(description="Measured over fitted time, minimum over its points.")
+    most: Positive = Field(description="Measured over fitted time, maximum over its points.")
 
 
 class FitError(Spec):
@@ -289,7 +299,7 @@ class FitError(Spec):
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
     median: NonNegative = Field(description="Median of |predicted / measured - 1|.")
-    worst: NonNegative = Field(description="The largest.")
+    worst: NonNegative = Field(description="Maximum of |predicted / measured - 1|.")
 
     @property
     def is_poor(self) -> bool:
@@ -299,38 +309,44 @@ class FitError(Spec):
 class NetworkModel(Spec):
     """`*.network.json`: fitted costs of one system."""
 
-    format: Literal["dlbench.network"] = Field("dlbench.network", description="What this file is.")
+    format: Literal["dlbench.network"] = Field("dlbench.network", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    system: str = Field(description="Name of the system it was measured on.")
-    transport: str = Field(description="What carried the messages, e.g. torch-gloo or mpi.")
-    inside: Level | None = Field(None, description="Inside a group; none: never measured.")
+    system: str = Field(description="Name of the measured system.")
+    transport: str = Field(description="Transport of the messages, e.g. torch-gloo or mpi.")
+    inside: Level | None = Field(None, description="Costs inside a group; none: not measured.")
     across: Level | None = Field(
-        None, description="Across groups, below one leaf switch where switches are known; none: never measured."
+        None, description="Costs across groups (below one leaf switch, if switches are known); none: not measured."
     )
-    beyond: Level | None = Field(None, description="Between leaf switches; none: never measured.")
-    gamma_s_per_byte: NonNegative = Field(0.0, description="Seconds per byte reduced.")
-    collectives: tuple[LineCost, ...] = Field((), description="Collectives of back-ends, each as a line.")
+    beyond: Level | None = Field(None, description="Costs between leaf switches; none: not measured.")
+    gamma_s_per_byte: NonNegative = Field(0.0, description="Time to reduce (add) one byte, seconds.")
+    collectives: tuple[LineCost, ...] = Field((), description="Collectives of libraries, each as a line.")
     median_error: NonNegative | None = Field(
-        None, description="Median of |predicted / measured - 1| over points that the fit did not see."
+        None, description="Median of |predicted / measured - 1| over points left out of the fit."
     )
-    errors: tuple[FitError, ...] = Field((), description="The same by algorithm; none: not known.")
-    num_points: CountOrZero = Field(0, description="Measured points behind the fit.")
+    errors: tuple[FitError, ...] = Field(
+        (), description="Errors at points left out of the fit, by algorithm; none: not known."
+    )
+    num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
     fitted_over: FittedRange | None = Field(
-        None, description="What they held; none: no costs of messages, or costs that were not fitted."
+        None, description="Range of these points; none: no message costs, or costs that were not fitted."
     )
     largest_held_out: LargestHeldOut | None = Field(
-        None, description="Error at the largest rank count; none: the smaller ones do not determine it."
+        None,
+        description="Error at the largest rank count when it is left out of the fit; none: the smaller ones do not "
+        "determine the fit.",
     )
     residuals: tuple[Residual, ...] = Field(
-        (), description="How far the fit is off at its own rank counts; none: costs that were not fitted."
+        (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."
     )
     draws: tuple[tuple[NonNegative, ...], ...] = Field(
         (),
-        description="Costs fitted again to resampled runs, for intervals of predictions: alpha and beta of each piece, "
-        "inside before across before beyond, then gamma; none: single runs.",
+        description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "
+        "order inside, across, beyond, then gamma; none: no repeats.",
     )
-    sources: tuple[str, ...] = Field((), description="Runs or outputs it was fitted to, and what of them was left out.")
-    fitted: str = Field("", description="When, UTC, ISO 8601.")
+    sources: tuple[str, ...] = Field(
+        (), description="Runs or outputs that were fitted, and the parts of them that were left out."
+    )
+    fitted: str = Field("", description="Time of the fit, UTC, ISO 8601.")
 
     @model_validator(mode="after")
     def _whole_draws(self) -> Self:

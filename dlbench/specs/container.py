@@ -40,35 +40,40 @@ Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as
 class ContainerSpec(Spec):
     """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
 
-    kind: ContainerKind = Field("none", description="What starts it; pyxis is Slurm's --container-image with enroot.")
+    kind: ContainerKind = Field(
+        "none", description="Container runtime; pyxis is Slurm's --container-image with enroot."
+    )
     image: ImageName | None = Field(
         None,
-        description="apptainer: a file or folder; pyxis: a .sqsh file or a name as enroot takes it; podman: a name in "
-        "its store, or a folder. A name should end in @sha256:DIGEST.",
+        description="Image. apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
+        "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
     sha256: Sha256 | None = Field(
-        None, description="SHA-256 of the file, or the name's digest; none: taken when a run is planned."
+        None,
+        description="SHA-256 of the image file, or digest of the image name; none: computed when a run is planned.",
     )
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
-        None, description="Bytes and time of change of the file as planned; a node that finds others refuses it."
+        None,
+        description="Size in bytes and modification time of the image file when planned; a node with other values "
+        "refuses it.",
     )
-    python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python in the container.")
-    mount_dlbench: Flag = Field(True, description="Whether dlbench itself comes from outside; off: it is in the image.")
+    python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python interpreter in the container.")
+    mount_dlbench: Flag = Field(True, description="Mount dlbench from the host; off: the image contains it.")
     mounts: Annotated[tuple[Mount, ...], FromText] = Field(
-        (), description="What else is mounted: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or with commas."
+        (), description="Additional mounts: PATH, PATH:INSIDE or PATH:INSIDE:ro; a list, or text with commas."
     )
     gpu: Literal["none", "nvidia", "amd"] | None = Field(
-        None, description="Whose GPUs it reaches; none given: nvidia where node.gpus is not 0."
+        None, description="Vendor of the GPUs in the container; by default nvidia if node.gpus is not 0."
     )
     pass_in: Annotated[tuple[VariableName, ...], FromText] = Field(
-        (), description="Variables of the host that podman passes in, besides those of Slurm, MPI, NCCL and launch."
+        (), description="Host variables that podman passes in, besides those of Slurm, MPI, NCCL and launch."
     )
     withhold: Annotated[tuple[VariableName, ...], FromText] = Field(
-        _OF_THE_HOST, description="Variables of the host that do not go in, unless launch.environment sets them."
+        _OF_THE_HOST, description="Host variables that are not passed in, unless launch.environment sets them."
     )
-    writable: Flag = Field(False, description="Whether files of the image may be written, into memory or a copy.")
+    writable: Flag = Field(False, description="Allow writing to files of the image; writes go to memory or a copy.")
     args: Annotated[tuple[Argument, ...], FromText] = Field(
-        (), description="Further options of the runtime, each one word: --option=value."
+        (), description="Additional options of the runtime, each one word: --option=value."
     )
 
     @property

@@ -110,7 +110,7 @@ class HorovodSettings(Spec):
 
     cycle_time_ms: NonNegative = Field(1.0, description="HOROVOD_CYCLE_TIME, milliseconds.")
     autotune: Flag = Field(
-        False, description="HOROVOD_AUTOTUNE: Horovod searches threshold and cycle time during the warm-up steps."
+        False, description="HOROVOD_AUTOTUNE: Horovod tunes fusion threshold and cycle time during the warm-up steps."
     )
     autotune_warmup_samples: Count = Field(3, description="HOROVOD_AUTOTUNE_WARMUP_SAMPLES.")
     autotune_steps_per_sample: Count = Field(10, description="HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE.")
@@ -144,13 +144,12 @@ class DdpSettings(Spec):
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
         "auto",
-        description="Gradients are views of the buckets, which saves copying them back and a second set of them; auto: "
-        "true on GPUs.",
+        description="Gradients are views of the buckets, which saves a copy and memory; auto: true on GPUs.",
     )
-    static_graph: Flag = Field(False, description="Every step uses the same parameters, in the same order.")
+    static_graph: Flag = Field(False, description="Assume that every step uses the same parameters in the same order.")
     shard_optimizer: Flag = Field(
         False,
-        description="ZeRO-1: each rank keeps the optimizer state of some parameters, updates those and sends them to "
+        description="ZeRO-1: each rank stores the optimizer state of some parameters, updates these and sends them to "
         "the others (torch's ZeroRedundancyOptimizer).",
     )
 
@@ -176,25 +175,25 @@ class FsdpSettings(Spec):
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     shard: Literal["parameters", "gradients"] = Field(
         "parameters",
-        description="What stays sharded between forward and backward pass: parameters (ZeRO-3), which are gathered "
-        "again for the backward pass; or gradients and optimizer state alone (ZeRO-2).",
+        description="State that stays sharded between forward and backward pass. parameters: ZeRO-3, parameters are "
+        "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
         "all",
-        description="Ranks that share one copy of the state: all, or those of a node, with gradients all-reduced "
+        description="Ranks that share one copy of the state: all, or the ranks of a node, with gradients all-reduced "
         "across nodes (HSDP).",
     )
     wrap: Literal["blocks", "network"] = Field(
-        "blocks", description="What is gathered at a time: a block of the network, or all of it."
+        "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."
     )
-    prefetch: Count = Field(1, description="Blocks whose parameters are gathered ahead, where gathers overlap (GPUs).")
+    prefetch: Count = Field(1, description="Number of blocks gathered ahead, if gathers overlap with computing (GPUs).")
     tensor_ranks: Ranks = Field(
         1,
-        description="Neighbouring ranks that share each layer's work (tensor parallelism; BERT only). They read the "
-        "same samples; dropout is the same on them but within attention, where each draws that of its heads.",
+        description="Neighbouring ranks that share each layer (tensor parallelism; BERT only). They read the same "
+        "samples and use the same dropout masks, except in attention, where each draws the masks of its heads.",
     )
     offload: Flag = Field(
-        False, description="Parameters, gradients and optimizer state lie in the host's memory (GPUs only)."
+        False, description="Store parameters, gradients and optimizer state in host memory (GPUs only)."
     )
 
 
@@ -210,8 +209,8 @@ class EngineSpec(Spec):
 
     name: EngineName = Field(
         "horovod",
-        description="horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single (one rank, no "
-        "exchange).",
+        description="Training engine: horovod, ddp (torch.distributed), fsdp (torch.distributed, sharded), or single "
+        "(one rank, no exchange).",
     )
     horovod: HorovodSettings = Field(HorovodSettings(), description="Settings of engine horovod.")
     ddp: DdpSettings = Field(DdpSettings(), description="Settings of engine ddp.")

@@ -115,10 +115,10 @@ class VariableSource(Spec):
     """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
 
     variable: VariableName | None = Field(
-        None, description="A variable of the environment in which dlbench, or the batch job, runs."
+        None, description="A variable in the environment of dlbench, or of the batch job."
     )
     file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
-        None, description="A file that holds the value; its path from / or ~/, read where the ranks are started."
+        None, description="A file that contains the value; a path from / or ~/, read on the host that starts the ranks."
     )
 
     @model_validator(mode="after")
@@ -149,21 +149,24 @@ class LaunchSpec(Spec):
         ActsIf("mpi_plugin", "system.launch.launcher", "srun-mpi", why="only launcher srun-mpi reads it"),
     )
 
-    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
+    launcher: LauncherName = Field(
+        "local", description="Launcher: local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI)."
+    )
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(
-        None, description="Network interface for Gloo, and for NCCL's start-up; none: the one that routes."
+        None,
+        description="Network interface for Gloo and for NCCL's start-up; none: the interface of the default route.",
     )
-    pin: Flag = Field(True, description="Bind every rank to cores of its own.")
+    pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
         None,
-        description="Whether Open MPI yields the core while it waits, instead of spinning; none: only where the ranks "
-        "of a node need more cores than it has.",
+        description="Let Open MPI yield the core while it waits, instead of spinning; none: only if the ranks of a "
+        "node need more cores than it has.",
     )
     environment: dict[str, Variable] = Field(
         default_factory=dict,
-        description="Variables set for the ranks; a secret as env:NAME, {variable: NAME} or {file: PATH}, where its "
-        "value is.",
+        description="Variables set for the ranks. A secret is given by where its value is: env:NAME, {variable: NAME} "
+        "or {file: PATH}.",
     )
 
     @property
@@ -293,62 +296,64 @@ class SlurmSpec(Spec):
     qos: Argument | None = Field(None, description="--qos.")
     reservation: Argument | None = Field(None, description="--reservation.")
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
-    nodelist: Hosts = Field(None, description="--nodelist; a list, or text.")
-    exclude: Hosts = Field(None, description="--exclude; a list, or text, of any length.")
+    nodelist: Hosts = Field(None, description="--nodelist; a list, or text with commas.")
+    exclude: Hosts = Field(None, description="--exclude; a list, or text with commas.")
     time_limit: TimeLimit = Field(
-        "00:30:00", description="--time of a run without earlier ones, as Slurm writes it, e.g. 00:30:00."
+        "00:30:00", description="--time per run, if no earlier runs give an estimate, e.g. 00:30:00."
     )
     max_time: TimeLimit = Field(
-        "1-00:00:00", description="Longest --time of a job of several runs, which is split to stay below; 0: no bound."
+        "1-00:00:00", description="Maximum --time of a job with several runs; a longer job is split; 0: no limit."
     )
-    exclusive: Flag = Field(True, description="--exclusive; off, neighbours' load is part of the figures.")
+    exclusive: Flag = Field(True, description="--exclusive; if off, jobs of others on the node affect the figures.")
     mem: Memory | None = Field(
-        None, description="--mem; 0: all of a node's; none: 0 on exclusive nodes, else not given; site: not given."
+        None, description="--mem; 0: all memory of a node; none: 0 on exclusive nodes, else not given; site: not given."
     )
     gpu_request: Literal["none", "gres", "gpus-per-node", "gpus-per-task"] = Field(
-        "none", description="How this site wants GPUs asked for."
+        "none", description="Slurm option with which GPUs are requested."
     )
     gpu_type: Annotated[SlurmWord, AfterValidator(_bare_type)] | None = Field(
         None, description="GPU type in the request, e.g. a100."
     )
     gpu_count: Literal["ranks", "node"] = Field(
-        "ranks", description="GPUs asked for on a node: one per rank, or all of node.gpus."
+        "ranks", description="GPUs to request per node: one per rank, or all of node.gpus."
     )
     gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
-    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, in place of mem.")
-    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, in place of --cpus-per-task.")
-    cpus_per_task: Flag = Field(True, description="Whether --cpus-per-task may be given.")
+    mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, instead of mem.")
+    cpus_per_gpu: Count | None = Field(None, description="--cpus-per-gpu, instead of --cpus-per-task.")
+    cpus_per_task: Flag = Field(True, description="Pass --cpus-per-task; off for sites that forbid it.")
     hint: Literal["compute_bound", "memory_bound", "multithread", "nomultithread"] | None = Field(
         None, description="--hint of sbatch and srun."
     )
     threads_per_core: Count | None = Field(None, description="--threads-per-core of sbatch and srun.")
     warn_before_s: CountOrZero | None = Field(
         None,
-        description="Seconds before the end of its time, or of its grace where the site preempts with a user's signal, "
-        "at which a job's ranks are asked to stop in good order; 0: they are ended; none: 120 with requeue, else 0.",
+        description="Seconds before the time limit (or before the end of the grace time after a preemption signal) at "
+        "which ranks are asked to stop and write a checkpoint; 0: no warning; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
-        False, description="Whether Slurm may start an interrupted, preempted or failed-node job again, which goes on."
+        False,
+        description="Let Slurm requeue a job that was interrupted, preempted or lost a node; it continues from its "
+        "checkpoint.",
     )
-    max_requeues: Count = Field(3, description="How often a job asks to be started again after an interruption.")
+    max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
     extra: SbatchWords = Field(
-        (), description="Further options of sbatch, e.g. --switches=1; a list, or text with blanks between them."
+        (), description="Additional options of sbatch, e.g. --switches=1; a list, or text with spaces."
     )
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
-        description="Variables of the submitting shell that a job gets besides HOME, USER, LOGNAME, SHELL, a plain "
-        "PATH and what launch.environment refers to; [ALL]: all of them.",
+        description="Variables of the submitting shell that are passed to a job, besides HOME, USER, LOGNAME, SHELL, a "
+        "plain PATH and the variables named in launch.environment; [ALL]: all variables.",
     )
-    login_shell: Flag = Field(False, description="Whether the job's script runs in a login shell (bash -l).")
+    login_shell: Flag = Field(False, description="Run the job script in a login shell (bash -l).")
     cpu_bind: Argument | None = Field(None, description="srun --cpu-bind, e.g. cores; none: not given.")
     gpu_bind: Argument = Field(
         "none",
-        description="srun --gpu-bind, e.g. single:1; none: ranks reach all GPUs that the job has on their node; site: "
-        "Slurm's default, which binds under gpus-per-task.",
+        description="srun --gpu-bind, e.g. single:1; none: ranks see all GPUs of the job on their node; site: Slurm's "
+        "default, which binds with gpus-per-task.",
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
-    srun_args: SrunWords = Field((), description="Further options of srun, as extra.")
+    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text with spaces.")
 
     @property
     def asks_for_gpus(self) -> bool:

@@ -71,9 +71,9 @@ class LayoutSpec(Spec):
 
     nodes: Ranks = Field(description="Nodes of the run.")
     ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
-    cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; the same all over a series.")
+    cores_per_rank: Ranks = Field(description="Cores, and threads, of each rank; equal in all runs of a series.")
     node_cores: Ranks | None = Field(
-        None, description="Cores of a node that a job may use, as known when the run was planned; null: not known."
+        None, description="Cores per node that a job may use, as known when the run was planned; null: not known."
     )
 
     @property
@@ -101,20 +101,22 @@ class LayoutSpec(Spec):
 
 
 class CheckpointSpec(Spec):
-    """When the state of training is kept, and where it begins."""
+    """Writing of checkpoints, and initial state."""
 
     acting = (ActsIf("keep", "checkpoint.is_on", why="no checkpoint is written: give checkpoint.every_steps"),)
 
-    every_steps: Count | None = Field(None, description="Steps between two checkpoints; none: no checkpoint.")
-    every_epochs: Positive | None = Field(None, description="The same in epochs, instead of every_steps.")
-    keep: Count = Field(2, description="Newest checkpoints kept in the run's folder.")
+    every_steps: Count | None = Field(None, description="Steps between checkpoints; none: no checkpoint.")
+    every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
+    keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
     resume_from: str | None = Field(
-        None, min_length=1, description="A checkpoint, or a run's folder with some, from which to go on."
+        None,
+        min_length=1,
+        description="Checkpoint, or folder of a run with checkpoints, from which training continues.",
     )
     initialize_from: str | None = Field(
         None,
         min_length=1,
-        description="Weights to begin with: safetensors with BERT's public names, or a checkpoint of dlbench.",
+        description="File of initial weights: safetensors with BERT's public names, or a checkpoint of dlbench.",
     )
 
     @property
@@ -140,48 +142,49 @@ class CheckpointSpec(Spec):
 class Published(Spec):
     """What somebody published of a step; nothing is stored here that is not in the source."""
 
-    value: Positive = Field(description="The figure, in its unit.")
+    value: Positive = Field(description="The published figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
-        description="gain: throughput over the step before; efficiency: share of linear scaling, from what `what` says."
+        description="gain: throughput over that of the step before; efficiency: share of linear scaling, over the "
+        "range given in `what`."
     )
-    what: str = Field(description="Of what, in words: network, machine, batch.")
+    what: str = Field(description="Network, machine and batch of the figure, in words.")
     source: str = Field(description="Where it is published.")
 
 
 class LadderStep(Spec):
     """One optimisation on top of those before it."""
 
-    name: str = Field(min_length=1, max_length=32, description="What it is called.")
-    set: dict[str, AxisValue] = Field(description="Keys that it sets, as --set takes them.")
-    published: Published | None = Field(None, description="What it gained elsewhere; null: no source says it.")
-    skipped: str = Field("", description="In plans: why it cannot act at this rank count; empty: it runs.")
+    name: str = Field(min_length=1, max_length=32, description="Name of the step.")
+    set: dict[str, AxisValue] = Field(description="Keys and values that the step sets, as in --set.")
+    published: Published | None = Field(None, description="Published gain of the step; null: no source.")
+    skipped: str = Field("", description="In plans: reason why the step cannot act at this rank count; empty: it runs.")
 
 
 class SeriesSpec(Spec):
-    """Where the run stands in its series."""
+    """Position of the run in its series."""
 
-    id: Name = Field(description="The series: all runs started together.")
+    id: Name = Field(description="Name of the series: all runs planned together.")
     scaling: Literal["weak", "strong"] = Field(description="weak: fixed batch per rank; strong: fixed global batch.")
-    repeat: CountOrZero = Field(description="Which repeat this is, from 0.")
-    repeats: Repeats = Field(description="How often each point is run.")
-    position: CountOrZero = Field(description="Order in the series; repeats are interleaved over points.")
+    repeat: CountOrZero = Field(description="Number of the repeat, from 0.")
+    repeats: Repeats = Field(description="Runs per point.")
+    position: CountOrZero = Field(description="Position in the series, from 0; repeats are interleaved over points.")
     axes: dict[str, AxisValue] = Field(
-        default_factory=dict, description="Values of the swept keys; of a ladder those of its steps so far."
+        default_factory=dict, description="Values of the swept keys; with a ladder, the settings of its steps so far."
     )
     step: str = Field("", description="Name of the ladder's step (run --ladder); empty: no ladder.")
     ladder: tuple[LadderStep, ...] = Field((), description="All steps of the ladder, in order.")
     variant: Variant = Field(
         "plain",
-        description="plain: as asked for. synthetic-input, no-exchange: the same with one thing taken away (run "
-        "--decompose). cached-input: the same with the data set in the page cache (io --tiers). unwatched: the same "
-        "without watching, in series of an earlier dlbench.",
+        description="plain: as requested. synthetic-input, no-exchange: control runs without real input or without "
+        "exchange (run --decompose). cached-input: with the data set in the page cache (io --tiers). unwatched: "
+        "without monitoring, in series of an earlier dlbench.",
     )
     side: Literal["", "a", "b"] = Field(
-        "", description="Side of a paired comparison (run --ab A B), whose runs are interleaved; empty: none."
+        "", description="Side of a paired comparison (run --ab A B) with interleaved runs; empty: no comparison."
     )
     sides: dict[Side, dict[str, AxisValue]] = Field(
         default_factory=dict,
-        description="What each side of a paired comparison sets, key by key; empty: no comparison.",
+        description="Settings of each side of a paired comparison, by key; empty: no comparison.",
     )
 
     @property
@@ -194,14 +197,14 @@ class LaunchPlan(Spec):
     """What launching needs of any plan: who, where, how many."""
 
     run_id: RunName = Field(description="Name of the run and of its folder.")
-    created: str = Field(description="When the plan was made, UTC, ISO 8601.")
+    created: str = Field(description="Time at which the plan was made, UTC, ISO 8601.")
     dlbench_version: str = Field(description="Version of dlbench that made the plan.")
     dlbench_code: str = Field(
-        "", description="Its commit, in a checkout, or a digest of its installed files; empty: not known."
+        "", description="Commit of dlbench in a checkout, else a digest of its installed files; empty: not known."
     )
     layout: LayoutSpec = Field(description="Nodes, ranks and cores.")
-    system: SystemSpec = Field(description="Where it runs.")
-    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="What --set changed, key by key.")
+    system: SystemSpec = Field(description="System on which the run is executed.")
+    overrides: dict[str, AxisValue] = Field(default_factory=dict, description="Settings given by --set, by key.")
 
     @property
     def title(self) -> str:
@@ -247,24 +250,22 @@ class LaunchPlan(Spec):
 class RunPlan(LaunchPlan):
     """One training run, fully decided."""
 
-    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="What this file is.")
+    format: Literal["dlbench.plan"] = Field("dlbench.plan", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
-    workload: Workload = Field(description="What is trained.")
-    engine: EngineSpec = Field(description="Who exchanges gradients.")
+    workload: Workload = Field(description="Network, data and recipe.")
+    engine: EngineSpec = Field(description="Engine that exchanges gradients.")
     sync: SyncSpec = Field(SyncSpec(), description="How gradients are exchanged, beyond the engine's own settings.")
     measure: MeasureSpec = Field(description="What is measured.")
-    checkpoint: CheckpointSpec = Field(
-        CheckpointSpec(), description="When the state of training is kept, and where it begins."
-    )
+    checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="Writing of checkpoints, and initial state.")
     watch: WatchSpec | None = Field(
-        None, description="How the run is watched; null: not at all, as in plans from before there was watching."
+        None, description="Monitoring of the run; null: none, as in plans of early versions."
     )
-    fault: FaultSpec | None = Field(None, description="A fault planted on purpose; null: none.")
-    series: SeriesSpec = Field(description="Where the run stands in its series.")
+    fault: FaultSpec | None = Field(None, description="Injected fault; null: none.")
+    series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(
         default_factory=dict,
-        description="Words of the person about the run (--tag), key by key; `commit` is what was tested. They change "
-        "nothing and never keep runs apart.",
+        description="Labels of the run (--tag), by key; `commit` is the tested commit. They do not affect the run or "
+        "its comparability.",
     )
 
     @property

@@ -112,31 +112,31 @@ class SyncSpec(Spec):
         "flat",
         description="flat: one all-reduce over all ranks. hierarchical: reduce-scatter in the group, all-reduce across "
         "groups for each local rank, all-gather in the group. leader: reduce to the group's first rank, all-reduce "
-        "among these, broadcast. hybrid: hierarchical below a message size, flat from it on. horovod-hierarchical and "
-        "horovod-torus: Horovod's own flags, which only its NCCL builds obey. none: no gradient is exchanged and ranks "
-        "drift apart, only to see what the exchange costs.",
+        "among the first ranks, broadcast. hybrid: hierarchical for messages below a size, flat for larger ones. "
+        "horovod-hierarchical and horovod-torus: Horovod's flags, which only NCCL builds support. none: no gradients "
+        "are exchanged and ranks diverge; only to measure what the exchange costs.",
     )
     fusion: FusionSetting = Field(
         AUTO,
         json_schema_extra={"default": str(AUTO)},
-        description="Tensor fusion of Horovod or DDP, by a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
-        "bucket_cap_mb). none: off. auto: the library's own size (Horovod 128MiB; DDP 25MiB, after a first bucket of "
-        "1MiB); own:25MiB where dlbench itself exchanges. own:64MiB: dlbench's buckets of at least so much instead. "
-        "own:none: a message per tensor. own:single: one message, after the backward pass. own:mgwfbp: merged so that, "
-        "in the model of MG-WFBP, all are through earliest.",
+        description="Tensor fusion of Horovod or DDP, as a size such as 64MiB (HOROVOD_FUSION_THRESHOLD, "
+        "bucket_cap_mb). none: off. auto: the library's default (Horovod 128MiB; DDP 25MiB, after a first bucket of "
+        "1MiB); own:25MiB if dlbench exchanges the gradients itself. own:64MiB: buckets of dlbench of at least this "
+        "size. own:none: one message per tensor. own:single: one message after the backward pass. own:mgwfbp: tensors "
+        "are merged so that, in the model of MG-WFBP, the exchange ends earliest.",
     )
     wire: Wire = Field(
         "fp32",
-        description="Format on the wire: fp32, fp16, bf16; topk: the largest entries with error feedback; powersgd: "
-        "low rank (DDP's hook).",
+        description="Format of gradients on the network: fp32, fp16, bf16; topk: only the largest entries, with error "
+        "feedback; powersgd: low rank (DDP's hook).",
     )
     topk_density: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
-        0.01, description="Share of a bucket's entries that wire topk sends."
+        0.01, description="Share of a bucket's entries that topk sends."
     )
-    powersgd_rank: Count = Field(1, description="Rank of wire powersgd's approximation.")
-    group_size: Ranks | None = Field(None, description="Ranks of a group; none: the ranks of a node.")
+    powersgd_rank: Count = Field(1, description="Rank of the approximation of powersgd.")
+    group_size: Ranks | None = Field(None, description="Ranks per group; none: the ranks of a node.")
     hybrid_threshold_bytes: Bytes | None = Field(
-        None, description="Message size from which hybrid is flat, bytes; none: found from the fitted costs."
+        None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
     )
     network: str | None = Field(
         None,
@@ -146,14 +146,15 @@ class SyncSpec(Spec):
 
     average_every: Count | None = Field(
         None,
-        description="Local SGD: ranks update apart, and average their parameters after every so many updates; with "
-        "exchange hierarchical, gradients are still averaged inside the node in each. none: gradients are exchanged.",
+        description="Local SGD: ranks update independently and average their parameters every this many updates; with "
+        "exchange hierarchical, gradients are still averaged inside the node in each update. none: gradients are "
+        "exchanged.",
     )
     average_from: CountOrZero = Field(
-        0, description="Post-local SGD: the update, from 0, from which on parameters are averaged instead of gradients."
+        0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
     )
     average_momentum: Flag = Field(
-        True, description="Whether the optimizer's state is averaged along with the parameters; if not, it stays local."
+        True, description="Average the optimizer state along with the parameters; off: it stays local."
     )
 
     @model_validator(mode="before")

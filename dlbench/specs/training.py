@@ -41,8 +41,8 @@ _PRECISION = "workload.train.precision"
 class RatePoint(Spec):
     """One row: the rate of a global batch, and what else differs there. Steps are those of the row's batch."""
 
-    batch: Count = Field(description="Global batch, samples.")
-    learning_rate: Positive = Field(description="Peak learning rate at it.")
+    batch: Count = Field(description="Global batch of this row, samples.")
+    learning_rate: Positive = Field(description="Peak learning rate at this batch.")
     warmup_steps: CountOrZero | None = Field(None, description="Replaces schedule.warmup_steps.")
     warmup_epochs: Positive | None = Field(None, description="Replaces schedule.warmup_epochs.")
     total_steps: Count | None = Field(None, description="Replaces schedule.total_steps.")
@@ -122,27 +122,29 @@ class OptimizerSpec(Spec):
     name: Literal["sgd", "adamw", "lars", "lamb"] = Field(description="Update rule.")
     implementation: Literal["foreach", "fused"] = Field(
         "foreach",
-        description="How the update runs: foreach (an operation over all tensors at a time), or fused (torch's fused "
-        "kernel of sgd and adamw; lars and lamb compiled by torch.compile).",
+        description="Implementation of the update: foreach (one operation over all tensors), or fused (torch's fused "
+        "kernel for sgd and adamw; torch.compile for lars and lamb).",
     )
-    learning_rate: Positive = Field(description="Peak learning rate, after warm-up, before scaling.")
+    learning_rate: Positive = Field(description="Peak learning rate after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
-        "none", description="Scale the learning rate with the global batch, with its root, or by learning_rate_table."
+        "none",
+        description="Scale the learning rate with the global batch (linear), with its square root (sqrt), or by "
+        "learning_rate_table (table).",
     )
     reference_batch: Count | None = Field(
-        None, description="Global batch that learning_rate belongs to, samples; for learning_rate_scaling."
+        None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
     )
     learning_rate_table: tuple[RatePoint, ...] = Field(
         (),
-        description="Published rows by global batch; interpolated between, constant beyond, where --to-accuracy is "
-        "refused.",
+        description="Published rates by global batch; interpolated between rows; constant beyond the last row, where "
+        "--to-accuracy is refused.",
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
-    weight_decay: NonNegative = Field(0.0, description="Decay of weights; biases and norms are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay of the two moments (adamw, lamb).")
+    weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="Decay rates of the two moments (adamw, lamb).")
     epsilon: NonNegative = Field(1e-6, description="Added to the denominator (adamw, lars, lamb).")
-    trust_coefficient: Positive = Field(0.001, description="LARS's eta.")
-    clip_norm: Positive | None = Field(None, description="Bound of the global gradient norm, after the exchange.")
+    trust_coefficient: Positive = Field(0.001, description="Trust coefficient eta (lars).")
+    clip_norm: Positive | None = Field(None, description="Maximum global gradient norm, applied after the exchange.")
 
     @property
     def slots(self) -> int:
@@ -207,25 +209,33 @@ class ScheduleSpec(Spec):
     )
 
     warmup_steps: CountOrZero = Field(0, description="Steps of linear warm-up.")
-    warmup_epochs: Positive | None = Field(None, description="The same in epochs, instead of warmup_steps.")
+    warmup_epochs: Positive | None = Field(None, description="Epochs of linear warm-up, instead of warmup_steps.")
     warmup_from: Literal["zero", "unscaled"] = Field(
-        "zero", description="Where warm-up begins: at zero, or at the learning rate before scaling."
+        "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
     )
     decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
         "constant", description="Form of the decay."
     )
     decay_from: Literal["warmup", "start"] = Field(
-        "warmup", description="Whether the decay counts from the warm-up's end, or beneath it from step 0."
+        "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
     )
-    power: Positive = Field(2.0, description="Power of the polynomial.")
-    end_learning_rate: NonNegative = Field(0.0, description="Learning rate when the decay ends; not scaled.")
-    total_steps: Count | None = Field(None, description="Steps of a whole training and its decay; not those measured.")
-    total_epochs: Positive | None = Field(None, description="The same in epochs, instead of total_steps.")
-    step_boundaries: tuple[Count, ...] = Field((), description="Steps at which a factor takes over (decay: step).")
-    epoch_boundaries: tuple[Positive, ...] = Field((), description="The same in epochs, instead of step_boundaries.")
-    step_factors: tuple[Positive, ...] = Field((), description="Share of the peak from each boundary on.")
+    power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
+    end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
+    total_steps: Count | None = Field(
+        None, description="Steps of a full training, at whose end the decay ends; not the measured steps."
+    )
+    total_epochs: Positive | None = Field(None, description="Epochs of a full training, instead of total_steps.")
+    step_boundaries: tuple[Count, ...] = Field(
+        (), description="Steps from which each of step_factors applies (decay: step)."
+    )
+    epoch_boundaries: tuple[Positive, ...] = Field(
+        (), description="Epochs from which each of step_factors applies, instead of step_boundaries."
+    )
+    step_factors: tuple[Positive, ...] = Field(
+        (), description="Learning rate from each boundary on, as a share of the peak."
+    )
     epoch_samples: Count | None = Field(
-        None, description="Samples of an epoch, for schedule and goal; none: those of the training data."
+        None, description="Samples per epoch, for schedule and target; none: those of the training data."
     )
 
     @property
@@ -269,64 +279,67 @@ class TrainSpec(Spec):
         ActsIf("initial_loss_scale loss_scale_growth_steps", _PRECISION, "fp16", why="only precision fp16 scales"),
     )
 
-    batch_per_rank: Count = Field(description="Samples a rank processes in one step.")
+    batch_per_rank: Count = Field(description="Samples per rank and step.")
     global_batch: Count | None = Field(
         None,
-        description="Samples of one step over all ranks, in parts of batch_per_rank; none: batch_per_rank times the "
-        "ranks.",
+        description="Samples per step over all ranks, computed in parts of batch_per_rank; none: batch_per_rank times "
+        "the rank count.",
     )
     gradient_accumulation: Count = Field(
-        1, description="Parts in which a rank's batch is computed, one exchange for all; must divide batch_per_rank."
+        1,
+        description="Number of parts in which a rank's batch is computed, with one exchange; must divide "
+        "batch_per_rank.",
     )
     precision: Precision = Field(
         "fp32",
-        description="fp32 (without TF32); tf32: fp32 whose matrix products and convolutions use TF32; bf16 or fp16: "
-        "autocast with fp32 weights, fp16 with loss scaling.",
+        description="fp32: without TF32. tf32: fp32 with TF32 in matrix products and convolutions. bf16: autocast with "
+        "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
     allow_emulation: Flag = Field(
-        False, description="Let a CPU without bf16 or fp16 arithmetic emulate it: right results, meaningless speed."
+        False,
+        description="Let a CPU without bf16 or fp16 arithmetic emulate it: results are right, speed is meaningless.",
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(
         2000, description="Steps without overflow after which the loss scale doubles (fp16)."
     )
     optimizer: OptimizerSpec = Field(description="The optimizer.")
-    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate over steps.")
+    schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate schedule.")
     recompute: Recompute = Field(
         "none",
-        description="Activations computed again in the backward pass instead of kept: none; blocks: those of every "
-        "block (activation checkpointing); planned: those of the blocks that a plan for train.memory.capacity chooses.",
+        description="Activations that are recomputed in the backward pass. none: keep all. blocks: those of every "
+        "block (activation checkpointing). planned: those of the blocks that a plan for train.memory.capacity chooses.",
     )
     swap: Swap = Field(
         "none",
-        description="Activations moved to the host (GPU) or to a file (CPU) between forward and backward pass: none; "
-        "offload: all, each when it is made and when it is needed (torch's save_on_cpu); streamed: all, during the "
-        "computation, one block ahead; planned: those that a plan for train.memory.capacity chooses.",
+        description="Activations that are moved to the host (GPU) or to a file (CPU) between forward and backward "
+        "pass. none: keep all. offload: all, synchronously (torch's save_on_cpu). streamed: all, overlapped with "
+        "computing, one block ahead. planned: those that a plan for train.memory.capacity chooses.",
     )
-    memory: MemorySpec = Field(MemorySpec(), description="What a plan of recomputing and swapping may use.")
+    memory: MemorySpec = Field(MemorySpec(), description="Limits for the plan of recomputing and swapping.")
     optimizer_state: Literal["device", "host"] = Field(
         "device",
-        description="Where the optimizer's state lies and parameters are updated; host: by the CPU, block by block, "
-        "during the next forward pass.",
+        description="Memory that holds the optimizer state, and processor that updates the parameters; host: the CPU "
+        "updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
         "none",
-        description="torch.compile of the network, in a mode of its own; block by block where something is recomputed "
-        "or swapped.",
+        description="Mode of torch.compile for the network; blocks are compiled one by one if activations are "
+        "recomputed or swapped.",
     )
     cuda_graphs: Literal["none", "network"] = Field(
-        "none", description="network: forward and backward pass are captured once and replayed as CUDA graphs."
+        "none", description="network: capture forward and backward pass once and replay them as CUDA graphs."
     )
     cudnn_benchmark: Literal["auto", "on", "off"] = Field(
-        "auto", description="cuDNN tries its convolution algorithms in the first step; auto: on on GPUs."
+        "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
     activation_budget: Fraction | None = Field(
         None,
-        description="Share of the activations that torch.compile may keep (its activation memory budget); none: its "
-        "own choice. For compile.",
+        description="Share of the activations that torch.compile may keep (its activation memory budget); none: "
+        "torch's default. Needs compile.",
     )
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
-    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, order, augmentation and dropout.")
+    seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
         """Returns the recipe in force at a global batch; steps of a row at another batch are of as many samples.
@@ -439,11 +452,15 @@ class QualitySpec(Spec):
     """Target of training to accuracy: how often it is evaluated, and when to give up. See `measure.until`."""
 
     target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
-    evaluate_every_epochs: Positive | None = Field(None, description="Epochs between two evaluations.")
-    evaluate_every_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
-    evaluate_samples: Count | None = Field(None, description="Validation samples used; none: all of them.")
-    max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
-    max_samples: Count | None = Field(None, description="The same in samples, instead of epochs.")
+    evaluate_every_epochs: Positive | None = Field(None, description="Epochs between evaluations.")
+    evaluate_every_samples: Count | None = Field(
+        None, description="Samples between evaluations, instead of evaluate_every_epochs."
+    )
+    evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
+    max_epochs: Positive | None = Field(
+        None, description="Epochs after which training ends even without reaching the target."
+    )
+    max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
         "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."
     )
@@ -476,23 +493,23 @@ class MeasureSpec(Spec):
         "steps",
         description="steps: measure throughput over warm-up and measured steps; quality: train to `quality.target`.",
     )
-    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded apart.")
-    measured_steps: Count = Field(description="Steps that count (until steps).")
+    warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
+    measured_steps: Count = Field(description="Measured steps (until steps).")
     warmup_s: NonNegative | None = Field(
-        None, description="The warm-up lasts so long at least, seconds; none: 20 s on GPUs, 0 on CPUs."
+        None, description="Minimum duration of the warm-up, seconds; none: 20 s on GPUs, 0 on CPUs."
     )
     measured_s: NonNegative | None = Field(
-        None, description="The measured steps last so long at least, seconds; none: 60 s on GPUs, 0 on CPUs."
+        None, description="Minimum duration of the measured steps, seconds; none: 60 s on GPUs, 0 on CPUs."
     )
     phases: Literal["overlapped", "synchronised"] = Field(
         "overlapped",
-        description="'overlapped' adds no synchronisation to training; 'synchronised' waits for the device after "
-        "each phase, so that phases are exact and the run is slower.",
+        description="overlapped: no synchronisation is added to training. synchronised: wait for the device after each "
+        "phase, so that phase times are exact and the run is slower.",
     )
     noise_scale: Flag = Field(
-        False, description="Estimate the gradient noise scale; reads every gradient once more in each step."
+        False, description="Estimate the gradient noise scale; reads every gradient a second time in each step."
     )
-    stall_timeout_s: Positive = Field(600.0, description="Without progress for so long, a rank ends itself, seconds.")
+    stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:
         """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""

@@ -141,15 +141,17 @@ class ResNetModel(Model):
     epoch_samples = (1_281_167, "ImageNet-2012, as published")
     """The training images (Russakovsky et al. 2015, table 2)."""
 
-    family: Literal["resnet"] = Field(description="Chooses this network.")
+    family: Literal["resnet"] = Field(description="Selects this network.")
     image_size: Count = Field(224, description="Height and width of the input, pixels.")
-    num_classes: Count = Field(1000, description="Classes of the classifier.")
+    num_classes: Count = Field(1000, description="Number of classes.")
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
-    zero_init_residual: Flag = Field(True, description="Start each block's last batch-norm scale at 0 (Goyal 2017).")
+    zero_init_residual: Flag = Field(
+        True, description="Initialize the scale of each block's last batch norm with 0 (Goyal 2017)."
+    )
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCHW) or "
+        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCHW) or "
         "channels-last (NHWC).",
     )
 
@@ -200,7 +202,7 @@ class BertModel(Model):
     mlperf = MlperfRules(usage="training", ruleset="5.0.0", benchmark="bert", quality_key="eval_accuracy", init_min=240)
     # No epoch_samples: MLPerf counts its training in samples.
 
-    family: Literal["bert"] = Field(description="Chooses this network.")
+    family: Literal["bert"] = Field(description="Selects this network.")
     vocab_size: Count = Field(30522, description="Entries of the WordPiece vocabulary.")
     hidden_size: Count = Field(1024, description="Width of a layer.")
     num_layers: Count = Field(24, description="Transformer layers.")
@@ -211,8 +213,8 @@ class BertModel(Model):
     dropout: Fraction = Field(0.1, description="Dropout probability.")
     attention: Literal["auto", "masked", "unpadded"] = Field(
         "auto",
-        description="auto: without a mask where a batch has no padding, so that flash attention may act; masked: with "
-        "a mask always; unpadded: padding is left out of all layers.",
+        description="auto: no mask if a batch has no padding, so that flash attention can be used. masked: always with "
+        "a mask. unpadded: padding is removed from all layers.",
     )
 
     @model_validator(mode="after")
@@ -321,16 +323,16 @@ class CosmoFlowModel(Model):
     )
     epoch_samples = (524_288, "cosmoUniverse of MLPerf HPC, as published")  # The training set since v1.0.
 
-    family: Literal["cosmoflow"] = Field(description="Chooses this network.")
-    input_size: Count = Field(128, description="Edge of the cubic input, voxels; halved once per convolution.")
+    family: Literal["cosmoflow"] = Field(description="Selects this network.")
+    input_size: Count = Field(128, description="Edge length of the cubic input, voxels; halved after each convolution.")
     input_channels: Count = Field(4, description="Density maps per sample.")
     conv_channels: tuple[Count, ...] = Field((32, 64, 128, 256, 512), description="Channels of each convolution.")
     dense_sizes: tuple[Count, ...] = Field((128, 64), description="Widths of the hidden dense layers.")
-    dropout: Fraction = Field(0.5, description="Dropout probability behind each hidden dense layer.")
-    num_targets: Count = Field(4, description="Regressed parameters.")
+    dropout: Fraction = Field(0.5, description="Dropout probability after each hidden dense layer.")
+    num_targets: Count = Field(4, description="Number of regressed parameters.")
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Order of activations, and of weights where Horovod does not exchange: contiguous (NCDHW) or "
+        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCDHW) or "
         "channels-last (NDHWC).",
     )
 
@@ -366,9 +368,11 @@ class CosmoFlowModel(Model):
 class PacedLayer(Spec):
     """One layer of a paced network: what its gradient weighs, and how long its passes pause."""
 
-    bytes: Bytes = Field(description="Bytes of its gradient, fp32: a multiple of 4.")
-    forward_s: NonNegative = Field(description="Its forward pass, seconds per sample.")
-    backward_s: NonNegative = Field(description="Its backward pass, likewise; its gradient is ready at the end.")
+    bytes: Bytes = Field(description="Size of its fp32 gradient, bytes: a multiple of 4.")
+    forward_s: NonNegative = Field(description="Duration of its forward pass, seconds per sample.")
+    backward_s: NonNegative = Field(
+        description="Duration of its backward pass, seconds per sample; its gradient is ready at the end."
+    )
 
 
 class PacedModel(Model):
@@ -380,21 +384,24 @@ class PacedModel(Model):
     has_share = False
     computes = False
 
-    family: Literal["paced"] = Field(description="Chooses this network.")
-    layers: tuple[PacedLayer, ...] = Field((), description="Its layers, in the order of the forward pass.")
+    family: Literal["paced"] = Field(description="Selects this network.")
+    layers: tuple[PacedLayer, ...] = Field((), description="The layers, in the order of the forward pass.")
     layers_from: str | None = Field(
         None,
         min_length=1,
-        description="Folder of a run, or its record.json, whose gradients and times are the layers, instead of those; "
-        "in a plan the name of that run.",
+        description="Folder of a run, or its record.json, whose gradient sizes and times replace layers; in a plan the "
+        "name of that run.",
     )
-    speed: Positive = Field(1.0, description="How many times as fast as the layers' seconds it computes.")
+    speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
     rank_jitter: Fraction = Field(
         0.0,
-        description="Spread between ranks: standard deviation of the logarithm of a factor that each rank draws once.",
+        description="Speed difference between ranks: standard deviation of the logarithm of a factor that each rank "
+        "draws once.",
     )
     step_jitter: Fraction = Field(
-        0.0, description="Spread between steps: the same of a factor that each rank draws in each step."
+        0.0,
+        description="Speed difference between steps: standard deviation of the logarithm of a factor that each rank "
+        "draws in each step.",
     )
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
@@ -454,59 +461,70 @@ class _Data(Spec):
 
     kinds: ClassVar[tuple[str, ...]]  # Of `dlbench.datasets.recognition.KINDS`: what a folder of it may hold.
 
-    source: str = Field("synthetic", min_length=1, description="'synthetic' (tensors in memory) or a path.")
+    source: str = Field(
+        "synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors in memory."
+    )
     synthetic_on: Literal["host", "device"] = Field(
         "host",
-        description="Where synthetic samples lie: host (copied in each step) or device (a GPU's memory; no copy).",
+        description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy).",
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",
-        description="What decodes samples of training: dlbench's reader, on CPUs; or, for images, NVIDIA's "
-        "nvImageCodec, on the GPU, with the same order, crops and flips.",
+        description="Decoder of training samples. dlbench: on CPUs. nvimagecodec: images are decoded on the GPU by "
+        "NVIDIA's nvImageCodec, with the same order, crops and flips.",
     )
     decode: Literal["region", "full"] = Field(
         "region",
-        description="Images in training. region: without what the crop does not need (after `dlbench setup images`), "
-        "and at the smallest scale that is enough (nvimagecodec: the crop alone); full: whole.",
+        description="region: decode only the cropped part of a training image (after `dlbench setup images`), at the "
+        "smallest sufficient scale (nvimagecodec: the crop alone). full: decode the whole image.",
     )
     device_prefetch: CountOrZero = Field(
-        1, description="Batches copied to the GPU ahead on a stream of its own; 0: copied in the step."
+        1, description="Batches copied to the GPU in advance on a separate stream; 0: copied in the step."
     )
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Data of evaluations, a path; none: `validation`, `val` or `valid` next to `train`.",
+        description="Path of the validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
-        0, description="Reader processes per rank; 0 reads in the training process; auto: measured before training."
+        0,
+        description="Reader processes per rank; 0: read in the training process; auto: chosen by a measurement before "
+        "training.",
     )
     prefetch_batches: Count | Literal["auto"] = Field(
-        2, description="Batches that each reader process reads ahead; auto: measured before training."
+        2, description="Batches that each reader process reads ahead; auto: chosen by a measurement before training."
     )
     staging: Staging = Field(
         "none",
-        description="Before training, samples are copied to the node: none; replicate (the whole set to each node); "
-        "shard (each rank's samples to its node); lazy (kept when first read, never evicted).",
+        description="Copying of samples to the nodes before training. none: no copy. replicate: the whole data set to "
+        "each node. shard: each rank's samples to its node. lazy: samples are kept when first read, and never evicted.",
     )
-    staging_tier: StagingTier = Field("local", description="Where to: a tier of the system file's `storage`.")
-    staging_streams: Count = Field(4, description="Files or samples that a node copies at the same time.")
-    keep_staged: Flag = Field(False, description="Leave what was staged for the next run.")
+    staging_tier: StagingTier = Field(
+        "local", description="Destination of staging: a tier of `storage` in the system file."
+    )
+    staging_streams: Count = Field(4, description="Number of files or samples that a node copies at the same time.")
+    keep_staged: Flag = Field(False, description="Keep staged samples for the next run.")
     shuffle: Annotated[
         str, Field(pattern=r"^(global|local|partial:.+)$"), Form("global, local or partial:Q, e.g. partial:0.1")
     ] = Field(
         "global",
-        description="global: a new permutation of the whole data set each epoch, over all ranks. local: each rank "
-        "permutes the samples that it holds. partial:Q: each epoch each rank exchanges the share Q of them.",
+        description="global: a new permutation of the whole data set over all ranks in each epoch. local: each rank "
+        "permutes its own samples. partial:Q: as local, and each rank exchanges the share Q of its samples in each "
+        "epoch.",
     )
     partition: Literal["shuffled", "contiguous"] = Field(
         "shuffled",
-        description="Which samples a rank holds first, under local and partial shuffling: drawn from all, or its part "
-        "of the data set in the order of storage.",
+        description="First samples of a rank with local and partial shuffling. shuffled: drawn from all samples. "
+        "contiguous: its part of the data set in storage order.",
     )
     cache: Literal["any", "cold", "warm"] = Field(
-        "any", description="Page cache when training begins: as it is, emptied of the data set, or filled with it."
+        "any",
+        description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
+        "it. warm: the data set is loaded into it.",
     )
-    on_bad_sample: Literal["stop", "skip"] = Field("stop", description="What an unreadable sample does to the run.")
+    on_bad_sample: Literal["stop", "skip"] = Field(
+        "stop", description="Reaction to an unreadable sample: stop the run, or skip the sample."
+    )
 
     @property
     def is_synthetic(self) -> bool:
@@ -557,7 +575,7 @@ class ImageData(_Data):
 
     kinds = ("images", "image-shards")
 
-    format: Literal["images", "jpeg-tree"] = Field(description="Chooses this kind of data; jpeg-tree: its old name.")
+    format: Literal["images", "jpeg-tree"] = Field(description="Selects this kind of data; jpeg-tree: its old name.")
 
 
 class TextData(_Data):
@@ -565,9 +583,9 @@ class TextData(_Data):
 
     kinds = ("text", "samples")
 
-    format: Literal["text"] = Field(description="Chooses this kind of data.")
-    sequence_length: Count = Field(512, description="Tokens of one sample.")
-    max_predictions: Count = Field(76, description="Masked positions of one sample at most.")
+    format: Literal["text"] = Field(description="Selects this kind of data.")
+    sequence_length: Count = Field(512, description="Tokens per sample.")
+    max_predictions: Count = Field(76, description="Maximum number of masked positions per sample.")
     masked_lm_probability: Fraction = Field(0.15, description="Share of tokens chosen for prediction.")
     vocabulary: str = Field("english-4096", description="WordPiece vocabulary: a path or the name of a bundled one.")
 
@@ -578,12 +596,12 @@ class DensityData(_Data):
     kinds = ("density",)
 
     format: Literal["density", "hdf5-density"] = Field(
-        description="Chooses this kind of data; hdf5-density: its old name."
+        description="Selects this kind of data; hdf5-density: its old name."
     )
     volumes: Literal["auto", "float32", "int16"] = Field(
         "auto",
-        description="What travels to the network: float32, the logarithm of the counts; int16, the counts, whose "
-        "logarithm is taken where it computes; auto: int16 to GPUs.",
+        description="Type of the volumes sent to the device. float32: the logarithm of the counts. int16: the counts, "
+        "whose logarithm is computed on the device. auto: int16 on GPUs.",
     )
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
@@ -595,7 +613,7 @@ class NoData(_Data):
 
     kinds: ClassVar[tuple[str, ...]] = ()
 
-    format: Literal["none"] = Field(description="Chooses to have none.")
+    format: Literal["none"] = Field(description="Selects no data.")
 
 
 DataSpec = Annotated[ImageData | TextData | DensityData | NoData, Field(discriminator="format")]
@@ -633,18 +651,18 @@ class Workload(Spec):
     """One preset of one workload, decided."""
 
     name: Name = Field(description="Name of the workload, as in its file name.")
-    title: str = Field(description="What it trains, in words.")
-    sample_unit: str = Field(description="What one sample is called: images, sequences, volumes.")
+    title: str = Field(description="Description of the workload in words.")
+    sample_unit: str = Field(description="Name of the samples: images, sequences, volumes.")
     preset: Name = Field(description="Name of the preset.")
-    about: str = Field(description="What the preset changes against the published configuration.")
-    notice: str = Field(description="How results may be called.")
+    about: str = Field(description="Differences of the preset from the published configuration.")
+    notice: str = Field(description="How results may be named when published.")
     meant_for: Literal["any", "gpu"] = Field(
-        "any", description="Machines that the preset is made for; gpu: refused where there is none."
+        "any", description="Machines for which the preset is made; gpu: refused on machines without GPUs."
     )
     model: ModelSpec = Field(description="The network.")
-    data: DataSpec = Field(description="What it is trained on.")
-    train: TrainSpec = Field(description="How it is trained.")
-    quality: QualitySpec | None = Field(None, description="What training is for.")
+    data: DataSpec = Field(description="The training data.")
+    train: TrainSpec = Field(description="The training recipe.")
+    quality: QualitySpec | None = Field(None, description="Target quality of training to accuracy.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
