@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
 def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
     """The argument RUNS of commands that read any number of folders; `default` where none is given."""
-    given = None if default is None else (Path(default),)
+    default_paths = None if default is None else (Path(default),)
     return click.argument(
-        "runs", nargs=-1, required=default is None, type=FILE, callback=lambda ctx, param, value: value or given or ()
+        "runs",
+        nargs=-1,
+        required=default is None,
+        type=FILE,
+        callback=lambda ctx, param, value: value or default_paths or (),
     )
 
 
@@ -41,14 +45,14 @@ def where_option(name: str, of: str) -> Callable[[F], F]:
 
 def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
     """`KEY=VALUE` texts by key. Raises `UserError`: a text has another form, or a key two values."""
-    found: dict[str, str] = {}
+    value_by_key: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key or not value:
             raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
-        if found.setdefault(key, value) != value:
-            raise UserError(f"{option} {key}: is given two values, {found[key]} and {value}; no run has both")
-    return found
+        if value_by_key.setdefault(key, value) != value:
+            raise UserError(f"{option} {key}: is given two values, {value_by_key[key]} and {value}; no run has both")
+    return value_by_key
 
 
 def named(paths: Sequence[Path]) -> str:
@@ -61,9 +65,9 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
     from dlbench.analysis.selection import select
 
     chosen = parse_where(where, "--where")
-    found = runs_at(*paths)
-    found.runs = select(found.runs, named(paths), chosen, "--where")
-    return found
+    scan = runs_at(*paths)
+    scan.runs = select(scan.runs, named(paths), chosen, "--where")
+    return scan
 
 
 def read_one_run(path: Path) -> Run:
@@ -87,10 +91,10 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
     from dlbench.records.comm import scan_comm
 
     chosen = parse_where(where, "--where")
-    found = scan_comm(*expanded(paths))
-    _note_withheld(found.withheld)
-    found.runs = select(found.runs, named(paths), chosen, "--where")
-    return found
+    comm_scan = scan_comm(*expanded(paths))
+    _note_withheld(comm_scan.withheld)
+    comm_scan.runs = select(comm_scan.runs, named(paths), chosen, "--where")
+    return comm_scan
 
 
 def runs_at(*paths: Path) -> Scan:
@@ -101,14 +105,14 @@ def runs_at(*paths: Path) -> Scan:
     roots = expanded(paths)
     stores = [path for path in roots if (path / MARKER).is_file()]
     folders = [path for path in roots if path not in stores]
-    found = scan(*folders) if folders else Scan(root=roots[0])
+    merged = scan(*folders) if folders else Scan(root=roots[0])
     for store in stores:
-        held = read_each(store, Store.at(store).folders(), lambda folder: read_run(folder.path))
+        stored = read_each(store, Store.at(store).folders(), lambda folder: read_run(folder.path))
         # The same run in a second folder of a history is no repeat.
-        first = {run.plan.run_id: run for run in reversed(held.runs)}
-        found.add([run for run in held.runs if first[run.plan.run_id] is run], held)
-    _note_withheld(found.withheld)
-    return found
+        first = {run.plan.run_id: run for run in reversed(stored.runs)}
+        merged.add([run for run in stored.runs if first[run.plan.run_id] is run], stored)
+    _note_withheld(merged.withheld)
+    return merged
 
 
 def _note_withheld(lines: Sequence[str]) -> None:
@@ -118,7 +122,7 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
     earlier = [line for line in lines if line.endswith(EARLIER)]
     if len(earlier) > 1:
-        lines = [*(one for one in lines if one not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
+        lines = [*(line for line in lines if line not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
     context = click.get_current_context(silent=True)
     noted: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
     for line in lines:
@@ -129,17 +133,17 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
     """Paths, and in place of a pattern that names no file itself what it matches, by name."""
-    found: list[Path] = []
+    matched: list[Path] = []
     for path in paths:
         text = str(path)
         if not glob.has_magic(text) or path.exists():
-            found.append(path)
+            matched.append(path)
             continue
         matches = sorted(glob.glob(text))  # noqa: PTH207  # of a whole path, absolute or not
         if not matches:
             raise UserError(f"{text}: matches no folder of runs")
-        found += [Path(match) for match in matches if Path(match).is_dir()]
-    return found
+        matched += [Path(match) for match in matches if Path(match).is_dir()]
+    return matched
 
 
 def open_store(store: Path | None, *, create: bool = False) -> History:

@@ -71,11 +71,11 @@ def report(
     from dlbench.comm.document import document_of
     from dlbench.comm.report import assemble
 
-    found = assemble(read_comm_runs(runs, where))
-    emit(document_of(found), chosen, output, table or "points", full=full)
-    note_counts(output, found)
+    comm_report = assemble(read_comm_runs(runs, where))
+    emit(document_of(comm_report), chosen, output, table or "points", full=full)
+    note_counts(output, comm_report)
     problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
-    finish(found.damaged, "" if found.groups or found.pairs else problem)
+    finish(comm_report.damaged, "" if comm_report.groups or comm_report.pairs else problem)
 
 
 @click.command()
@@ -107,19 +107,21 @@ def fit(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, **c
     table = tabulate(read_comm_runs(runs, where))
     for line in table.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    found = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
-    _show_fit(found, output)
+    network_fit = fit_one(table, fitted=utc_now(), where=named(runs), **chosen)
+    _show_fit(network_fit, output)
     if table.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
 
 
-def _show_fit(found: NetworkFit, output: Path | None) -> None:
+def _show_fit(network_fit: NetworkFit, output: Path | None) -> None:
     from dlbench.comm.document import fit_document
 
-    emit(fit_document(found), "text", None, full=True)
+    emit(fit_document(network_fit), "text", None, full=True)
     if output is not None:
-        shared.write_output((found.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
-        click.echo(f"{output}: {found.network.num_points} points, {len(found.network.collectives)} lines", err=True)
+        shared.write_output((network_fit.network.model_dump_json(indent=2) + "\n").encode("utf-8"), output)
+        click.echo(
+            f"{output}: {network_fit.network.num_points} points, {len(network_fit.network.collectives)} lines", err=True
+        )
 
 
 @click.command("import")
@@ -168,20 +170,20 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
-    _show_fit(found, output)
+    network_fit = import_tables(files, system=system, fitted=utc_now(), **unsaid)
+    _show_fit(network_fit, output)
 
 
-def _require_known(option: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, known)}")
+def _require_known(option: str, name: str, valid_names: Collection[str]) -> None:
+    if name not in valid_names:
+        raise UserError(f"{option}: unknown name {name!r}: {nearest(name, valid_names)}")
 
 
 def _require_counts(options: Mapping[str, Any], *names: str) -> None:
     for name in names:
-        value, least = options[name], 0 if name == "warmup" else 1
-        if value is not None and value < least:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {least} or more")
+        value, minimum = options[name], 0 if name == "warmup" else 1
+        if value is not None and value < minimum:
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be {minimum} or more")
 
 
 @click.command("table")
@@ -218,13 +220,13 @@ def table_(
     if network is not None and network.is_dir():
         raise UserError(f"{network}: folders of runs have their costs in `dlbench comm report RUNS --full`")
     fitted = None if network is None else read_network(network)
-    wanted = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
+    request = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
     tables = {}
     for count in parse_counts(ranks, "--ranks"):
-        layout = layout_asked(count, wanted)
+        layout = layout_asked(count, request)
         groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
         tables[f"{count} ranks{groups}"] = [
-            cost(wanted.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(wanted, layout)
+            cost(request.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(request, layout)
         ]
     emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
 
@@ -262,7 +264,7 @@ def predict(
     dtype: str,
     format_name: Literal["text", "json"],
     full: bool,
-    **more: Any,
+    **options: Any,
 ) -> None:
     """Predict the time of collectives from NETWORK, a file of fitted costs.
 
@@ -286,23 +288,23 @@ def predict(
 
     if (network is None) == (topology is None):
         raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
-    if topology is not None and more["leaf_size"] is not None:
+    if topology is not None and options["leaf_size"] is not None:
         raise UserError("--leaf-size: the topology says which hosts share a switch")
-    _require_known("--collective", more["collective"], ALGORITHMS)
+    _require_known("--collective", options["collective"], ALGORITHMS)
     _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
-    _require_counts(more, "group_size", "leaf_size", "shards")
+    _require_counts(options, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
-    wanted = PredictionRequest(
+    request = PredictionRequest(
         algorithms=tuple(algorithms.split(",")) if algorithms else (),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
         topology=None if topology is None else read_topology(topology),
-        **more,
+        **options,
     )
     modelled = NetworkModel(system=str(topology), transport=CABLES)
-    found = predict_all(modelled if network is None else read_network(network), counts, wanted)
-    emit(predictions_document(found), format_name, None, full=full)
+    predictions = predict_all(modelled if network is None else read_network(network), counts, request)
+    emit(predictions_document(predictions), format_name, None, full=full)
 
 
 def measure_options(function: F) -> F:
@@ -419,17 +421,17 @@ def run(ranks: str, system: str, no_progress: bool, **options: Any) -> None:
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, shown
     from dlbench.specs.requests import parse_counts
 
-    made = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
-    require_here(made.plans[0].system)
-    require_room(made.plans)
-    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
-    _print_notes(made)
+    comm_runs = runs_of(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
+    require_here(comm_runs.plans[0].system)
+    require_room(comm_runs.plans)
+    shared.require_ranks_needs(comm_runs.plans, is_dry=options["dry_run"])
+    _print_notes(comm_runs)
     if options["dry_run"]:
-        print_commands(made.plans, options["out"])
+        print_commands(comm_runs.plans, options["out"])
         return
     following = f"dlbench comm report {shown(options['out'])}"
     bar = sys.stderr.isatty() and not no_progress
-    sys.exit(int(run_all(made.plans, options["out"], following, fail_fast=False, bar=bar)))
+    sys.exit(int(run_all(comm_runs.plans, options["out"], following, fail_fast=False, bar=bar)))
 
 
 @click.command()
@@ -449,20 +451,20 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
     if (nodes is None) == (ranks is None):
         raise UserError("give either --nodes or --ranks, e.g. --nodes 2,4")
     points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
-    made = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
-    require_scheduler(made.plans[0].system, options["out"], "dlbench comm run")
-    campaign = campaign_from(made.plans, options)
-    shared.require_ranks_needs(made.plans, is_dry=options["dry_run"])
-    _print_notes(made)
+    comm_runs = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
+    require_scheduler(comm_runs.plans[0].system, options["out"], "dlbench comm run")
+    campaign = campaign_from(comm_runs.plans, options)
+    shared.require_ranks_needs(comm_runs.plans, is_dry=options["dry_run"])
+    _print_notes(comm_runs)
     if options["dry_run"]:
         print_scripts(campaign, options["out"], all_scripts=all_scripts)
         return
     submit_all(campaign, options)
 
 
-def _print_notes(made: CommRuns) -> None:
+def _print_notes(comm_runs: CommRuns) -> None:
     """What was chosen for lack of an option, once nothing is wrong any more."""
-    for note in made.notes:
+    for note in comm_runs.notes:
         for line in textwrap.wrap(f"note: {note}", 80, subsequent_indent="  ", break_on_hyphens=False):
             click.echo(line, err=True)
 

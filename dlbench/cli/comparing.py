@@ -37,15 +37,17 @@ EXIT_CODES = {"bad": ExitCode.REGRESSION, "good": ExitCode.OK, "open": ExitCode.
 _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 
 
-def _share(most: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
+def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
     def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
         share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
         if match and not match[2] and share >= 1:
             raise UserError(f"--{param.name} {text}: 1 or more is taken in percent only: write {text.strip()}%")
-        if not (0 <= share <= most and (share > 0 or with_zero)):
-            least = "from 0" if with_zero else "above 0"
-            raise UserError(f"--{param.name} {text}: is no share {least} to {most * 100:g}%, such as 2% or 0.02")
+        if not (0 <= share <= max_share and (share > 0 or with_zero)):
+            lower_bound = "from 0" if with_zero else "above 0"
+            raise UserError(
+                f"--{param.name} {text}: is no share {lower_bound} to {max_share * 100:g}%, such as 2% or 0.02"
+            )
         return share
 
     return convert
@@ -122,19 +124,19 @@ def chosen_format(options: dict[str, Any]) -> FormatName:
     return format_by_suffix(options["output"], options["format_name"], SUFFIXES, "text")
 
 
-def metric_names(asked: Sequence[str]) -> tuple[str, ...]:
+def metric_names(requested: Sequence[str]) -> tuple[str, ...]:
     """Names of the metrics that decide."""
     from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
-    for name in asked:
+    for name in requested:
         if name != "all" and name not in by_name():
             raise UserError(f"--metric {name}: no such metric; {nearest(name, [*by_name(), 'all'])}")
-    if "all" in asked:
+    if "all" in requested:
         return tuple(by_name())
-    return tuple(dict.fromkeys(asked)) or DEFAULT_METRICS
+    return tuple(dict.fromkeys(requested)) or DEFAULT_METRICS
 
 
-def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tuple[str, str]) -> GateSide:
+def read_side(path: Path, where: Sequence[str], where_side: Sequence[str], options: tuple[str, str]) -> GateSide:
     """One side: a folder of runs, one run, a history, or a baseline file.
 
     `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
@@ -143,8 +145,8 @@ def read_side(path: Path, where: Sequence[str], own: Sequence[str], options: tup
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
 
-    option = options[0] if own else "--where"
-    chosen = parse_where((*where, *own), option)
+    option = options[0] if where_side else "--where"
+    chosen = parse_where((*where, *where_side), option)
     if path.is_file():
         for key, value in parse_where(where, "--where").items():
             if key not in TITLES:
@@ -166,17 +168,19 @@ def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
 
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), {}, "--history")
-    found = runs_at(path)
-    wanted = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
+    history = runs_at(path)
+    workload_sizes = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
     like = [
-        run for run in found.runs if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in wanted
+        run
+        for run in history.runs
+        if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in workload_sizes
     ]
     if not like:
         raise UserError(f"--history {path}: holds no run of these workloads and sizes")
     # Other modules or nodes are another machine: its nights may scatter otherwise.
-    asked = system_content(like[-1].plan)
-    found.runs = [run for run in like if system_content(run.plan) == asked]
-    return side_of_runs(found, str(path), {}, "--history")
+    newest_system = system_content(like[-1].plan)
+    history.runs = [run for run in like if system_content(run.plan) == newest_system]
+    return side_of_runs(history, str(path), {}, "--history")
 
 
 def rule_of(options: dict[str, Any]) -> Rule:
@@ -285,18 +289,18 @@ def compare(
       dlbench compare runs --paired
     """
     if len(paths) != (1 if paired else 2):
-        wanted = "one folder of runs with --paired" if paired else "two sides, A and B (or one folder with --paired)"
-        raise UserError(f"compare: takes {wanted}, not {len(paths)}")
+        expected = "one folder of runs with --paired" if paired else "two sides, A and B (or one folder with --paired)"
+        raise UserError(f"compare: takes {expected}, not {len(paths)}")
     if paired and (where_a or where_b):
         raise UserError("--where-a, --where-b: have no effect with --paired; use --where")
     prepare("compare", options)
     if paired:
-        found = paired_comparison(paths[0], where, options)
+        report = paired_comparison(paths[0], where, options)
     else:
         a = read_side(paths[0], where, where_a, ("--where-a", "--where-b"))
         b = read_side(paths[1], where, where_b, ("--where-b", "--where-a"))
-        found = comparison(a, b, options, ("--where-a", "--where-b"))
-    write(found, options, exit_zero=exit_zero, name="dlbench compare")
+        report = comparison(a, b, options, ("--where-a", "--where-b"))
+    write(report, options, exit_zero=exit_zero, name="dlbench compare")
 
 
 @click.command()
@@ -373,18 +377,18 @@ def check(
     if floors and options["detect"] >= 1:
         raise UserError("--detect: no throughput is short of --at-least by 100 % or more; ask for less")
     if paired is not None:
-        found = paired_comparison(paired, where, options, floors)
+        report = paired_comparison(paired, where, options, floors)
     else:
         assert candidate is not None
         if candidate.is_file() and floors:
             raise UserError("--at-least: needs runs; a baseline file holds no throughput")
         b = read_side(candidate, where, where_candidate, ("--where-candidate", "--where-baseline"))
         if baseline is None:
-            found = compare_floors(b, rule=rule_of(options), floors=floors)
+            report = compare_floors(b, rule=rule_of(options), floors=floors)
         else:
             a = read_side(baseline, where, where_baseline, ("--where-baseline", "--where-candidate"))
-            found = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
-    write(found, options, exit_zero=False, name="dlbench check")
+            report = comparison(a, b, options, ("--where-baseline", "--where-candidate"), floors)
+    write(report, options, exit_zero=False, name="dlbench check")
 
 
 def _refuse_sides(

@@ -49,10 +49,13 @@ def _keys(ctx: click.Context) -> list[str]:
     from dlbench.specs.problems import keys_of
     from dlbench.specs.system import SystemSpec
 
-    given = _given(ctx)
-    chosen = WorkloadFile(find("workloads", given)).base if given in _files("workloads") else {}
-    own = [key.name for key in keys_of(Choices, chosen)]
-    return [f"{name}=" for name in dict.fromkeys([*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}))])]
+    arguments = _given(ctx)
+    chosen = WorkloadFile(find("workloads", arguments)).base if arguments in _files("workloads") else {}
+    workload_keys = [key.name for key in keys_of(Choices, chosen)]
+    return [
+        f"{name}="
+        for name in dict.fromkeys([*workload_keys, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}))])
+    ]
 
 
 def _series(ctx: click.Context) -> list[str]:

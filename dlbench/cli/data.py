@@ -47,11 +47,11 @@ def meter() -> Iterator[Meter]:
         if not sys.stderr.isatty():
             told_s = time.monotonic()
 
-            def say(what: str, done: int, total: int) -> None:
+            def say(task: str, done: int, total: int) -> None:
                 nonlocal told_s
                 if time.monotonic() - told_s >= _LINE_EVERY_S:
                     told_s = time.monotonic()
-                    click.echo(f"{what}: {done:,} of {total:,}", err=True)
+                    click.echo(f"{task}: {done:,} of {total:,}", err=True)
 
             yield say
             return
@@ -62,10 +62,10 @@ def meter() -> Iterator[Meter]:
         with Progress(*columns, console=terminal(), refresh_per_second=2) as progress:
             tasks: dict[str, Any] = {}
 
-            def report(what: str, done: int, total: int) -> None:
-                if what not in tasks:
-                    tasks[what] = progress.add_task(escape(cleaned(what)), total=total)
-                progress.update(tasks[what], completed=done)
+            def report(task: str, done: int, total: int) -> None:
+                if task not in tasks:
+                    tasks[task] = progress.add_task(escape(cleaned(task)), total=total)
+                progress.update(tasks[task], completed=done)
 
             yield report
 
@@ -87,10 +87,10 @@ def demo(folder: Path, seed: int) -> None:
     """
     from dlbench.datasets.making.catalogue import prepare_demo_data
 
-    made = prepare_demo_data(
+    folder_by_workload = prepare_demo_data(
         folder, seed=seed, workers=min(4, available_cores()), progress=lambda line: click.echo(line, err=True)
     )
-    for path in made.values():
+    for path in folder_by_workload.values():
         click.echo(path)
 
 
@@ -133,7 +133,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     from dlbench.datasets.making.production import produce
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
-    most = available_cores() if build.most_workers is None else build.most_workers
+    max_workers = available_cores() if build.most_workers is None else build.most_workers
     begun = False
     with meter() as report:
 
@@ -146,7 +146,7 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
             report(build.unit, done, total)
 
         try:
-            manifest = produce(build.recipe, folder, workers=workers or most, progress=progress)
+            manifest = produce(build.recipe, folder, workers=workers or max_workers, progress=progress)
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
@@ -208,8 +208,8 @@ def summary(verdict: DatasetCheck) -> list[str]:
         else:
             lines.append(f"by its counts the whole {verdict.public_set}")
     bad = len(verdict.faults)
-    whole = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
-    lines.append(f"{whole} ({checksums[verdict.manifest]})")
+    summary_text = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
+    lines.append(f"{summary_text} ({checksums[verdict.manifest]})")
     return lines
 
 

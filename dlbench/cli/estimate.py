@@ -189,16 +189,20 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
     """Number, currency and what the hours are of; empty where they are not said."""
     if text is None:
         return None, "", ""
-    found, (what, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
-    if found is None or not float(found["number"]):
+    match, (description, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
+    if match is None or not float(match["number"]):
         raise UserError(f"{option} {text[:80]!r}: must be an amount above zero, e.g. {form}")
-    currency, held = (found["before"] or found["behind"] or "").upper(), (found["held"] or "").lower()
-    if found["hours"] and not held:
+    currency, resource = (match["before"] or match["behind"] or "").upper(), (match["held"] or "").lower()
+    if match["hours"] and not resource:
         raise UserError(f"{option} {text[:80]!r}: hours of what? e.g. {form}")
     # A price is per hour, and a budget one of both.
-    if (held and not found["per"]) if option.startswith("--price") else (found["per"] or bool(held) == bool(currency)):
-        raise UserError(f"{option} {text[:80]!r}: must be {what}, e.g. {form}")
-    return float(found["number"]), currency, held.replace("gpu", "GPU")
+    if (
+        (resource and not match["per"])
+        if option.startswith("--price")
+        else (match["per"] or bool(resource) == bool(currency))
+    ):
+        raise UserError(f"{option} {text[:80]!r}: must be {description}, e.g. {form}")
+    return float(match["number"]), currency, resource.replace("gpu", "GPU")
 
 
 def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
@@ -209,22 +213,22 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
         raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")
     if cost_of and limit_of and cost_of != limit_of:
         raise UserError(f"--budget {budget}: is in {limit_of}-hours, --price per {cost_of}-hour; give both in one")
-    held = cost_of or limit_of or None
-    return {"price": cost, "currency": currency, "held": held, "budget": limit, "is_money": bool(money)}
+    resource = cost_of or limit_of or None
+    return {"price": cost, "currency": currency, "held": resource, "budget": limit, "is_money": bool(money)}
 
 
-def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], asked: dict[str, Any], as_json: bool) -> None:
+def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dict[str, Any], as_json: bool) -> None:
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
         raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
     from dlbench.views.time_to_train import Asked, TimeToTrain
 
-    found, document = estimate_of(read_runs(runs, where), Asked(**asked))
+    report, document = estimate_of(read_runs(runs, where), Asked(**question))
     emit(document, "json" if as_json else "text", None, full=True)
-    times = [one for group in found.groups if (one := group.of(TimeToTrain))]
-    finish(found.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
-    if not all(answer.is_met for one in times for answer in one.answers):
+    times = [time_to_train for group in report.groups if (time_to_train := group.of(TimeToTrain))]
+    finish(report.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
+    if not all(answer.is_met for time_to_train in times for answer in time_to_train.answers):
         sys.exit(int(ExitCode.REGRESSION))
 
 
@@ -266,8 +270,8 @@ def _words(verdict: TimeVerdict) -> str:
     if verdict.status == "impossible":
         return f"impossible: {verdict.speed_factor:.3g} times faster than the throughput allows"
     if verdict.status == "unexplained":
-        rest = format_seconds(verdict.stated_s - verdict.expected_s)
-        return f"possible, but {rest} are not explained by the throughput"
+        unexplained = format_seconds(verdict.stated_s - verdict.expected_s)
+        return f"possible, but {unexplained} are not explained by the throughput"
     return "fits"
 
 
@@ -314,23 +318,23 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
 
     chosen = prepared("cost", output, "json" if as_json else None, needs=())
     scanned = read_runs(runs, where)
-    found, why_not = with_accounting(scanned.runs)
-    whole = campaign_cost(found)
+    runs_with_cost, why_not = with_accounting(scanned.runs)
+    total_cost = campaign_cost(runs_with_cost)
     for reason in dict.fromkeys(why_not.values()):
         names = [name for name, text in why_not.items() if text == reason]
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: no cost of {clean(names[0])}{more}: {clean(reason)}", err=True)
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        click.echo(f"dlbench: no cost of {clean(names[0])}{others}: {clean(reason)}", err=True)
     for problem in scanned.problems:
         click.echo(f"dlbench: damaged: {problem}", err=True)
-    if whole is not None:
-        emit(cost_document(whole), chosen, output, "cost-points", full=full)
+    if total_cost is not None:
+        emit(cost_document(total_cost), chosen, output, "cost-points", full=full)
     elif as_json:
         click.echo(json.dumps(None))
-    elif recorded := recorded_parts(found):
+    elif recorded := recorded_parts(runs_with_cost):
         click.echo(f"Cost by Slurm: not measured. {recorded_text(recorded)}")
     if scanned.problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if whole is None:
+    if total_cost is None:
         if not why_not:
             click.echo(f"dlbench: {named(runs)}: none of these runs was submitted to Slurm", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))

@@ -48,12 +48,12 @@ def metrics(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None)
     from dlbench.analysis.table import tabulate
     from dlbench.exports.metrics import to_openmetrics
 
-    found = read_runs(runs, where)
-    table = tabulate(found)
-    if not found.runs:
+    scan = read_runs(runs, where)
+    table = tabulate(scan)
+    if not scan.runs:
         reasons = "; ".join([*table.damaged[:3], "nothing is written"])
         raise IncompleteDataError(f"{named(runs)}: there is no run: {reasons}")
-    write_output(to_openmetrics(found.runs, table).encode("utf-8"), output)
+    write_output(to_openmetrics(scan.runs, table).encode("utf-8"), output)
     finish(table.damaged)
 
 
@@ -85,14 +85,14 @@ def mllog(
     Example:
       dlbench export mllog runs/RUN --org "My lab" -o result_0.txt
     """
-    found = _read(run, output)
+    valid_run = _read(run, output)
     statement = _statement(org, platform, status, cache_cleared)
     require_modules("export mllog", "numpy")
     from dlbench.analysis.measures import measure
 
-    write_output(to_mllog(found, statement, measure(found).throughput).encode("ascii"), output)
-    rules = rules_of(found)
-    reasons = obstacles(found)
+    write_output(to_mllog(valid_run, statement, measure(valid_run).throughput).encode("ascii"), output)
+    rules = rules_of(valid_run)
+    reasons = obstacles(valid_run)
     for reason in reasons:
         click.echo(f"dlbench: {rules.usage} {rules.ruleset}'s checker will not accept this log: {reason}", err=True)
     if output is not None and not reasons:
@@ -112,16 +112,16 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
     """
     from dlbench.exports.system_description import to_system_description
 
-    found = _read(run, output)
-    write_output(to_system_description(found, _statement(org, platform, status)).encode("ascii"), output)
+    valid_run = _read(run, output)
+    write_output(to_system_description(valid_run, _statement(org, platform, status)).encode("ascii"), output)
 
 
 def _statement(org: str | None, platform: str | None, status: Status, cache_cleared: bool = False) -> Statement:
     for option, text in (("--org", org), ("--platform", platform)):
         if text is not None and not text.strip():
             raise UserError(f"{option}: is empty; give a name, or leave the option out")
-    known = {} if org is None else {"org": org}
-    return Statement(platform=platform, status=status, cache_cleared=cache_cleared, **known)
+    organisation = {} if org is None else {"org": org}
+    return Statement(platform=platform, status=status, cache_cleared=cache_cleared, **organisation)
 
 
 def _read(path: Path, output: Path | None) -> Run:

@@ -215,19 +215,19 @@ def trends(
             raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
     followed = metrics or FOLLOWED
     opened = open_store(store)
-    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
-    emit(trends_document(found), chosen, output, table or "changes")
-    for line in found.damaged:
+    report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    emit(trends_document(report), chosen, output, table or "changes")
+    for line in report.damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
-    worse = found.open_regressions if fail_on_regression else ()
+    worse = report.open_regressions if fail_on_regression else ()
     for row in worse:
         click.echo(f"dlbench: regression: {row.line}", err=True)
     if worse:
         sys.exit(int(ExitCode.REGRESSION))
-    if found.damaged:
+    if report.damaged:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if fail_on_regression and not any(series.is_long_enough for series in found.series):
-        click.echo(f"dlbench: inconclusive: {found.finding}", err=True)
+    if fail_on_regression and not any(series.is_long_enough for series in report.series):
+        click.echo(f"dlbench: inconclusive: {report.finding}", err=True)
         sys.exit(int(ExitCode.INCONCLUSIVE))
 
 
@@ -260,15 +260,15 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     opened = open_store(store)
     metric = series.rpartition("-")[2]
     followed = FOLLOWED if metric in FOLLOWED else (metric,)
-    found = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
-    trend = next((one for one in found.series if one.id == series), None)
+    report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
+    trend = next((trend for trend in report.series if trend.id == series), None)
     if trend is None:
-        known = ", ".join(one.id for one in found.series if one.changes) or "none has changes"
-        raise UserError(f"{series}: is no series of this history; with changes: {known}")
-    of_day = [one for one in trend.changes if one.time[:10] == day]
-    change = next((one for one in of_day if one.acknowledged is None), next(iter(of_day), None))
+        changed_series = ", ".join(trend.id for trend in report.series if trend.changes) or "none has changes"
+        raise UserError(f"{series}: is no series of this history; with changes: {changed_series}")
+    of_day = [change for change in trend.changes if change.time[:10] == day]
+    change = next((change for change in of_day if change.acknowledged is None), next(iter(of_day), None))
     if change is None:
-        days = ", ".join(one.time[:10] for one in trend.changes) or "none"
+        days = ", ".join(change.time[:10] for change in trend.changes) or "none"
         raise UserError(f"{day}: {series} has no change of that day; it has: {days}")
     if change.acknowledged is not None:
         word = change.acknowledged
@@ -278,7 +278,7 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     except (KeyError, OSError):
         # In a container whose user has no name.
         user = f"user {os.getuid()}"
-    made = Acknowledgement(
+    acknowledgement = Acknowledgement(
         group=trend.group,
         ranks=trend.ranks,
         nodes=trend.nodes,
@@ -291,8 +291,8 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
         by=user,
         written=utc_now(),
     )
-    write(opened.store, made)
-    click.echo(f"acknowledged: {series}, {day}: {percent_change(made.ratio)}", err=True)
+    write(opened.store, acknowledgement)
+    click.echo(f"acknowledged: {series}, {day}: {percent_change(acknowledgement.ratio)}", err=True)
 
 
 @history.command("slow-nodes", short_help="Show which nodes were slow, month by month.")
@@ -333,19 +333,19 @@ def slow_nodes(
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
 
-    found = slow_months(open_store(store).entries(parse_where(where)))
+    report = slow_months(open_store(store).entries(parse_where(where)))
     if exclude:
         from dlbench.analysis.slow_nodes import TO_EXCLUDE
 
-        for host in found.slow:
+        for host in report.slow:
             mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
             click.echo(f"dlbench: {mark}: {host.sentence}", err=True)
-        write_output(f"{found.exclude_option}\n".encode() if found.exclude else b"", output)
-        for line in found.unsafe_lines:
+        write_output(f"{report.exclude_option}\n".encode() if report.exclude else b"", output)
+        for line in report.unsafe_lines:
             click.echo(f"dlbench: {clean(line)}", err=True)
     else:
-        emit(nodes_document(found), chosen, output, "hosts")
-    finish(found.damaged)
+        emit(nodes_document(report), chosen, output, "hosts")
+    finish(report.damaged)
 
 
 @history.command("export", short_help="Write runs to an archive that `import` reads.")
@@ -368,10 +368,10 @@ def export_runs(output: Path, store: Path | None, where: tuple[str, ...]) -> Non
     from dlbench.history.archive import write_archive
     from dlbench.history.entry import parse_where
 
-    wanted = parse_where(where)
+    condition = parse_where(where)
     opened = open_store(store)
     entries = []
-    for entry in opened.entries(wanted):
+    for entry in opened.entries(condition):
         if entry.state == "damaged":
             note(f"left out: {entry.folder}: damaged: {entry.why}")
         else:

@@ -129,8 +129,8 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     from dlbench.cli.run import print_commands, require_here, require_room, run_all, runs_found, shown
 
     plans = shared.expand_request(request)
-    for one in shared.systems_of(plans):
-        require_here(one)
+    for system in shared.systems_of(plans):
+        require_here(system)
     require_room(plans)
     shared.require_data(plans)
     if options["dry_run"]:

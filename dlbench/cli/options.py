@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def value_option(names: str, metavar: str | None, text: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+def value_option(
+    names: str, metavar: str | None, text: str, default: Any = None, **attributes: Any
+) -> Callable[[F], F]:
     """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
-    shown = {} if default is None else {"default": default, "show_default": True}
-    return click.option(*names.split(), metavar=metavar, help=text, **shown, **more)
+    default_attributes = {} if default is None else {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **default_attributes, **attributes)
 
 
 FILE = click.Path(path_type=Path)
@@ -79,11 +81,11 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
     from dlbench.specs.choices import WorkloadFile
     from dlbench.specs.files import find
 
-    file, taken = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
+    file, preset = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
     default = file.default_preset
     # What a person without a GPU means: the last that is neither the default nor made for GPUs.
     others = [name for name in file.presets if name != default and not file.is_meant_for_gpus(name)]
-    if request.preset is None and others and taken == default:
+    if request.preset is None and others and preset == default:
         raise UserError(
             f"{request.workload}: no --preset is given, and this machine has no GPU: preset {default}, the default, "
             f"{_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {default} runs it all the same"
@@ -91,7 +93,7 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
     if any(plan.workload.meant_for == "gpu" for plan in plans):
         hidden = hidden_gpus()
         raise UserError(
-            f"{request.workload}: preset {taken} is made for GPUs, and this machine "
+            f"{request.workload}: preset {preset} is made for GPUs, and this machine "
             f"{f'shows none ({hidden.reason}; {hidden.remedy})' if hidden else 'has none'}: "
             f"{f'did you mean --preset {others[-1]}? ' if others else ''}--set meant_for=any runs it all the same"
         )
@@ -103,14 +105,14 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     from dlbench.specs.files import find
 
     file = WorkloadFile(find("workloads", request.workload))
-    taken, system = plans[0].workload.preset, plans[0].system
+    preset, system = plans[0].workload.preset, plans[0].system
     if request.preset is not None or GPU_PRESET not in file.presets or file.default_preset == GPU_PRESET:
         return None
-    because = f"preset {taken}, because no --preset is given and system {system.name}"
-    if taken == GPU_PRESET:
+    because = f"preset {preset}, because no --preset is given and system {system.name}"
+    if preset == GPU_PRESET:
         return f"{because} has GPUs (node.gpus); on CPUs it would be {file.default_preset}"
-    here = system.scheduler == "none" and has_gpu()
-    return f"{because} names no GPUs (node.gpus); for the GPU here: --preset {GPU_PRESET}" if here else None
+    has_gpu_here = system.scheduler == "none" and has_gpu()
+    return f"{because} names no GPUs (node.gpus); for the GPU here: --preset {GPU_PRESET}" if has_gpu_here else None
 
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
@@ -118,7 +120,7 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.training import recipe_note
 
-    found = [
+    recipe_notes = [
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
@@ -133,12 +135,14 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
             )
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
-    return list(dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *found) if note))
+    return list(
+        dict.fromkeys(f"note: {note}" for note in (*map(_asks_for_no_gpus, plans), *missing, *recipe_notes) if note)
+    )
 
 
 def _variable_missing(system: SystemSpec) -> str | None:
-    for name, given in system.launch.environment.items():
-        source = None if isinstance(given, str) else given.variable
+    for name, value in system.launch.environment.items():
+        source = None if isinstance(value, str) else value.variable
         if system.scheduler == "slurm" and source is not None and source not in os.environ:
             return (
                 f"launch.environment.{name}: {source} is not set here: a job fails where its modules and setup do not "
@@ -197,14 +201,14 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         # click's own option has another name in each of its versions.
-        named = {"help" if "--help" in option.opts else option.name: option for option in options}
-        lines = {name: line for name, option in named.items() if (line := option.get_help_record(ctx))}
+        option_by_name = {"help" if "--help" in option.opts else option.name: option for option in options}
+        lines = {name: line for name, option in option_by_name.items() if (line := option.get_help_record(ctx))}
         width = max(len(words) for words, _ in lines.values())
         groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
         for title, names in {**groups, "Other options": [*lines]}.items():
-            if shown := [lines.pop(name) for name in names if name in lines]:
+            if group_lines := [lines.pop(name) for name in names if name in lines]:
                 with formatter.section(title):
-                    formatter.write_dl([(words.ljust(width), text) for words, text in shown])
+                    formatter.write_dl([(words.ljust(width), text) for words, text in group_lines])
 
 
 def plan_options(function: F) -> F:
@@ -384,9 +388,19 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
-    kept = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
+    same_names = (
+        "workload",
+        "preset",
+        "engine",
+        "data",
+        "to_accuracy",
+        "resume",
+        "ranks_per_node",
+        "repeats",
+        "scaling",
+    )
     return Request(
-        **{name: options[name] for name in (*kept, "launcher", "series")},
+        **{name: options[name] for name in (*same_names, "launcher", "series")},
         system=system,
         points=points,
         points_are="nodes" if points_are == "nodes" else "ranks",
@@ -410,11 +424,11 @@ def note_few_pairs(request: Request) -> None:
 
 def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
     """The systems of a series as its plans have them: one, or one for each side of a comparison."""
-    found: list[SystemSpec] = []
+    systems: list[SystemSpec] = []
     for plan in plans:
-        if plan.system not in found:
-            found.append(plan.system)
-    return found
+        if plan.system not in systems:
+            systems.append(plan.system)
+    return systems
 
 
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
@@ -424,15 +438,15 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
     from dlbench.specs.expand import expand
 
     cores = len(os.sched_getaffinity(0))
-    found = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
-    plans = [plan for plan, _ in found]
-    for profile in dict.fromkeys(said for _, said in found if said):
+    profiled = [with_layers(plan) for plan in expand(request, machine_cores=cores, lacking=precision_problem)]
+    plans = [plan for plan, _ in profiled]
+    for profile in dict.fromkeys(profile_note for _, profile_note in profiled if profile_note):
         click.echo(f"note: {profile}", err=True)
     if trains:
-        here = [plan for plan in plans if plan.system.scheduler == "none"]
-        if any(plan.workload.model.computes for plan in here) and not has_gpu():
-            _require_preset_for_cpus(request, here, cores)
-        for problem in filter(None, map(precision_problem, here)):
+        local_plans = [plan for plan in plans if plan.system.scheduler == "none"]
+        if any(plan.workload.model.computes for plan in local_plans) and not has_gpu():
+            _require_preset_for_cpus(request, local_plans, cores)
+        for problem in filter(None, map(precision_problem, local_plans)):
             raise EnvironmentLacksError(problem)
         if note := _default_note(request, plans):
             click.echo(f"note: {note}", err=True)
@@ -474,13 +488,13 @@ def require_data(plans: list[RunPlan]) -> None:
 
 def require_fitting_data(plans: Sequence[RunPlan]) -> None:
     """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them."""
-    seen, lines = set(), set[str]()
+    checked, lines = set(), set[str]()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
-        wanted = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
-        if plan.workload.data.is_synthetic or wanted in seen:
+        requirement = plan.workload.model_dump_json(), plan.layout.ranks, evaluated
+        if plan.workload.data.is_synthetic or requirement in checked:
             continue
-        seen.add(wanted)
+        checked.add(requirement)
         from dlbench.datasets.recognition import require_fitting
         from dlbench.report.wording import clean
 
@@ -497,13 +511,13 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
             return
 
 
-def _require_path(path: str, who: str, remedy: str) -> None:
+def _require_path(path: str, key: str, remedy: str) -> None:
     if not Path(path).exists():
-        raise UserError(f"{who} {path}: no such file or folder{remedy}")
+        raise UserError(f"{key} {path}: no such file or folder{remedy}")
     if not (Path(path).is_file() or Path(path).is_dir()):
-        raise UserError(f"{who} {path}: is neither a file nor a folder{remedy}")
+        raise UserError(f"{key} {path}: is neither a file nor a folder{remedy}")
     if not os.access(path, os.R_OK):
-        raise UserError(f"{who} {path}: cannot be read")
+        raise UserError(f"{key} {path}: cannot be read")
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:

@@ -73,22 +73,22 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
     if not options["dry_run"]:
         require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
     if Path(subject).is_dir():
-        found = _of_run(Path(subject), batch, capacity)
+        capacity_plan = _of_run(Path(subject), batch, capacity)
     else:
-        asked = _asked(subject, batch, capacity, options)
+        run_plan = _asked(subject, batch, capacity, options)
         if options["dry_run"]:
             from dlbench.jobs.node_program import PROFILE, supervised
             from dlbench.jobs.scripts.words import quoted
 
             click.echo("# measures the plan on its standard input:")
-            click.echo(f"# {json.dumps(asked.model_dump(mode='json'))}")
-            click.echo(quoted(supervised(asked.system.python or sys.executable, PROFILE)).encode())
+            click.echo(f"# {json.dumps(run_plan.model_dump(mode='json'))}")
+            click.echo(quoted(supervised(run_plan.system.python or sys.executable, PROFILE)).encode())
             return
-        found = _of_workload(asked)
+        capacity_plan = _of_workload(run_plan)
     from dlbench.cli.report import emit
     from dlbench.views.out_of_core.plan import memory_plan_document
 
-    emit(memory_plan_document(found), chosen, output)
+    emit(memory_plan_document(capacity_plan), chosen, output)
 
 
 def _asked(workload: str, batch: int | None, capacity: str | None, options: dict[str, Any]) -> RunPlan:
@@ -114,26 +114,26 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
     return shared.expand_request(request, trains=False)[0]
 
 
-def _of_workload(asked: RunPlan) -> CapacityPlan:
+def _of_workload(run_plan: RunPlan) -> CapacityPlan:
     from dlbench.jobs.node_program import PROFILE, answer_of, supervised
     from dlbench.jobs.processes import interrupted_by_signals
     from dlbench.perfmodels.out_of_core.planner import in_core_bytes
     from dlbench.records.out_of_core import MemoryProfile
 
-    shared.require_torch(asked.system)
-    train, workload = asked.workload.train, asked.workload
+    shared.require_torch(run_plan.system)
+    train, workload = run_plan.workload.train, run_plan.workload
     click.echo(
         f"measuring {workload.name} ({workload.preset}), {train.batch_per_rank} {workload.sample_unit} per step",
         err=True,
     )
-    command = supervised(asked.system.python or sys.executable, PROFILE)
+    command = supervised(run_plan.system.python or sys.executable, PROFILE)
     with interrupted_by_signals():
-        profile = answer_of(command, asked.model_dump(mode="json"), MemoryProfile, "the profile's process")
+        profile = answer_of(command, run_plan.model_dump(mode="json"), MemoryProfile, "the profile's process")
     capacity = train.memory.capacity_bytes(in_core_bytes(profile.chain))
     assert capacity is not None
     where, parts = f"this machine ({socket.gethostname()})", train.gradient_accumulation
     of = {"where": where, "device": profile.device, "parts": parts, "warnings": profile.warnings}
-    return _planned(asked, profile.chain, profile.rates, capacity, **of)
+    return _planned(run_plan, profile.chain, profile.rates, capacity, **of)
 
 
 def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> CapacityPlan:
@@ -173,14 +173,14 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
                 "taken as proportional."
             )
             chain = scaled(chain, samples)
-    wanted = memory.plan.capacity_bytes
+    capacity_bytes = memory.plan.capacity_bytes
     if capacity is not None:
         in_core = in_core_bytes(chain)
         try:
-            wanted = MemorySpec(capacity=capacity).capacity_bytes(in_core)
+            capacity_bytes = MemorySpec(capacity=capacity).capacity_bytes(in_core)
         except ValueError:
             raise UserError(f"--capacity {capacity}: is no size such as 8GiB, and no share such as 50%") from None
-    if wanted is None:
+    if capacity_bytes is None:
         raise UserError("give --capacity, e.g. 8GiB, or 50%: the run was planned for none")
     of = {"where": f"run {run.plan.run_id}", "device": run.record.ranks[0].device, "parts": memory.parts}
-    return _planned(run.plan, chain, memory.rates, wanted, warnings=tuple(warnings), **of)
+    return _planned(run.plan, chain, memory.rates, capacity_bytes, warnings=tuple(warnings), **of)

@@ -73,9 +73,9 @@ def lines_of(report: PreflightReport) -> list[str]:
 
 
 def _lines(report: PreflightReport) -> Iterator[str]:
-    for one in report.job:
-        head = f"{one.subject:<20} {_MARKS[one.state]:<8} "
-        words = f"{one.found} -> {one.remedy}" if one.remedy and one.state != "ok" else one.found
+    for check in report.job:
+        head = f"{check.subject:<20} {_MARKS[check.state]:<8} "
+        words = f"{check.found} -> {check.remedy}" if check.remedy and check.state != "ok" else check.found
         yield from _wrapped(head, words, " " * 22)[:3]
     nodes = sorted(report.nodes, key=lambda node: (not node.problems, not node.doubts))
     if nodes:
@@ -84,12 +84,12 @@ def _lines(report: PreflightReport) -> Iterator[str]:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        left = nodes[MAX_NODES_SHOWN:]
-        if left:
-            bad = sum(bool(node.problems) for node in left)
-            yield f"and {len(left)} more nodes{f', {bad} of them FAILED' if bad else ''}"
-        for said, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
-            yield from _wrapped(said, text)
+        not_shown = nodes[MAX_NODES_SHOWN:]
+        if not_shown:
+            bad = sum(bool(node.problems) for node in not_shown)
+            yield f"and {len(not_shown)} more nodes{f', {bad} of them FAILED' if bad else ''}"
+        for hosts_head, text in [*_by_text(nodes, "problems"), *_by_text(nodes, "doubts")]:
+            yield from _wrapped(hosts_head, text)
     if report.exclude:
         yield f"leave out: --exclude={report.exclude} (slurm.exclude in the system file)"
     yield _verdict(report)
@@ -104,9 +104,9 @@ def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"
         for text in getattr(node, which):
             hosts.setdefault(text, []).append(node.host)
     word = "FAILED" if which == "problems" else "doubt"
-    found = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
-    left = len(found) - MAX_TEXTS
-    return found if left <= 0 else [*found[:MAX_TEXTS], (f"and {left} more of the kind: ", "see the file")]
+    rows = [(f"{compressed(names)}: {word}: ", text) for text, names in hosts.items()]
+    num_hidden = len(rows) - MAX_TEXTS
+    return rows if num_hidden <= 0 else [*rows[:MAX_TEXTS], (f"and {num_hidden} more of the kind: ", "see the file")]
 
 
 def _wrapped(head: str, text: str, indent: str = "  ") -> list[str]:
@@ -120,18 +120,18 @@ def _row(node: PreflightNode) -> tuple[str, ...]:
         return (node.host, "-", "-", "-", "-", "-")
     first = node.ranks[0]
     gpus = len({uuid for rank in node.ranks for uuid in (*rank.node_gpus, *([rank.gpu] if rank.gpu else []))})
-    place = next((one for one in first.scratch if one.key == "local"), None)
+    place = next((scratch_folder for scratch_folder in first.scratch if scratch_folder.key == "local"), None)
     scratch = "-"
     if place is not None:
         free = "?" if place.free_bytes is None else format_bytes(place.free_bytes)
         scratch = "NOT usable" if place.problem else f"{free} {place.file_system}".strip()
     cores = len({core for rank in node.ranks for core in rank.cores})
-    shown = (str(len(node.ranks)), str(cores), str(gpus) if gpus else "none", first.versions.get("torch", "none"))
-    return (node.host, *shown, scratch)
+    cells = (str(len(node.ranks)), str(cores), str(gpus) if gpus else "none", first.versions.get("torch", "none"))
+    return (node.host, *cells, scratch)
 
 
 def _verdict(report: PreflightReport) -> str:
-    wrong = [one.subject for one in report.job if one.state == "wrong"]
+    wrong = [check.subject for check in report.job if check.state == "wrong"]
     failed = sum(bool(node.problems) for node in report.nodes)
     if report.exit_code == ExitCode.OK:
         measured = f": {len(report.nodes)} node{'s' * (len(report.nodes) != 1)} passed" if report.nodes else ""

@@ -92,14 +92,14 @@ class SeriesProgress:
     def left_s(self, *, is_between: bool) -> float | None:
         """Until the last run is over; `is_between` runs, or in one. None where nothing is known."""
         later = self._plans[self.num_done + (not is_between) :]
-        left = 0.0 if is_between else self.left_of_run_s
-        if left is None:
+        run_left_s = 0.0 if is_between else self.left_of_run_s
+        if run_left_s is None:
             return None
-        whole = left + self._clock() - self._begun
-        return left + sum(whole if (known := self._expected(plan)) is None else known for plan in later)
+        run_s = run_left_s + self._clock() - self._begun
+        return run_left_s + sum(run_s if (expected_s := self._expected(plan)) is None else expected_s for plan in later)
 
     def _expected(self, plan: LaunchPlan) -> float | None:
-        alike = [took for other, took in self._took if _kind(other) == _kind(plan)]
+        alike = [took for ended_plan, took in self._took if _kind(ended_plan) == _kind(plan)]
         return mean(alike or [took for _, took in self._took]) if self._took else None
 
     def now(self, plan: LaunchPlan) -> str:
@@ -115,13 +115,13 @@ class SeriesProgress:
             rate = self.steps_per_s
             if rate is not None and isinstance(plan, RunPlan):
                 parts.append(_throughput(plan, rate * plan.global_batch))
-            most = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
-            left, whole = self.left_of_run_s, self.left_s(is_between=False)
-            if left is not None:
-                parts.append(f"{most}{_roughly(left)} left")
+            bound = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
+            run_left_s, series_left_s = self.left_of_run_s, self.left_s(is_between=False)
+            if run_left_s is not None:
+                parts.append(f"{bound}{_roughly(run_left_s)} left")
             text = ", ".join(parts)
             is_last = self.num_done + 1 == len(self._plans)
-            return text if whole is None or is_last else f"{text}; all: {_roughly(whole)}"
+            return text if series_left_s is None or is_last else f"{text}; all: {_roughly(series_left_s)}"
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
@@ -168,12 +168,12 @@ class ProgressLines:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
             return f"{head}: {how} after {format_seconds(took)}: {outcome.detail}"
         rate = outcome.throughput
-        shown = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
-        shown += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
-        left = self.progress.left_s(is_between=True)
+        parts = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
+        parts += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
+        series_left_s = self.progress.left_s(is_between=True)
         is_last = self.progress.num_done == len(self._plans)
-        later = "" if left is None or is_last else f"; about {_roughly(left)} left"
-        return f"{head}: {', '.join(shown)}{later}"
+        later = "" if series_left_s is None or is_last else f"; about {_roughly(series_left_s)} left"
+        return f"{head}: {', '.join(parts)}{later}"
 
     def _place(self, plan: LaunchPlan) -> str:
         words = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
@@ -241,5 +241,7 @@ def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLine
     console = terminal()
     columns = (BarColumn(bar_width=20), text) if console.width >= WIDE else (text,)
     # Gone when the last run has ended: its line and the result stay.
-    with Progress(*columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True) as shown:
-        yield Bar(plans, shown)
+    with Progress(
+        *columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True
+    ) as progress_bar:
+        yield Bar(plans, progress_bar)

@@ -94,22 +94,24 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
         chosen = prepared("project", output, format_name)
         function(write=lambda document, table: emit(document, chosen, output, table, full=full), **arguments)
 
-    shown = click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
-    return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), shown])
+    full_option = click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group).")
+    return decorated(command, [OUTPUT, format_option(*get_args(FormatName)), full_option])
 
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options of `projecting.question_of`. `costs`: what those of `--network` replace."""
-    way = "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
+    exchange_help = (
+        "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
+    )
     slow = "History folder: take from it how many nodes of the system are slow, and by how much."
-    other = "Project to the nodes and the network of another system, from its data sheet."
+    system_help = "Project to the nodes and the network of another system, from its data sheet."
     price = "Price of a node-hour, e.g. '9 EUR'."
     decorators = [
         TO,
         network_option(f"instead of {costs}"),
         SCALING,
-        value_option("--set overrides", "sync.KEY=VALUE", way, multiple=True),
-        value_option("--system", "SYSTEM", other, callback=_machine),
+        value_option("--set overrides", "sync.KEY=VALUE", exchange_help, multiple=True),
+        value_option("--system", "SYSTEM", system_help, callback=_machine),
         value_option("--price-per-node-hour price", "PRICE", price, callback=_node_price),
         value_option("--history", "DIR", slow, type=FILE),
     ]
@@ -144,7 +146,7 @@ def project_runs(
     strategy: str | None,
     memory_limit: int | None,
     write: Write,
-    **asked: Any,
+    **question_options: Any,
 ) -> None:
     """Project from RUNS: run folders, folders of runs, histories.
 
@@ -161,7 +163,7 @@ def project_runs(
     from dlbench.projection.page import ProjectionReport
     from dlbench.projection.strategies.section import chosen
 
-    question = projecting.question_of(**asked)
+    question = projecting.question_of(**question_options)
     check_writable(ingredients)
     if memory_limit is not None and strategy is None:
         raise UserError("--memory-limit has no effect without --strategy")
@@ -192,7 +194,7 @@ def project_runs(
 @click.argument("file", type=FILE)
 @_question_options("the costs in FILE")
 @_page_options
-def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
+def project_ingredients(file: Path, write: Write, **question_options: Any) -> None:
     """Project from FILE, which contains the inputs of a projection.
 
     FILE is written by `project runs --ingredients`, or by hand from figures of another tool or a publication (`dlbench
@@ -206,7 +208,7 @@ def project_ingredients(file: Path, write: Write, **asked: Any) -> None:
     from dlbench.projection.ingredients import Ingredients
     from dlbench.records.scan import read_given
 
-    question = projecting.question_of(**asked)
+    question = projecting.question_of(**question_options)
     made_by = "dlbench project runs RUNS --ingredients"
     group = read_given(file, Ingredients, "ingredients of a projection", made_by)
     group = projecting.changed(group, question.costs_of_groups or group.network, question)

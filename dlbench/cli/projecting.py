@@ -91,16 +91,18 @@ def projected(
     strategies: StrategiesAsked | None = None,
 ) -> ProjectedGroup:
     """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system."""
-    there = None if question.system is None else elsewhere(group, question.system, question.costs_of_system)
-    if there is not None and there.system == group.system:
-        group, there = there, None
-    way = _way(question.overrides, there or group)
-    projection = step.project(group, question.targets, way=way, misses=misses_of(rows, group.system), there=there)
+    target_group = None if question.system is None else elsewhere(group, question.system, question.costs_of_system)
+    if target_group is not None and target_group.system == group.system:
+        group, target_group = target_group, None
+    method = _way(question.overrides, target_group or group)
+    projection = step.project(
+        group, question.targets, way=method, misses=misses_of(rows, group.system), there=target_group
+    )
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:
         if strategies is not None:
-            sections.append(_strategies_section(strategies, question.system, group, there, projection))
+            sections.append(_strategies_section(strategies, question.system, group, target_group, projection))
         cost = cost_section(name, group, projection.targets, *question.price)
         if cost is not None:
             sections.append(cost)
@@ -110,19 +112,21 @@ def projected(
 
 
 def _strategies_section(
-    asked: StrategiesAsked,
+    strategies_asked: StrategiesAsked,
     system: SystemSpec | None,
     group: Ingredients,
-    there: Ingredients | None,
+    target_group: Ingredients | None,
     projection: Projection,
 ) -> Section:
     """Returns the table of strategies at the targets of a group, with measured ones next to them."""
-    priced, limit = there or group, asked.memory_limit
-    case, basis = case_of(priced, asked.sample, projection.cost_scale, memory_limit=limit, system=system)
+    priced, limit = target_group or group, strategies_asked.memory_limit
+    case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # Of another system no run is a measurement.
-    measured = () if there else measured_rows(case, group, asked.groups)
+    measured = () if target_group else measured_rows(case, group, strategies_asked.groups)
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
-    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked.names, own=strategy)
+    rows = projected_rows(
+        case, projection.targets, is_strong=is_strong, strategies=strategies_asked.names, own=strategy
+    )
     return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 
 
@@ -224,12 +228,14 @@ def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> Net
 
     system, exchange = ingredients.system, ingredients.exchange
     groups = [group for group in table.groups if group.sample.plan.system.name == system]
-    carriers = {(one.is_library, one.carrier) for group in groups for one in group.series}
+    carriers = {(series.is_library, series.carrier) for group in groups for series in group.series}
     if not carriers:
         return None
     # Of dlbench's own algorithms, where there are any, those over the carrier of the runs.
-    own = sorted(name for is_library, name in carriers if is_library == min(carriers)[0])
-    transport = next((name for name in own if exchange and name.removeprefix("torch-") == exchange.carrier), None)
+    transports = sorted(name for is_library, name in carriers if is_library == min(carriers)[0])
+    transport = next(
+        (name for name in transports if exchange and name.removeprefix("torch-") == exchange.carrier), None
+    )
     try:
         return fit_one(table, system=system, transport=transport, dtype=None, fitted="", where=where).network
     except DlbenchError as error:
@@ -240,26 +246,26 @@ def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> Net
 def _way(overrides: tuple[str, ...], ingredients: Ingredients) -> ExchangeMethod | None:
     if not overrides:
         return None
-    known = {f"sync.{name}": name for name in SETTABLE}
-    given = parse_set(overrides)
-    if unknown := [key for key in given if key not in known]:
-        raise UserError(f"--set {unknown[0]}: a projection changes the exchange alone: {', '.join(known)}")
-    asked = {known[key]: value for key, value in given.items()}
+    name_by_key = {f"sync.{name}": name for name in SETTABLE}
+    settings = parse_set(overrides)
+    if unknown := [key for key in settings if key not in name_by_key]:
+        raise UserError(f"--set {unknown[0]}: a projection changes the exchange alone: {', '.join(name_by_key)}")
+    setting_by_name = {name_by_key[key]: value for key, value in settings.items()}
     ran = ingredients.exchange
     if ran is None:
         raise UserError("--set: the runs recorded no exchange, so none can be changed")
     try:
-        sync = SyncSpec.model_validate({"exchange": ran.exchange, "wire": ran.wire, **asked})
+        sync = SyncSpec.model_validate({"exchange": ran.exchange, "wire": ran.wire, **setting_by_name})
     except ValidationError as error:
         raise UserError(f"--set sync.{problem_of(SyncSpec, error)}") from None
     for key, is_idle in (("group_size", sync.exchange not in GROUPED), ("topk_density", sync.wire != "topk")):
-        if key in asked and is_idle:
+        if key in setting_by_name and is_idle:
             raise UserError(f"--set sync.{key} has no effect on exchange {sync.exchange} with wire {sync.wire}")
     if problem := layout_problem(sync, engine=ingredients.engine, ranks=2 * ingredients.per_node, nodes=2):
         raise UserError(f"--set: {problem}")
     return ExchangeMethod(
         exchange=sync.exchange,
-        fusion=sync.fusion if "fusion" in asked else None,
+        fusion=sync.fusion if "fusion" in setting_by_name else None,
         wire=sync.wire,
         group_size=sync.group_size or ran.group_size,
         topk_density=sync.topk_density if sync.wire == "topk" else None,

@@ -38,8 +38,8 @@ SUFFIXES: Mapping[str, FormatName] = {
 
 def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
     """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
-    said = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
-    return value_option("--format format_name", None, said, type=click.Choice(names))
+    help_text = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
+    return value_option("--format format_name", None, help_text, type=click.Choice(names))
 
 
 def report_options(function: F) -> F:
@@ -120,23 +120,26 @@ def report(
 
         opened = open_store(store)
         history = trends_of(opened.entries(), acknowledged=read_acknowledged(opened.store))
-    found = assemble(scanned, history, network=costs)
-    document = document_of(found)
+    scaling_report = assemble(scanned, history, network=costs)
+    document = document_of(scaling_report)
     if table == LIST:
         tables = document.tables()
         width = max(map(len, tables))
-        listed = "".join(f"{name.ljust(width)}  {one.title}\n" for name, one in tables.items())
+        listed = "".join(f"{name.ljust(width)}  {table_document.title}\n" for name, table_document in tables.items())
         write_output(listed.encode("utf-8"), output)
     else:
         emit(document, chosen, output, table or "points", full=full)
-        note_counts(output, found)
-    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the report says why")
+        note_counts(output, scaling_report)
+    finish(
+        scaling_report.damaged,
+        "" if scaling_report.groups else f"{named(runs)}: no run has figures; the report says why",
+    )
 
 
 def prepared(
     command: str,
     output: Path | None,
-    asked: FormatName | None,
+    format_name: FormatName | None,
     *,
     suffixes: Mapping[str, FormatName] = SUFFIXES,
     table: str | None = None,
@@ -144,19 +147,19 @@ def prepared(
 ) -> FormatName:
     """The format of a report, before anything is read."""
     check_writable(output)
-    chosen = format_by_suffix(output, asked, suffixes, "text")
+    chosen = format_by_suffix(output, format_name, suffixes, "text")
     if table is not None and chosen != "csv":
         raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
     require_modules(command, *needs, *(("altair", "vl_convert") if chosen == "html" else ()))
     return chosen
 
 
-def note_counts(output: Path | None, found: Report | CollectivesReport) -> None:
+def note_counts(output: Path | None, report: Report | CollectivesReport) -> None:
     """How many runs a file has that was written, on standard error."""
     if output is not None:
-        without = len(found.without_figures)
-        counts = f"runs with figures: {len(found.runs) - without}, without: {without}; groups: "
-        counts += str(len(found.groups) + len(getattr(found, "pairs", ())))
+        without = len(report.without_figures)
+        counts = f"runs with figures: {len(report.runs) - without}, without: {without}; groups: "
+        counts += str(len(report.groups) + len(getattr(report, "pairs", ())))
         click.echo(f"{output}: {counts}", err=True)
 
 
@@ -171,11 +174,11 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
 
 
 def format_by_suffix(
-    output: Path | None, asked: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
+    output: Path | None, format_name: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
     """The format that was asked for, or that of the output file's name; `default` for standard output."""
-    if asked is not None:
-        return asked
+    if format_name is not None:
+        return format_name
     if output is None:
         return default
     suffix = output.suffix.lower()
@@ -272,6 +275,6 @@ def diagnose(
     chosen = prepared("diagnose", output, format_name, suffixes={".json": "json", ".txt": "text"})
     from dlbench.views.diagnosis import diagnosis
 
-    found, document = diagnosis(read_runs(runs, where))
+    report, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)
-    finish(found.damaged, "" if found.groups else f"{named(runs)}: no run has figures; the diagnosis says why")
+    finish(report.damaged, "" if report.groups else f"{named(runs)}: no run has figures; the diagnosis says why")

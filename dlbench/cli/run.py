@@ -61,8 +61,8 @@ def run(ranks: str, system: str, fail_fast: bool, no_progress: bool, **options: 
 
     request = shared.request_from(options, system=system, points=parse_counts(ranks, "--ranks"), points_are="ranks")
     plans = shared.expand_request(request)
-    for one in shared.systems_of(plans):
-        require_here(one)
+    for system_spec in shared.systems_of(plans):
+        require_here(system_spec)
     require_room(plans)
     shared.require_data(plans)
     for line in left_out(request, plans):
@@ -84,13 +84,13 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
 
     series = plans[0].series.id
     folders = [path.parent for path in sorted(out.glob(f"{glob.escape(series)}-*/plan.json"))]
-    found = scan(*folders) if folders else Scan(root=out)
-    found.root = out
+    series_scan = scan(*folders) if folders else Scan(root=out)
+    series_scan.root = out
     # A series of that name may have had runs before.
-    found.runs = [run for run in found.runs if run.plan.series.id == series]
-    for line in found.problems:
+    series_scan.runs = [run for run in series_scan.runs if run.plan.series.id == series]
+    for line in series_scan.problems:
         click.echo(f"dlbench: damaged: {clean(line)}", err=True)
-    if not any(run.state == "valid" for run in found.runs):
+    if not any(run.state == "valid" for run in series_scan.runs):
         return
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
@@ -101,43 +101,43 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
             from dlbench.cli.report import emit
             from dlbench.views.series_result import result_of
 
-            report, document = result_of(found)
+            report, document = result_of(series_scan)
             for line in report.damaged:
-                if line not in found.problems:
+                if line not in series_scan.problems:
                     click.echo(f"dlbench: damaged: {clean(line)}", err=True)
             if report.groups:
                 emit(document, "text", None)
-        own = {plan.run_id for plan in plans}
-        found.runs = [run for run in found.runs if run.plan.run_id in own]
-        _tell_comparison(request, found)
-    what = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
-    click.echo(f"next: dlbench {what} --where series={series}", err=True)
+        run_ids = {plan.run_id for plan in plans}
+        series_scan.runs = [run for run in series_scan.runs if run.plan.run_id in run_ids]
+        _tell_comparison(request, series_scan)
+    next_command = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
+    click.echo(f"next: dlbench {next_command} --where series={series}", err=True)
 
 
-def _tell_comparison(request: Request, found: Scan) -> None:
+def _tell_comparison(request: Request, series_scan: Scan) -> None:
     from dlbench.gate.page import paired_lines
     from dlbench.report.formats.terminal import WIDTH, fitted
     from dlbench.report.wording import clean
 
     if request.sides:
-        lines = [clean(line) for line in paired_lines(found)]
+        lines = [clean(line) for line in paired_lines(series_scan)]
     else:
-        said = []
+        sentences = []
         if request.decompose:
             from dlbench.views.decomposition import decomposition_lines, decompositions
 
-            said += decomposition_lines(decompositions(found.runs))
+            sentences += decomposition_lines(decompositions(series_scan.runs))
         if request.ladder:
             from dlbench.analysis.table import tabulate
             from dlbench.views.sweep.numbers import sweeps
             from dlbench.views.sweep.view import settings_sheet
 
-            for sweep in sweeps(tabulate(found, with_causes=True)):
+            for sweep in sweeps(tabulate(series_scan, with_causes=True)):
                 for cell in sweep.cells:
-                    said += fitted(settings_sheet(sweep, cell).to_display(brief=True), WIDTH)
-                    said += [cell.verdict, f"Next: {cell.advice}"]
+                    sentences += fitted(settings_sheet(sweep, cell).to_display(brief=True), WIDTH)
+                    sentences += [cell.verdict, f"Next: {cell.advice}"]
         lines = []
-        for line in map(clean, said):
+        for line in map(clean, sentences):
             indent = " " * (len(line) - len(line.lstrip()) + 2)
             lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
     for line in lines:
@@ -149,15 +149,15 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
     from dlbench.records.scan import Scan, read_run
     from dlbench.report.wording import clean
 
-    found = Scan(root=out)
+    ended = Scan(root=out)
     for folder in (out / plan.run_id for plan in plans):
         if not folder.exists():  # --fail-fast, or a machine that lacks something
             continue
         try:
-            found.runs.append(read_run(folder))
+            ended.runs.append(read_run(folder))
         except IncompleteDataError as error:
             click.echo(clean(str(error)), err=True)
-    return found
+    return ended
 
 
 def require_here(system: SystemSpec) -> None:

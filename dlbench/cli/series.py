@@ -62,9 +62,9 @@ def print_commands(root: Path, series: str, out: Path, written: Sequence[tuple[J
     from dlbench.records.folder import RunFolder
 
     file = read_series(root, series)
-    for number, (job, known) in enumerate(written, 1):
-        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), known or None, "")
-        if file.chain and number > 1 and not known:
+    for number, (job, job_before) in enumerate(written, 1):
+        command = scheduler_named(file.scheduler).command(job, RunFolder(root / job.run_ids[0]), job_before or None, "")
+        if file.chain and number > 1 and not job_before:
             # Before the script.
             command.insert(-1, joined("--dependency=afterany:", variable(f"{{job{number - 1}%%;*}}")))
         words = quoted(command)
@@ -94,10 +94,10 @@ def _summary(campaign: Campaign, notes: Sequence[str]) -> list[str]:
 
     jobs, first = campaign.jobs, campaign.plans[0]
     assert isinstance(first, RunPlan | CommPlan)
-    what = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
+    headline = f"{_counted(len(jobs), 'job')} of series {first.series.id} on system {first.system.name}"
     rows = [_row(number, job, campaign.chain) for number, job in enumerate(jobs, 1)]
     table = aligned([["#", "job", "nodes", "ranks", "runs", "time", "node-hours", "after"], *rows])
-    lines = [f"Dry run: {what}; nothing is submitted.", *cost_lines(campaign)]
+    lines = [f"Dry run: {headline}; nothing is submitted.", *cost_lines(campaign)]
     precisions = dict.fromkeys(precision_words(plan) for plan in campaign.plans if isinstance(plan, RunPlan))
     lines += [f"Precision: {'; '.join(precisions)}."] if precisions else []
     lines += _least(jobs)
@@ -147,19 +147,22 @@ def _least(jobs: Sequence[Job]) -> Iterator[str]:
     limits = [limit_seconds(job.time_limit) for job in jobs]
     runs = [[plan.least_training_s for plan in job.plans if isinstance(plan, RunPlan)] for job in jobs]
     # The limit of an array is that of a run.
-    each = [max(least, default=0.0) if job.is_array else sum(least) for job, least in zip(jobs, runs, strict=True)]
-    if not any(each):
+    least_job_s = [
+        max(run_seconds, default=0.0) if job.is_array else sum(run_seconds)
+        for job, run_seconds in zip(jobs, runs, strict=True)
+    ]
+    if not any(least_job_s):
         return
-    hours = sum(job.shape.layout.nodes * sum(least) / 3600 for job, least in zip(jobs, runs, strict=True))
+    hours = sum(job.shape.layout.nodes * sum(run_seconds) / 3600 for job, run_seconds in zip(jobs, runs, strict=True))
     keys = "measure.warmup_s, measure.measured_s"
-    yield f"Steps alone last at least {format_seconds(max(each))} a job, {hours:,.4g} node-hours in all ({keys})."
-    short = sum(0 < limit <= seconds for limit, seconds in zip(limits, each, strict=True))
+    yield f"Steps alone last at least {format_seconds(max(least_job_s))} a job, {hours:,.4g} node-hours in all ({keys})."
+    short = sum(0 < limit <= seconds for limit, seconds in zip(limits, least_job_s, strict=True))
     if short:
         yield f"Time limit too short for that in {_counted(short, 'job')}: raise system.slurm.time_limit."
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -174,7 +177,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def series_at(given: str, out: Path) -> tuple[Path, str]:
+def series_at(name_or_folder: str, out: Path) -> tuple[Path, str]:
     """The folder of all runs, absolute, and the name of a series: of its name, of a folder of runs, or of a run's.
 
     Raises `UserError`: there is no such series or folder, or the folder holds several; names them.
@@ -183,20 +186,22 @@ def series_at(given: str, out: Path) -> tuple[Path, str]:
     from dlbench.records.comm import read_launched
     from dlbench.records.folder import RunFolder
 
-    if "/" not in given and series_path(out, given, "json").exists():
-        return out.absolute(), given
-    path = Path(given).absolute()
+    if "/" not in name_or_folder and series_path(out, name_or_folder, "json").exists():
+        return out.absolute(), name_or_folder
+    path = Path(name_or_folder).absolute()
     if RunFolder(path).plan.exists():
         return path.parent, read_launched(path).plan.series.id
-    found = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
-    if len(found) > 1:
-        one = _command(click.get_current_context().info_name or "", found[0], "--out", given)
-        raise UserError(f"{given}: holds {len(found)} series, {', '.join(found[:5])}: name one, e.g. {one}")
-    if not found and path.is_dir():
-        raise UserError(f"{given}: holds no series that was submitted to Slurm")
-    if not found:
-        raise UserError(f"{given}: no such series or run in {out}; give --out FOLDER, or the folder itself")
-    return path, found[0]
+    series_names = sorted(file.stem for file in (path / FOLDER).glob("*.json"))
+    if len(series_names) > 1:
+        example = _command(click.get_current_context().info_name or "", series_names[0], "--out", name_or_folder)
+        raise UserError(
+            f"{name_or_folder}: holds {len(series_names)} series, {', '.join(series_names[:5])}: name one, e.g. {example}"
+        )
+    if not series_names and path.is_dir():
+        raise UserError(f"{name_or_folder}: holds no series that was submitted to Slurm")
+    if not series_names:
+        raise UserError(f"{name_or_folder}: no such series or run in {out}; give --out FOLDER, or the folder itself")
+    return path, series_names[0]
 
 
 def resume_series(options: dict[str, Any]) -> None:
@@ -293,11 +298,11 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
 
     file, out = read_series(root, series), options["out"]
     scheduler, max_jobs = scheduler_named(file.scheduler), options["max_jobs"] or file.max_jobs
-    total, taken = submission_status(root, series).total, 0
+    total, num_submitted = submission_status(root, series).total, 0
 
     def report(done: Submitted) -> None:
-        nonlocal taken
-        taken += not done.is_adopted
+        nonlocal num_submitted
+        num_submitted += not done.is_adopted
         how = ", found in the queue" if done.is_adopted else ""
         first, runs = shared.describe_plan(done.job.plans[0]), len(done.job.plans)
         if runs > 1:
@@ -318,19 +323,19 @@ def submit_rest(root: Path, series: str, options: dict[str, Any], interruption: 
             forget(root, series)
             raise
         raise type(error)(f"{error}; {left(root, series, out)}") from None
-    _say(f"{left(root, series, out, taken)}; next: {_command('status', str(out))}")
+    _say(f"{left(root, series, out, num_submitted)}; next: {_command('status', str(out))}")
 
 
-def left(root: Path, series: str, out: Path, taken: int | None = None) -> str:
+def left(root: Path, series: str, out: Path, num_submitted: int | None = None) -> str:
     """How far a series is, and what submits the rest; `taken`: jobs that were submitted just now."""
     from dlbench.jobs.campaign.series_file import submission_status
 
     now = submission_status(root, series)
     text = f"series {series}: {now.text}"
-    if taken == 0 and now.submitted == now.total:
+    if num_submitted == 0 and now.submitted == now.total:
         return f"{text}: nothing left to submit"
-    if taken is not None and taken != now.submitted:
-        text += f" ({taken or 'none'} now)"
+    if num_submitted is not None and num_submitted != now.submitted:
+        text += f" ({num_submitted or 'none'} now)"
     return text if now.submitted == now.total else f"{text}; the rest: {resume_command(series, out)}"
 
 
@@ -348,10 +353,10 @@ def _command(*words: str) -> str:
 def streams_are_one() -> bool:
     """Whether a person sees standard output between the lines of standard error: there a bare job id says nothing."""
     try:
-        one, other = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
+        output, error = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):  # closed, or no file
         return False
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+    return (output.st_dev, output.st_ino) == (error.st_dev, error.st_ino)
 
 
 def _say(text: str) -> None:

@@ -89,7 +89,7 @@ class KeyLine:
 
 def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: SettingLayers) -> Iterator[KeyLine]:
     """The keys of a decided specification in their order. `content`: its values, as in JSON."""
-    seen: set[tuple[str, ...]] = set()
+    seen_paths: set[tuple[str, ...]] = set()
     for key in keys_of(model, content):
         path = key.path
         value: Any = content
@@ -98,9 +98,9 @@ def settings_of(model: type[BaseModel], content: Mapping[str, Any], layers: Sett
             if value is None and depth + 1 < len(path):  # a section that is left out
                 path = path[: depth + 1]
                 break
-        if path in seen:
+        if path in seen_paths:
             continue
-        seen.add(path)
+        seen_paths.add(path)
         if path == key.path:
             yield _setting(key, value, layers)
         else:
@@ -127,15 +127,15 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
     differs = required or value != plain
     sentences = _sentences(key.field.description or "")
     # Descriptions of choices say `value: meaning.` in turn.
-    own = [sentence for sentence in sentences if sentence.startswith(f"{value}: ")]
-    said = (own or sentences or [""])[0]
-    others = [str(one) for one in typing.get_args(key.field.annotation) if isinstance(one, str)]
-    unsaid = [one for one in others if one != value and not re.search(rf"\b{re.escape(one)}\b", said)]
+    value_sentences = [sentence for sentence in sentences if sentence.startswith(f"{value}: ")]
+    meaning = (value_sentences or sentences or [""])[0]
+    others = [str(choice) for choice in typing.get_args(key.field.annotation) if isinstance(choice, str)]
+    unsaid = [choice for choice in others if choice != value and not re.search(rf"\b{re.escape(choice)}\b", meaning)]
     return KeyLine(
         section=".".join(key.path[:-1]),
         name=key.path[-1],
         value=_value(key, value),
-        meaning=f"{said} Or: {', '.join(unsaid)}." if unsaid and said else said,
+        meaning=f"{meaning} Or: {', '.join(unsaid)}." if unsaid and meaning else meaning,
         default=_value(key, plain) if differs and not required and plain else None,
         origin=layers.origin(key.path) if differs else None,
     )
@@ -172,24 +172,24 @@ def _sentences(text: str) -> list[str]:
 def schemas() -> dict[str, Any]:
     """What has a JSON schema, by name: reports as JSON, and JSON files of runs."""
     places = {name: place.rpartition(".") for name, place in _SCHEMAS.items()}
-    found = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
-    return {name: one if isinstance(one, type) else one() for name, one in found.items()}
+    source_by_name = {name: getattr(import_module(f"dlbench.{module}"), of) for name, (module, _, of) in places.items()}
+    return {name: source if isinstance(source, type) else source() for name, source in source_by_name.items()}
 
 
 def schema(name: str) -> dict[str, Any]:
     """The JSON schema of a report or of a file of runs."""
     from dlbench.report.formats.json import schema_of
 
-    known = schemas()
-    if name not in known:
-        raise UserError(f"--schema {name}: {nearest(name, known)}")
-    found = known[name]
-    if not isinstance(found, type):
+    sources = schemas()
+    if name not in sources:
+        raise UserError(f"--schema {name}: {nearest(name, sources)}")
+    source = sources[name]
+    if not isinstance(source, type):
         from dlbench.views.model import Report, ReportGroup
 
-        views: dict[str, Any] = found.schema(Report, ReportGroup)
+        views: dict[str, Any] = source.schema(Report, ReportGroup)
         return views
-    return found.model_json_schema() if issubclass(found, BaseModel) else schema_of(found)
+    return source.model_json_schema() if issubclass(source, BaseModel) else schema_of(source)
 
 
 @click.command()
@@ -238,18 +238,18 @@ def show(
         is_system = Path(name).is_file() and read_yaml(Path(name)).get("format") == "dlbench.system"
     elif name not in workloads and name not in systems:
         raise UserError(f"unknown workload or system {name!r}: {nearest(name, [*workloads, *systems])}")
-    made: BaseModel
+    spec: BaseModel
     if is_system:
         if preset is not None:
             raise UserError(f"--preset {preset}: system {name} has no presets, workloads have")
         settings = {key.removeprefix("system."): value for key, value in values.items()}
-        made, layers = choose_system_with_origins(name, settings)
+        spec, layers = choose_system_with_origins(name, settings)
         presets: list[str] = []
     else:
         file = WorkloadFile(find("workloads", name))
-        made, layers = choose_with_origins(file, preset, values)
-        presets = [one for one in file.presets if one != made.preset]
-    content = made.model_dump(mode="json")
+        spec, layers = choose_with_origins(file, preset, values)
+        presets = [preset_name for preset_name in file.presets if preset_name != spec.preset]
+    content = spec.model_dump(mode="json")
     if form == "json":
         click.echo(json.dumps(content, indent=2))
     elif form == "yaml":
@@ -262,11 +262,11 @@ def show(
         yaml.dump(content, sink)
         click.echo(sink.getvalue(), nl=False)
     else:
-        for line in _explained(made, content, layers, presets):
+        for line in _explained(spec, content, layers, presets):
             click.echo(cleaned(line))
 
 
-def _explained(made: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
+def _explained(spec: BaseModel, content: dict[str, Any], layers: SettingLayers, presets: list[str]) -> Iterator[str]:
     width = max(60, min(shutil.get_terminal_size((WIDTH, 24)).columns, 100))
     yield from _wrapped(": ".join(dict.fromkeys((content["name"], content["title"]))), width)
     if "preset" in content:
@@ -275,19 +275,19 @@ def _explained(made: BaseModel, content: dict[str, Any], layers: SettingLayers, 
         others = f"Other presets: {', '.join(presets)}. " if presets else ""
         notice = f"Notice: {content['notice']}." if content["notice"] else ""
         yield from _wrapped(f"Samples: {content['sample_unit']}. {others}{notice}".rstrip(), width)
-    found = [one for one in settings_of(type(made), content, layers) if one.section or one.name not in _HEAD]
-    origins = [*dict.fromkeys(one.origin for one in found if one.origin is not None)]
+    key_lines = [line for line in settings_of(type(spec), content, layers) if line.section or line.name not in _HEAD]
+    origins = [*dict.fromkeys(line.origin for line in key_lines if line.origin is not None)]
     marks = dict(zip(origins, map(_mark, origins), strict=True))
     yield ""
     legend = "; ".join(f"{mark} set by {_who(origin)}" for origin, mark in marks.items())
     yield from _wrapped(f"{legend}; the others are defaults." if legend else "All keys are at their defaults.", width)
-    sections = [*dict.fromkeys(one.section for one in found)]
+    sections = [*dict.fromkeys(line.section for line in key_lines)]
     for section in sections:
         yield ""
         if section:
-            meaning = section_meaning(type(made), tuple(section.split(".")), content)
+            meaning = section_meaning(type(spec), tuple(section.split(".")), content)
             yield from _wrapped(f"{section}: {meaning}" if meaning else section, width)
-        yield from _table([one for one in found if one.section == section], marks, width)
+        yield from _table([line for line in key_lines if line.section == section], marks, width)
 
 
 def _mark(origin: str) -> str:
@@ -304,13 +304,13 @@ def _who(origin: str) -> str:
 
 
 def _table(settings: list[KeyLine], marks: dict[str, str], width: int) -> Iterator[str]:
-    names = max(len(one.name) for one in settings) + 2
-    values = min(max(len(one.value) for one in settings), _VALUE) + 2
+    names = max(len(line.name) for line in settings) + 2
+    values = min(max(len(line.value) for line in settings), _VALUE) + 2
     indent = 2 + names + values
-    for one in settings:
-        head = f"{marks[one.origin] if one.origin else ' '} {one.name:<{names}}{one.value:<{values}}"
-        default = f" (default {one.default})" if one.default is not None else ""
-        meaning = _wrapped(f"{one.meaning}{default}".strip(), width - indent)
+    for line in settings:
+        head = f"{marks[line.origin] if line.origin else ' '} {line.name:<{names}}{line.value:<{values}}"
+        default = f" (default {line.default})" if line.default is not None else ""
+        meaning = _wrapped(f"{line.meaning}{default}".strip(), width - indent)
         if len(head) > indent:
             yield from _wrapped(head.rstrip(), width, " " * (2 + names))
         elif meaning:

@@ -66,23 +66,23 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     """
     from dlbench.jobs.campaign.run_status import run_statuses
 
-    wanted = parse_where(where, "--where")
+    conditions = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
     _adopt(_roots([*training.runs, *comm.runs], runs))
-    chosen = select([*training.runs, *comm.runs], named(runs), wanted, "--where")
-    found, unread = run_statuses(chosen)
+    chosen = select([*training.runs, *comm.runs], named(runs), conditions, "--where")
+    chosen_statuses, unread = run_statuses(chosen)
     of_roots = _roots([*training.runs, *comm.runs], runs)
     # Of a series, whatever --where leaves out.
-    every = found if not wanted else run_statuses([*training.runs, *comm.runs])[0]
-    series, damaged = _series(of_roots, wanted.get("series", ""), {one.run_id: one for one in every})
+    every = chosen_statuses if not conditions else run_statuses([*training.runs, *comm.runs])[0]
+    series, damaged = _series(of_roots, conditions.get("series", ""), {run.run_id: run for run in every})
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
-        rows = [{name: getattr(one, name) for name in _TOLD} for one in found]
+        rows = [{name: getattr(run, name) for name in _TOLD} for run in chosen_statuses]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
         points: dict[str, list[RunStatus]] = {}  # in the order in which they run
-        for run, run_status in zip(chosen, found, strict=True):
+        for run, run_status in zip(chosen, chosen_statuses, strict=True):
             assert isinstance(run.plan, RunPlan | CommPlan)
             points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run_status)
         for point, statuses in points.items():
@@ -90,12 +90,14 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
                 click.echo(cleaned(line))
         for row in series:
             click.echo(f"series {row['series']}: {row['detail']}")
-        click.echo(f"{len(found)} run{'s' * (len(found) != 1)}, {sum(one.state == 'valid' for one in found)} valid")
+        click.echo(
+            f"{len(chosen_statuses)} run{'s' * (len(chosen_statuses) != 1)}, {sum(run.state == 'valid' for run in chosen_statuses)} valid"
+        )
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if any(one.is_failed for one in found) or any(one["is_cut_off"] for one in series):
+    if any(one.is_failed for one in chosen_statuses) or any(one["is_cut_off"] for one in series):
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
@@ -119,9 +121,9 @@ def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]
             yield f"              {_one_line(run.detail)}"
 
 
-def _roots(runs: Sequence[LaunchedRun], given: Sequence[Path]) -> list[Path]:
+def _roots(runs: Sequence[LaunchedRun], paths: Sequence[Path]) -> list[Path]:
     """The folders given and those below them in which runs lie, each once: where series may be written down."""
-    roots = expanded(given)
+    roots = expanded(paths)
     parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
     return list(dict.fromkeys([*roots, *parents]))
 
@@ -132,53 +134,57 @@ def _adopt(roots: Sequence[Path], series: str = "") -> None:
     from dlbench.jobs.campaign.series_file import scheduler_named, standings
 
     for root in roots:
-        for one in standings(root)[0]:
-            if series in ("", one.series.id) and {"begun", "unsure", "written"} & {*one.states}:
-                adopt(root, one.series.id, scheduler_named(one.series.scheduler))
+        for submission in standings(root)[0]:
+            if series in ("", submission.series.id) and {"begun", "unsure", "written"} & {*submission.states}:
+                adopt(root, submission.series.id, scheduler_named(submission.series.scheduler))
 
 
 def _series(
-    roots: Sequence[Path], wanted: str, found: Mapping[str, RunStatus]
+    roots: Sequence[Path], series_name: str, status_by_run: Mapping[str, RunStatus]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     from dlbench.jobs.campaign.series_file import standings
 
     rows: list[dict[str, Any]] = []
     problems: list[str] = []
     for root in roots:
-        there, damaged = standings(root)
+        submissions, damaged = standings(root)
         problems += damaged
-        for one in there:
-            runs = [run_id for job in one.series.jobs for run_id in job.runs]
-            valid = sum(run_id in found and found[run_id].state == "valid" for run_id in runs)
-            if wanted in ("", one.series.id) and valid < len(runs):
-                rows.append(_series_row(root, one, found, valid))
+        for submission in submissions:
+            runs = [run_id for job in submission.series.jobs for run_id in job.runs]
+            valid = sum(run_id in status_by_run and status_by_run[run_id].state == "valid" for run_id in runs)
+            if series_name in ("", submission.series.id) and valid < len(runs):
+                rows.append(_series_row(root, submission, status_by_run, valid))
     return rows, problems
 
 
-def _series_row(root: Path, one: SubmissionStatus, found: Mapping[str, RunStatus], valid: int) -> dict[str, Any]:
+def _series_row(
+    root: Path, submission: SubmissionStatus, status_by_run: Mapping[str, RunStatus], valid: int
+) -> dict[str, Any]:
     from dlbench.jobs.campaign.run_status import counted
     from dlbench.jobs.campaign.series_file import is_held
 
-    name, detail = one.series.id, counted(one, found)
-    is_left = one.submitted < one.total
+    name, detail = submission.series.id, counted(submission, status_by_run)
+    is_left = submission.submitted < submission.total
     is_going_on = is_left and is_held(root, name)
     if is_left:
-        detail += f"; {one.text}; "
+        detail += f"; {submission.text}; "
         if is_going_on:
             detail += "dlbench submits the rest now"
-        elif one.series.owner != user_name():
-            detail += f"user {one.series.owner} can submit the rest"
+        elif submission.series.owner != user_name():
+            detail += f"user {submission.series.owner} can submit the rest"
         else:
             detail += f"the rest: {resume_command(name, root)}"
     return {
         "series": name,
-        "owner": one.series.owner,
-        "runs": sum(len(job.runs) for job in one.series.jobs),
+        "owner": submission.series.owner,
+        "runs": sum(len(job.runs) for job in submission.series.jobs),
         "valid": valid,
-        "jobs": one.total,
-        "submitted": one.submitted,
+        "jobs": submission.total,
+        "submitted": submission.submitted,
         # One that the queue has no more room for is submitted later.
-        "is_cut_off": bool({"missing", "unsure"} & {*one.states}) and not is_going_on and one.series.max_jobs is None,
+        "is_cut_off": bool({"missing", "unsure"} & {*submission.states})
+        and not is_going_on
+        and submission.series.max_jobs is None,
         "detail": detail,
     }
 
@@ -204,12 +210,12 @@ def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
         raise UserError(f"{folder.path}: has no {folder.log(rank).name}: {hint}")
     submission = read_submission(folder)
     job_log = [] if submission is None else [folder.path.parent / submission.log]
-    own = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
+    job_logs = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
     ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
-    found = [path for path in dict.fromkeys([*job_log, *own, folder.launch_log, *ranks]) if path.is_file()]
-    if not found:
+    existing = [path for path in dict.fromkeys([*job_log, *job_logs, folder.launch_log, *ranks]) if path.is_file()]
+    if not existing:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
-    return found
+    return existing
 
 
 @click.command()
@@ -232,10 +238,10 @@ def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
         with open_inside(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_BYTES))
             text = file.read(_MAX_BYTES).decode("utf-8", "replace")
-            shown = text.splitlines()
+            log_lines = text.splitlines()
             if len(paths) > 1:
                 click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
-            for line in shown[-lines:] if lines else shown:
+            for line in log_lines[-lines:] if lines else log_lines:
                 click.echo(cleaned(line))
 
 
@@ -255,9 +261,11 @@ def run_folder(run: str, out: Path) -> RunFolder:
     if run and "/" not in run and run not in (".", ".."):
         runs += sorted(path.parent for path in out.glob(f"{glob.escape(run)}-*/plan.json"))
     if runs:
-        more = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        what = f"holds {len(inside)} runs" if inside else "is a series"
-        raise UserError(f"{run}: {what}; name one: {', '.join(shlex.quote(str(one)) for one in runs[:3])}{more}")
+        others = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
+        problem = f"holds {len(inside)} runs" if inside else "is a series"
+        raise UserError(
+            f"{run}: {problem}; name one: {', '.join(shlex.quote(str(folder)) for folder in runs[:3])}{others}"
+        )
     raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
 
 
@@ -332,9 +340,13 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
                 count, first = len(why_not), next(iter(why_not.values()))
                 text = f"{count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}"
                 click.echo(f"note: no accounting of {text}", err=True)
-    wanted = [run_id for job in now.submission.series.jobs for run_id in job.runs]
-    for one in (now.runs[run_id] for run_id in wanted if run_id in now.runs and now.runs[run_id].state != "valid"):
-        click.echo(cleaned(f"{one.state}: {one.run_id}: {' '.join(one.detail.splitlines())}"), err=True)
+    run_ids = [run_id for job in now.submission.series.jobs for run_id in job.runs]
+    for invalid_run in (
+        now.runs[run_id] for run_id in run_ids if run_id in now.runs and now.runs[run_id].state != "valid"
+    ):
+        click.echo(
+            cleaned(f"{invalid_run.state}: {invalid_run.run_id}: {' '.join(invalid_run.detail.splitlines())}"), err=True
+        )
     click.echo(now.text)
     if now.submission.submitted < now.submission.total:
         click.echo(left(root, series, root), err=True)

@@ -52,11 +52,11 @@ def cleaned(text: str, limit: int = MAX_LINE) -> str:
 
 def _cleaned_line(line: str, limit: int) -> str:
     spaced = "".join(" " if c in _SPACED else c for c in line)
-    kept = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
-    if len(kept) <= limit:
-        return kept
+    printable = "".join(c for c in spaced if c == "\t" or unicodedata.category(c) not in _DROPPED)
+    if len(printable) <= limit:
+        return printable
     end = min(_KEPT_END, limit // 4)
-    return f"{kept[: limit - end]} [{len(kept) - limit:,} characters left out] {kept[len(kept) - end :]}"
+    return f"{printable[: limit - end]} [{len(printable) - limit:,} characters left out] {printable[len(printable) - end :]}"
 
 
 class _Stream(io.TextIOWrapper):
@@ -110,9 +110,9 @@ class Streams:
             sys.stdout = _Stream(sys.stdout.detach(), encoding, _ESCAPING, line_buffering=by_lines)
         if _is_own(sys.stderr, 2):
             encoding = sys.stderr.encoding
-            said = _Said(sys.stderr.detach(), encoding, "backslashreplace", line_buffering=True)
-            said.bare = _Stream(said.buffer, encoding, "backslashreplace", line_buffering=True)
-            sys.stderr = said
+            stderr = _Said(sys.stderr.detach(), encoding, "backslashreplace", line_buffering=True)
+            stderr.bare = _Stream(stderr.buffer, encoding, "backslashreplace", line_buffering=True)
+            sys.stderr = stderr
 
     def lost_output(self) -> OSError | None:
         """Why not all of standard output came where it should; None if it did, or if its reader wanted no more."""
@@ -207,16 +207,16 @@ def ending_of(error: BaseException) -> CommandEnding:
 
 def os_error_words(error: OSError) -> str:
     """An operating system's error for a person: the path, else where it happened, and what is wrong."""
-    what = error.strerror or str(error)
+    reason = error.strerror or str(error)
     path = error.filename
     if isinstance(path, bytes | str | os.PathLike):
-        named = os.fsdecode(path) or "''"
+        path_text = os.fsdecode(path) or "''"
         if isinstance(error.filename2, bytes | str):
-            named += f" -> {os.fsdecode(error.filename2)}"
-        return f"{named}: cannot be used: {what}"
+            path_text += f" -> {os.fsdecode(error.filename2)}"
+        return f"{path_text}: cannot be used: {reason}"
     if isinstance(error, FileNotFoundError) and not _has_working_directory():
         return "the working directory is gone: change into a folder that exists"
-    return f"{what}{_place(error)}"
+    return f"{reason}{_place(error)}"
 
 
 def _words_of_click(error: click.ClickException) -> str:
@@ -225,14 +225,14 @@ def _words_of_click(error: click.ClickException) -> str:
         if removed is not None:
             error = click.UsageError(removed, error.ctx)
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        known = {name for param in error.ctx.command.params for name in param.opts}
+        option_names = {name for param in error.ctx.command.params for name in param.opts}
         use = next((use for names, use in GUESSES if error.option_name in names.split()), "")
         advised = {word for word in use.split() if word.startswith("--")} - {error.option_name}
-        if use and known >= advised:
+        if use and option_names >= advised:
             error = click.UsageError(f"No such option {error.option_name!r}: use {use}.", error.ctx)
-    said = io.StringIO()
-    error.show(file=said)
-    return said.getvalue().rstrip("\n")
+    message = io.StringIO()
+    error.show(file=message)
+    return message.getvalue().rstrip("\n")
 
 
 def _one_line(text: str) -> str:
@@ -241,14 +241,14 @@ def _one_line(text: str) -> str:
 
 def _place(error: BaseException) -> str:
     """The innermost function of dlbench on the way to an error, e.g. `, in dlbench.records.scan.run_folders`."""
-    found = ""
+    hint = ""
     step: TracebackType | None = error.__traceback__
     while step is not None:
         module = step.tb_frame.f_globals.get("__name__", "")
         if module.startswith("dlbench.") and not module.startswith("dlbench.cli.streams"):
-            found = f", in {module}.{step.tb_frame.f_code.co_name}"
+            hint = f", in {module}.{step.tb_frame.f_code.co_name}"
         step = step.tb_next
-    return found
+    return hint
 
 
 def _has_working_directory() -> bool:

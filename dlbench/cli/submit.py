@@ -83,8 +83,8 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
         options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
     )
     plans = _on_nodes(shared.expand_request(request), options)
-    for one in shared.systems_of(plans):
-        require_scheduler(one, options["out"], "dlbench run")
+    for system_spec in shared.systems_of(plans):
+        require_scheduler(system_spec, options["out"], "dlbench run")
     campaign = campaign_from(plans, options)  # what it refuses is said alone
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
@@ -131,9 +131,9 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
         raise UserError("--pack and --one-run-per-job exclude each other")
     if options["time"] is not None and not re.fullmatch(TIME, options["time"]):
         raise UserError(f"--time {options['time']!a}: must be as Slurm writes it, e.g. 00:20:00")
-    most = options["max_node_hours"]
-    if most is not None and not 0 < most < float("inf"):
-        raise UserError(f"--max-node-hours {most:g}: must be a number above zero")
+    max_node_hours = options["max_node_hours"]
+    if max_node_hours is not None and not 0 < max_node_hours < float("inf"):
+        raise UserError(f"--max-node-hours {max_node_hours:g}: must be a number above zero")
     campaign = campaign_of(
         plans,
         options["out"],
@@ -141,8 +141,8 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
         chain=options["chain"],
         time=options["time"],
     )
-    if most is not None:
-        refuse_above(campaign, most)
+    if max_node_hours is not None:
+        refuse_above(campaign, max_node_hours)
     return campaign
 
 

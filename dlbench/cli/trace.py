@@ -48,15 +48,15 @@ def trace(run: Path, output: Path, ranks: str | None, steps: str | None) -> None
     from dlbench.report.wording import clean
 
     step_range = parse_steps(steps)
-    found = read_one_run(run)
+    run_data = read_one_run(run)
     notes = Notes()
-    made, facts = read_trace_run(found, notes, parse_ranks(ranks, found.plan.layout.ranks), step_range)
-    if found.record is None:
-        notes.problem(f"the run is {found.state}: {found.detail}")
-    write_perfetto(made, facts, notes, output)
+    trace_run, facts = read_trace_run(run_data, notes, parse_ranks(ranks, run_data.plan.layout.ranks), step_range)
+    if run_data.record is None:
+        notes.problem(f"the run is {run_data.state}: {run_data.detail}")
+    write_perfetto(trace_run, facts, notes, output)
     lines = []
-    if found.recorded == "invalid":
-        lines.append(f"a sanity check of the run failed: {found.objection}")
+    if run_data.recorded == "invalid":
+        lines.append(f"a sanity check of the run failed: {run_data.objection}")
     if facts["clocks_unknown"]:
         nodes = ", ".join(facts["clocks_unknown"])
         lines.append(f"clocks not compared, times may be off against other nodes: {nodes}")

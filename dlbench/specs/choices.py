@@ -98,11 +98,11 @@ class WorkloadFile:
 
     def ladder(self, preset: str) -> tuple[LadderStep, ...]:
         """The steps of a preset, its own or the file's. Raises `UserError`: there are none, or one is wrong."""
-        found = self._ladders.get(preset)
-        if found is None:
+        content = self._ladders.get(preset)
+        if content is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
         layers = SettingLayers(str(self.path))
-        layers.add({"ladder": found}, f"{self.path} (preset {preset})")
+        layers.add({"ladder": content}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder
         if len({step.name for step in steps}) < len(steps):
             raise UserError(f"{self.path}: ladder: two steps have the same name")
@@ -121,14 +121,14 @@ class WorkloadFile:
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
         layers = SettingLayers(str(self.path))
-        named = str(self.base.get("name", self.path.stem))
-        layers.add({"name": named, "title": named, "notice": "", "about": ""}, DEFAULT)
+        workload_name = str(self.base.get("name", self.path.stem))
+        layers.add({"name": workload_name, "title": workload_name, "notice": "", "about": ""}, DEFAULT)
         layers.add(self.base, str(self.path))
         layers.add(self.presets[name], f"{self.path} (preset {name})")
         layers.add({"preset": name}, str(self.path))
         model = layers.values.get("model")
         if "sample_unit" not in layers.values:
-            units = {tag: one.sample_unit for one in FAMILIES for tag in tags_of(one)}
+            units = {tag: family_model.sample_unit for family_model in FAMILIES for tag in tags_of(family_model)}
             family = str(model.get("family")) if isinstance(model, Mapping) else ""
             layers.add({"sample_unit": units.get(family, Model.sample_unit)}, DEFAULT)
         return layers
@@ -158,10 +158,10 @@ def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
     for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
         value = content.get(key) if isinstance(content, dict) else None
-        named = (key == "source" and value == "synthetic") or (
+        is_name = (key == "source" and value == "synthetic") or (
             key == "vocabulary" and "/" not in str(value) and not str(value).endswith(".txt")
         )
-        if isinstance(value, str) and value and not named:
+        if isinstance(value, str) and value and not is_name:
             origin = layers.origin((section, key))
             base = file.parent if origin.startswith(str(file)) else Path.cwd()
             try:
@@ -200,34 +200,34 @@ def choose_system_with_origins(
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
     """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
-    found: dict[str, Any] = dict(settings)
+    in_bytes: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
     readers["sync.fusion"] = lambda value: str(read_fusion(value))
     for key in readers.keys() & settings.keys():
         try:
-            found[key] = readers[key](settings[key])
+            in_bytes[key] = readers[key](settings[key])
         except ValueError as error:
             raise UserError(f"{option}: {key}: {error}") from None
-    return found
+    return in_bytes
 
 
 @functools.cache
 def _size_keys() -> frozenset[str]:
-    own = (key.name for key in keys_of(Choices, {}) if key.is_size)
-    return frozenset((*own, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
+    workload_keys = (key.name for key in keys_of(Choices, {}) if key.is_size)
+    return frozenset((*workload_keys, *(f"system.{key.name}" for key in keys_of(SystemSpec, {}) if key.is_size)))
 
 
 @functools.cache
 def conditions_of(key: str) -> tuple[ActsIf, ...]:
     """Returns the conditions under which a key of ``--set`` acts, those of its sections first."""
     models: list[Any] = [SystemSpec if key.startswith("system.") else Choices]
-    found: list[ActsIf] = []
+    conditions: list[ActsIf] = []
     for name in key.removeprefix("system.").split("."):
         models = [model for model in models if name in model.model_fields]
         for model in models:
-            found += [condition for condition in model.acting if name in condition.fields]
+            conditions += [condition for condition in model.acting if name in condition.fields]
         models = [below for model in models for below in models_in(model.model_fields[name].annotation)]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(conditions))
 
 
 def why_inert(key: str, *plans: LaunchPlan) -> str:
@@ -238,8 +238,8 @@ def why_inert(key: str, *plans: LaunchPlan) -> str:
     return ""
 
 
-def refuse_inert(asked: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
+def refuse_inert(keys_with_options: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
     """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
-    for key, option in asked:
+    for key, option in keys_with_options:
         if why := why_inert(key, *plans):
             raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")

@@ -98,12 +98,12 @@ class CommSpec(Spec):
 
     @model_validator(mode="after")
     def _names_and_sizes(self) -> Self:
-        known = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
+        valid_names = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
         if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
             raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
         for name in self.algorithms:
-            if name not in known:
-                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(known)}")
+            if name not in valid_names:
+                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(valid_names)}")
         if not self.algorithms and not self.backends:
             raise ValueError("nothing to measure: give algorithms, backends, or both")
         width = ELEMENT_BYTES[self.dtype]
@@ -223,8 +223,8 @@ class Level(Spec):
         limits = [piece.up_to_bytes for piece in self.pieces]
         if limits[-1] is not None or any(limit is None for limit in limits[:-1]):
             raise ValueError("the last piece, and only the last, has no up_to_bytes")
-        known = [limit for limit in limits if limit is not None]
-        if known != sorted(set(known)):
+        upper_limits = [limit for limit in limits if limit is not None]
+        if upper_limits != sorted(set(upper_limits)):
             raise ValueError("pieces must ascend by up_to_bytes")
         return self
 
@@ -358,8 +358,8 @@ class NetworkModel(Spec):
     @property
     def levels(self) -> dict[LevelName, Level]:
         """The levels that were measured, innermost first."""
-        known = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
-        return {name: level for name, level in known if level is not None}
+        costs_by_level = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
+        return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
         """Whether the fit misses an algorithm so far that its predictions are no advice."""
@@ -368,13 +368,19 @@ class NetworkModel(Spec):
 
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
         """How far predictions of an algorithm were off; None where that is not known."""
-        return next((one for one in self.errors if (one.collective, one.algorithm) == (collective, algorithm)), None)
+        return next(
+            (error for error in self.errors if (error.collective, error.algorithm) == (collective, algorithm)), None
+        )
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
         """Returns least and largest of measured over fitted at the nearest fitted rank counts, or of all algorithms."""
-        own = [one for one in self.residuals if (one.collective, one.algorithm) == (collective, algorithm)]
-        known = own or self.residuals
-        counts = sorted({one.ranks for one in known})
+        same_algorithm = [
+            residual
+            for residual in self.residuals
+            if (residual.collective, residual.algorithm) == (collective, algorithm)
+        ]
+        residuals = same_algorithm or self.residuals
+        counts = sorted({residual.ranks for residual in residuals})
         neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
-        near = [one for one in known if one.ranks in neighbours]
-        return min([1.0, *(one.least for one in near)]), max([1.0, *(one.most for one in near)])
+        near = [residual for residual in residuals if residual.ranks in neighbours]
+        return min([1.0, *(one.least for one in near)]), max([1.0, *(residual.most for residual in near)])

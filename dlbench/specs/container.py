@@ -92,8 +92,8 @@ class ContainerSpec(Spec):
     @property
     def digest(self) -> str | None:
         """The image's SHA-256, as far as it is known."""
-        named = _DIGEST.search(self.image or "")
-        return self.sha256 or (named[1] if named else None)
+        in_name = _DIGEST.search(self.image or "")
+        return self.sha256 or (in_name[1] if in_name else None)
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -110,9 +110,9 @@ class ContainerSpec(Spec):
             )
         if self.kind == "pyxis" and self.is_path and not self.image.endswith(".sqsh"):
             raise ValueError(f"image {self.image!r}: pyxis takes a .sqsh file (enroot import), or an image's name")
-        named = _DIGEST.search(self.image)
-        if named and self.sha256 not in (None, named[1]):
-            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {named[1]}")
+        in_name = _DIGEST.search(self.image)
+        if in_name and self.sha256 not in (None, in_name[1]):
+            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {in_name[1]}")
         return self
 
 

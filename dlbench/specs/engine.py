@@ -155,8 +155,8 @@ class DdpSettings(Spec):
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
         """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
-        asked = self.gradient_as_bucket_view
-        return on_gpu if asked == "auto" else asked
+        is_view = self.gradient_as_bucket_view
+        return on_gpu if is_view == "auto" else is_view
 
 
 class FsdpSettings(Spec):

@@ -85,7 +85,7 @@ def expand(
         request,
         overrides=read_sizes(request.overrides, "--set"),
         sweep=sweep,
-        sides={side: read_sizes(found, f"--ab (side {side})") for side, found in request.sides.items()},
+        sides={side: read_sizes(settings, f"--ab (side {side})") for side, settings in request.sides.items()},
     )
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
@@ -124,14 +124,14 @@ def _ladder_points(
     lacking: Callable[[RunPlan], str],
 ) -> list[tuple[SeriesSpec, int]]:
     """Each step on top of those before it at each count, the steps of a count next to each other."""
-    found: list[tuple[SeriesSpec, int]] = []
+    points: list[tuple[SeriesSpec, int]] = []
     steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
     for count in request.points:
-        kept: list[SeriesSpec] = []
+        acting_steps: list[SeriesSpec] = []
         planned: list[LadderStep] = []
         before: RunPlan | None = None
         for step in steps:
-            axes = {**(kept[-1].axes if kept else {}), **step.set}
+            axes = {**(acting_steps[-1].axes if acting_steps else {}), **step.set}
             place = base.model_copy(update={"step": step.name, "axes": axes})
             why = ""
             try:
@@ -151,13 +151,13 @@ def _ladder_points(
                     why = next(filter(None, whys), "")
             planned.append(step.model_copy(update={"skipped": why}))
             if not why:
-                kept.append(place)
+                acting_steps.append(place)
                 before = plan
-        found += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in kept]
-    if len(found) == len(request.points):
-        left = "; ".join(f"{step.name}: {step.skipped}" for step in found[0][0].ladder if step.skipped)
-        raise UserError(f"--ladder: no step can act here ({left})")
-    return found
+        points += [(place.model_copy(update={"ladder": tuple(planned)}), count) for place in acting_steps]
+    if len(points) == len(request.points):
+        reasons = "; ".join(f"{step.name}: {step.skipped}" for step in points[0][0].ladder if step.skipped)
+        raise UserError(f"--ladder: no step can act here ({reasons})")
+    return points
 
 
 def _refuse(request: Request, plans: list[RunPlan]) -> None:
@@ -165,8 +165,8 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
     request.refuse_without_effect(plans[0].system)
     refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
     for side, settings in request.sides.items():
-        own = [plan for plan in plans if plan.series.side == side]
-        refuse_inert([(key, f"--ab (side {side})") for key in settings], own)
+        side_plans = [plan for plan in plans if plan.series.side == side]
+        refuse_inert([(key, f"--ab (side {side})") for key in settings], side_plans)
     if request.sides:
         refuse_uneven(plans)
         refuse_equal(request, plans)
@@ -247,10 +247,12 @@ def _split_overrides(
     request: Request, place: SeriesSpec, step: str
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
     """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
-    given = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
-    given["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
-    given["data.cache"] = ("cold" if request.tiers else None, "--tiers")
-    merged: dict[str, tuple[AxisValue, str]] = {key: one for key, one in given.items() if one[0] is not None}
+    value_by_key = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
+    value_by_key["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
+    value_by_key["data.cache"] = ("cold" if request.tiers else None, "--tiers")
+    merged: dict[str, tuple[AxisValue, str]] = {
+        key: value_and_option for key, value_and_option in value_by_key.items() if value_and_option[0] is not None
+    }
     layers = [("--set", request.overrides), (step if place.step else "--sweep", place.axes)]
     if place.side:
         layers.append((f"--ab (side {place.side})", request.sides[place.side]))
@@ -364,21 +366,21 @@ def expand_comm(
     return CommRuns(plans=plans, notes=tuple(notes))
 
 
-def _one_of(option: str, name: str, known: Iterable[str]) -> str:
-    names = tuple(known)
+def _one_of(option: str, name: str, valid_names: Iterable[str]) -> str:
+    names = tuple(valid_names)
     if name not in names:
         raise UserError(f"{option}: unknown name {name!r}: {nearest(name, names)}")
     return name
 
 
-def _some_of(option: str, text: str, known: tuple[str, ...], what: str) -> tuple[str, ...]:
+def _some_of(option: str, text: str, valid_names: tuple[str, ...], kind: str) -> tuple[str, ...]:
     """Names separated by commas, in the given order; `none` for no name."""
     if text == "none":
         return ()
     names = text.split(",")
     for name in names:
-        if name not in known:
-            raise UserError(f"{option}: {name!r} is no {what}: {nearest(name, known)}")
+        if name not in valid_names:
+            raise UserError(f"{option}: {name!r} is no {kind}: {nearest(name, valid_names)}")
     if len(set(names)) != len(names):
         raise UserError(f"{option} {text[:80]!r}: a name is given twice")
     return tuple(names)
@@ -388,9 +390,9 @@ def _what(request: CommRequest, system: SystemSpec, installed: frozenset[str]) -
     collective: Any = _one_of("--collective", request.collective, (*ALGORITHMS, PAIRS))
     dtype: Any = _one_of("--dtype", request.dtype, ELEMENT_BYTES)
     transport = _one_of("--transport", request.transport, ("torch", "mpi"))
-    known = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
-    asked = ",".join(known) if request.algorithms == "all" else request.algorithms
-    algorithms = _some_of("--algorithms", asked, known, f"algorithm of {collective}")
+    valid_names = PAIR_WAYS if collective == PAIRS else ALGORITHMS[collective]
+    names = ",".join(valid_names) if request.algorithms == "all" else request.algorithms
+    algorithms = _some_of("--algorithms", names, valid_names, f"algorithm of {collective}")
     notes: list[str] = []
     for option, text in (("--victims", request.victims), ("--congestors", request.congestors)):
         if text is not None and collective != PAIRS:

@@ -37,11 +37,11 @@ def search_path(kind: Kind) -> list[Path]:
 
 def available(kind: Kind) -> dict[str, Path]:
     """Every name that resolves, with its file; the first folder that has a name wins."""
-    found: dict[str, Path] = {}
+    path_by_name: dict[str, Path] = {}
     for folder in search_path(kind):
         for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
-            found.setdefault(path.stem, path)
-    return found
+            path_by_name.setdefault(path.stem, path)
+    return path_by_name
 
 
 def find(kind: Kind, name: str) -> Path:
@@ -54,8 +54,8 @@ def find(kind: Kind, name: str) -> Path:
         return path
     names = available(kind)
     if name not in names:
-        more = " With --set model.stage_blocks=[3,4,23,3] that has 101 layers" if name.startswith("resnet") else ""
-        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}{more}")
+        hint = " With --set model.stage_blocks=[3,4,23,3] that has 101 layers" if name.startswith("resnet") else ""
+        raise UserError(f"unknown {kind[:-1]} {name!r}: {nearest(name, names)}{hint}")
     return names[name]
 
 

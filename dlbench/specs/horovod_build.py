@@ -27,7 +27,7 @@ class HorovodBuild:
         on_gpu: bool,
         exchange: str = "flat",
         way_to_nccl: Callable[[], str] = lambda: f"for one with it, {REMEDY}",
-        who: str = "engine horovod",
+        subject: str = "engine horovod",
         instead: str = "--engine ddp",
     ) -> DlbenchError | None:
         """Returns the error with which ranks refuse this build; None where it does all that is asked.
@@ -37,30 +37,30 @@ class HorovodBuild:
         asked only where it is printed. `instead`: what does without Horovod.
         """
         if exchange != "flat":
-            asked = f"sync.exchange {exchange}"
+            setting = f"sync.exchange {exchange}"
             if not self.nccl:
                 return EnvironmentLacksError(
-                    f"{asked}: this Horovod was built without NCCL, and such builds ignore the flag without a word; "
+                    f"{setting}: this Horovod was built without NCCL, and such builds ignore the flag without a word; "
                     "use sync.exchange=hierarchical, which dlbench itself does on any back-end"
                 )
             if exchange == "horovod-hierarchical" and not use_mpi:
                 return EnvironmentLacksError(
-                    f"{asked}: Horovod goes across nodes by MPI here and ignores the flag without it; use an MPI "
+                    f"{setting}: Horovod goes across nodes by MPI here and ignores the flag without it; use an MPI "
                     "launcher, or sync.exchange=hierarchical"
                 )
             if nodes == 1 and ranks > 1:
-                return UserError(f"{asked}: Horovod ignores the flag on a single node; use more nodes")
+                return UserError(f"{setting}: Horovod ignores the flag on a single node; use more nodes")
         if use_mpi and not self.mpi:
             return EnvironmentLacksError(
-                f"{who}: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use --launcher "
+                f"{subject}: this Horovod was built without MPI, which launchers mpirun and srun-mpi need; use --launcher "
                 f"srun-gloo (without Slurm: local) or {instead}; for one with MPI, {REMEDY}, with Open MPI's mpicxx "
                 "on the PATH"
             )
         if on_gpu and ranks > 1 and not self.nccl:
             return EnvironmentLacksError(
-                f"{who}: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
+                f"{subject}: this Horovod was built without NCCL, which {ranks} ranks on GPUs need; {way_to_nccl()}, or "
                 f"use {instead}"
             )
         if not use_mpi and not self.gloo:
-            return EnvironmentLacksError(f"{who}: this Horovod was built without Gloo; {REMEDY}")
+            return EnvironmentLacksError(f"{subject}: this Horovod was built without Gloo; {REMEDY}")
         return None

@@ -18,21 +18,25 @@ def compressed(hosts: Iterable[str]) -> str:
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
     for host in hosts:
-        found = None if "[" in host else _NUMBERED.fullmatch(host)
-        if found is None:
+        match = None if "[" in host else _NUMBERED.fullmatch(host)
+        if match is None:
             words[host] = None
             continue
-        digits = found[2]
+        digits = match[2]
         # n09 and n9 are two hosts; n9 and n10 are written alike, without noughts before them.
         width = len(digits) if len(digits) > 1 and digits.startswith("0") else 0
-        numbers.setdefault((found[1], width), set()).add(int(digits))
+        numbers.setdefault((match[1], width), set()).add(int(digits))
     for prefix, width in [key for key in numbers if key[1]]:
         # n010 is of n[009-010], though it begins with no nought itself where n100 does not either.
         wide = numbers.get((prefix, 0), set())
         same = {number for number in wide if len(str(number)) == width}
         numbers[prefix, width] |= same
         wide -= same
-    texts = [_folded(prefix, width, sorted(found)) for (prefix, width), found in sorted(numbers.items()) if found]
+    texts = [
+        _folded(prefix, width, sorted(host_numbers))
+        for (prefix, width), host_numbers in sorted(numbers.items())
+        if host_numbers
+    ]
     return ",".join([*texts, *words])
 
 
@@ -71,13 +75,13 @@ def expanded(text: str) -> Iterator[str]:
 
 
 def _numbers(inside: str, part: str) -> list[str]:
-    found: list[str] = []
-    for one in inside.split(","):
-        ends = _RANGE.fullmatch(one.strip())
+    numbers: list[str] = []
+    for word in inside.split(","):
+        ends = _RANGE.fullmatch(word.strip())
         first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
         if int(last) < int(first):
-            raise UserError(f"{part!r}: {one.strip()!r} is no number and no range; hosts are written as n[1-3,7]")
-        if int(last) - int(first) + len(found) >= _MOST_NAMES:
+            raise UserError(f"{part!r}: {word.strip()!r} is no number and no range; hosts are written as n[1-3,7]")
+        if int(last) - int(first) + len(numbers) >= _MOST_NAMES:
             raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
-        found += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    return found
+        numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return numbers

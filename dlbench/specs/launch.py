@@ -129,8 +129,8 @@ class VariableSource(Spec):
 
 
 def _referenced(value: object) -> object:
-    found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-    return {"variable": found[1]} if found else value
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+    return {"variable": match[1]} if match else value
 
 
 Variable = Annotated[
@@ -176,8 +176,10 @@ class LaunchSpec(Spec):
     @property
     def referenced(self) -> frozenset[str]:
         """Names of the variables whose values are given by reference, and of those that they are taken from."""
-        given = {name: one for name, one in self.environment.items() if isinstance(one, VariableSource)}
-        return frozenset(given) | {one.variable for one in given.values() if one.variable is not None}
+        references = {name: source for name, source in self.environment.items() if isinstance(source, VariableSource)}
+        return frozenset(references) | {
+            source.variable for source in references.values() if source.variable is not None
+        }
 
     @field_validator("environment", mode="before")
     @classmethod
@@ -199,10 +201,10 @@ class LaunchSpec(Spec):
     @field_validator("environment", mode="after")
     @classmethod
     def _values(cls, value: dict[str, Variable]) -> dict[str, Variable]:
-        for key, given in value.items():
-            if isinstance(given, str) and "\0" in given:
+        for key, text in value.items():
+            if isinstance(text, str) and "\0" in text:
                 raise ValueError(f"the value of {key} holds a NUL character")
-            if isinstance(given, str) and given and (is_secret_name(key) or is_secret_value(given)):
+            if isinstance(text, str) and text and (is_secret_name(key) or is_secret_value(text)):
                 raise ValueError(
                     f"variable {key} looks like a secret, and plan.json would show it to all who may read the run; say "
                     f"where its value is: {key}: {{variable: {key}}}, or {key}: {{file: PATH}}"
@@ -228,10 +230,10 @@ def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]
             raise ValueError(
                 f"{word!r} is no option by its long name: write --name, or --name=value as one word, e.g. --switches=1"
             )
-        found = name if name in denied else next((option for option in denied if option.startswith(name)), None)
-        if found is not None:
-            short = "" if found == name else f", which is short for --{found},"
-            raise ValueError(f"--{name}{short} is not taken: {denied[found]}")
+        denied_name = name if name in denied else next((option for option in denied if option.startswith(name)), None)
+        if denied_name is not None:
+            short = "" if denied_name == name else f", which is short for --{denied_name},"
+            raise ValueError(f"--{name}{short} is not taken: {denied[denied_name]}")
         _printable(word)
     return words
 
@@ -362,8 +364,8 @@ class SlurmSpec(Spec):
     @property
     def clusters(self) -> tuple[str, ...]:
         """What `extra` names by --clusters, where a site has several; empty: the one that answers."""
-        named = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
-        return tuple(named[-1].split(",")) if named else ()
+        cluster_lists = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
+        return tuple(cluster_lists[-1].split(",")) if cluster_lists else ()
 
     @property
     def exports_all(self) -> bool:

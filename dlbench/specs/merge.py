@@ -59,13 +59,13 @@ class SettingLayers:
 
     def _merge(self, target: dict[str, Any], layer: Mapping[str, Any], origin: str, path: tuple[str, ...]) -> None:
         for key, value in layer.items():
-            here = (*path, str(key))
-            self._origins[here] = origin
+            key_path = (*path, str(key))
+            self._origins[key_path] = origin
             if isinstance(value, Mapping):
                 below = target.get(key)
                 if not isinstance(below, dict):
                     below = target[key] = {}
-                self._merge(below, value, origin, here)
+                self._merge(below, value, origin, key_path)
             else:
                 target[key] = value
 
@@ -82,11 +82,11 @@ def validate(model: type[ModelT], layers: SettingLayers, elsewhere: Iterable[str
         if removed is not None:
             problem = replace(problem, what=removed)
         elif problem.known:
-            own = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
+            setting_key = key_for_name(path[-1]) if len(path) == 1 or path[0] in ("engine", "sync") else None
             if path[-1] == "depth" and "stage_blocks" in problem.known:
-                own = _DEPTH
-            meant = f"use {own}" if own else _meant(model, problem, layers, prefix, also)
-            problem = replace(problem, what=f"unknown key; {meant}")
+                setting_key = _DEPTH
+            remedy = f"use {setting_key}" if setting_key else _meant(model, problem, layers, prefix, also)
+            problem = replace(problem, what=f"unknown key; {remedy}")
         raise UserError(f"{origin}: {prefix if path else ''}{problem}") from None
 
 

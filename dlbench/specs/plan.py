@@ -43,7 +43,7 @@ def value_text(key: str, value: AxisValue) -> str:
     return str(value)
 
 
-def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
+def job_label(prefix: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
     """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; a digest where values do not fit."""
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = []
@@ -55,7 +55,7 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
             text = key.rpartition(".")[2].partition("_")[0] + separator + text
         texts.append(text)
     swept = "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", text).strip("-") for text in texts)
-    around = f"{what[:24]}-{nodes}-{ranks}-{last}"
+    around = f"{prefix[:24]}-{nodes}-{ranks}-{last}"
     room = MAX_JOB_NAME - len(around) - 1
     plain = all(re.fullmatch(r"[A-Za-z0-9._-]+", text) for text in texts) and not (
         len(texts) > 1 and "-" in "".join(texts)
@@ -63,7 +63,7 @@ def job_label(what: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last
     if texts and (not plain or len(swept) > room):
         digest = hashlib.sha256(repr(list(axes.items())).encode()).hexdigest()[:6]
         swept = f"{swept[: room - 7]}-{digest}".lstrip("-")
-    return "-".join(part for part in (what[:24], nodes, ranks, swept, last) if part)
+    return "-".join(part for part in (prefix[:24], nodes, ranks, swept, last) if part)
 
 
 class LayoutSpec(Spec):
@@ -234,8 +234,8 @@ class LaunchPlan(Spec):
     @property
     def yields(self) -> bool:
         """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
-        asked = self.system.launch.oversubscribe_yield
-        return self.system.launch.by_mpi and (self.layout.shares_cores if asked is None else asked)
+        is_set = self.system.launch.oversubscribe_yield
+        return self.system.launch.by_mpi and (self.layout.shares_cores if is_set is None else is_set)
 
     @model_validator(mode="after")
     def _launcher_reaches(self) -> Self:
@@ -288,8 +288,10 @@ class RunPlan(LaunchPlan):
         parameters sharded over all ranks` where ranks hold shares.
         """
         is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
-        own = self.sync.own_words if is_own else ""
-        words = ", ".join(filter(None, (own, sharing_words(self.engine, self.sync, ranks=self.layout.ranks))))
+        exchange_words = self.sync.own_words if is_own else ""
+        words = ", ".join(
+            filter(None, (exchange_words, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)))
+        )
         return f"{self.engine.name} with {words}" if words else self.engine.name
 
     @property
@@ -306,14 +308,14 @@ class RunPlan(LaunchPlan):
     @property
     def most_loader_workers(self) -> int:
         """Reader processes per rank, or the most that their automatic choice tries: one per core of the rank."""
-        asked = self.workload.data.loader_workers
-        return self.layout.cores_per_rank if asked == "auto" else asked
+        workers = self.workload.data.loader_workers
+        return self.layout.cores_per_rank if workers == "auto" else workers
 
     @property
     def most_prefetch_batches(self) -> int:
         """Batches that each reader process reads ahead, or the most that the automatic choice tries."""
-        asked = self.workload.data.prefetch_batches
-        return MOST_PREFETCH_BATCHES if asked == "auto" else asked
+        batches = self.workload.data.prefetch_batches
+        return MOST_PREFETCH_BATCHES if batches == "auto" else batches
 
     @property
     def group_size(self) -> int:

@@ -35,8 +35,8 @@ class Key:
     @property
     def is_size(self) -> bool:
         """Whether its value is a number of bytes, which may be given with a unit."""
-        said = branches(self.field.annotation, tuple(self.field.metadata))
-        return any(is_size_reader(one) for _, metadata in said for one in metadata)
+        types = branches(self.field.annotation, tuple(self.field.metadata))
+        return any(is_size_reader(annotation) for _, metadata in types for annotation in metadata)
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
@@ -54,8 +54,8 @@ def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, 
 
 def chosen(models: list[type[BaseModel]], values: Mapping[str, Any]) -> list[type[BaseModel]]:
     """Those branches of a union that the values' ``family`` or ``format`` chooses; all where it chooses none."""
-    found = [m for m in models if any(values.get(name) in tags_of(m) for name in ("family", "format"))]
-    return found or models
+    matching = [m for m in models if any(values.get(name) in tags_of(m) for name in ("family", "format"))]
+    return matching or models
 
 
 def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
@@ -82,10 +82,10 @@ def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[
     if origin is typing.Annotated:
         yield from branches(arguments[0], (*metadata, *arguments[1:]))
     elif origin in (typing.Union, types.UnionType):
-        for one in arguments:
-            yield from branches(one, metadata)
+        for argument in arguments:
+            yield from branches(argument, metadata)
     else:
-        flat = (part for one in metadata for part in (one.metadata if isinstance(one, FieldInfo) else (one,)))
+        flat = (part for entry in metadata for part in (entry.metadata if isinstance(entry, FieldInfo) else (entry,)))
         yield annotation, tuple(flat)
 
 
@@ -105,30 +105,35 @@ class Problem:
 
     def __str__(self) -> str:
         places = [_said(self.path, self.what), *self.others[:_MOST_OTHERS]]
-        left = len(self.others) - _MOST_OTHERS
-        return "; ".join(places) + (f" (and {left} more)" if left > 0 else "")
+        num_hidden = len(self.others) - _MOST_OTHERS
+        return "; ".join(places) + (f" (and {num_hidden} more)" if num_hidden > 0 else "")
 
 
-def _said(path: tuple[str, ...], what: str) -> str:
-    return f"{'.'.join(path)}: {what}" if path else what
+def _said(path: tuple[str, ...], words: str) -> str:
+    return f"{'.'.join(path)}: {words}" if path else words
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
     """Returns what is wrong with the settings that `model` refused; a misspelt key comes before one that is missing."""
-    found = error.errors(include_url=False)
-    first = min(found, key=lambda item: item["type"] != "extra_forbidden")
-    said: dict[tuple[str, ...], str] = {}
-    for item in (first, *found):
+    details = error.errors(include_url=False)
+    first = min(details, key=lambda item: item["type"] != "extra_forbidden")
+    words_by_path: dict[tuple[str, ...], str] = {}
+    for item in (first, *details):
         place = _place(model, item)
         for key in _required(place) if item["type"] == "missing" else [place]:
-            said.setdefault(key.path, _what(item, key))
-    path, *others = said
-    known = _known(_place(model, first)) if first["type"] == "extra_forbidden" else ()
-    return Problem(path, said[path], known, tuple(_said(other, said[other]) for other in others))
+            words_by_path.setdefault(key.path, _what(item, key))
+    path, *others = words_by_path
+    valid_keys = _known(_place(model, first)) if first["type"] == "extra_forbidden" else ()
+    return Problem(
+        path,
+        words_by_path[path],
+        valid_keys,
+        tuple(_said(other_path, words_by_path[other_path]) for other_path in others),
+    )
 
 
 def _known(place: _Place) -> tuple[str, ...]:
-    return tuple(sorted({name for one in models_in(place.annotation) for name in one.model_fields}))
+    return tuple(sorted({name for model in models_in(place.annotation) for name in model.model_fields}))
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,9 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
 def _required(place: _Place) -> Iterator[_Place]:
     """Yields the keys without a default in a section that is missing, of a union its tag; else the place itself."""
     models = models_in(place.annotation)
-    names = [name for one in models[:1] for name, field in one.model_fields.items() if field.is_required()]
+    names = [
+        name for model_type in models[:1] for name, field in model_type.model_fields.items() if field.is_required()
+    ]
     if not names:
         yield place
     for name in names if len(models) == 1 else names[:1]:
@@ -175,13 +182,17 @@ def _below(place: _Place, part: int | str) -> _Place:
             return _Place(path, arguments[1])
         if origin is tuple and isinstance(part, int):
             return _Place(path, arguments[0 if Ellipsis in arguments else part])
-    fields = [one.model_fields[str(part)] for one in models_in(place.annotation) if part in one.model_fields]
+    fields = [
+        model_type.model_fields[str(part)]
+        for model_type in models_in(place.annotation)
+        if part in model_type.model_fields
+    ]
     if fields:
         # Of a union before its tag is known: the tag's own values of all branches.
-        annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(one.annotation for one in fields)]
+        annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(field.annotation for field in fields)]
         default = fields[0].get_default(call_default_factory=True)
         return _Place(path, annotation, tuple(fields[0].metadata), default)
-    tagged = [one for one in models_in(place.annotation) if part in tags_of(one)]
+    tagged = [model_type for model_type in models_in(place.annotation) if part in tags_of(model_type)]
     return _Place(place.path, tagged[0]) if tagged else place
 
 
@@ -215,7 +226,7 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
     words: list[str] = []
     literals: list[str] = []
     for annotation, metadata in branches(place.annotation, place.metadata):
-        form = next((one.words for one in metadata if isinstance(one, Form)), "")
+        form = next((entry.words for entry in metadata if isinstance(entry, Form)), "")
         arguments = typing.get_args(annotation)
         if form or any(map(is_size_reader, metadata)):
             words.append(form or "a number of bytes such as 67108864 or 64MiB")
@@ -228,12 +239,17 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
         elif annotation in (int, float):
             words.append(_number_words(annotation, metadata, is_too_large))
         elif annotation is str:
-            most, least = _bound(metadata, "max_length"), _bound(metadata, "min_length")
+            max_length, min_length = _bound(metadata, "max_length"), _bound(metadata, "min_length")
             form = " of the form that `dlbench show` gives" if _bound(metadata, "pattern") is not None else ""
-            form += f" of at most {most} characters" if most else ""
-            words.append(f"a text{form}{' that is not empty' if least else ''}")
+            form += f" of at most {max_length} characters" if max_length else ""
+            words.append(f"a text{form}{' that is not empty' if min_length else ''}")
         elif annotation is not type(None):
-            keys = [name for one in models_in(annotation) if one is annotation for name in one.model_fields]
+            keys = [
+                name
+                for model_type in models_in(annotation)
+                if model_type is annotation
+                for name in model_type.model_fields
+            ]
             words.append(f"keys and values{': ' if keys else ''}{', '.join(keys[:3])}{', ...' if keys[3:] else ''}")
     chosen = " or ".join(filter(None, (", ".join(literals[:-1]), *literals[-1:])))
     null = "null" if any(annotation is type(None) for annotation, _ in branches(place.annotation)) else ""
@@ -243,30 +259,32 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
 def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
     """Of a list, e.g. the default; of a value without brackets, the same in brackets."""
     count = "" if Ellipsis in arguments else f" of {len(arguments)}"
-    least = _bound(metadata, "min_length")
-    each = _right(_Place((), arguments[0]))
+    min_length = _bound(metadata, "min_length")
+    element = _right(_Place((), arguments[0]))
     example = _shown(place.default) if isinstance(place.default, tuple) and place.default else ""
-    is_number = type(value) is int and value > 0 and Ellipsis in arguments and each.startswith("a whole number")
+    is_number = type(value) is int and value > 0 and Ellipsis in arguments and element.startswith("a whole number")
     if is_number or (isinstance(value, str) and "," in value):
         example = f"[{value}]"
-    shown = f", e.g. {example}" if example and " e.g. " not in each else ""
-    return f"a list{count}{f' of {least} or more' if least else ''} in brackets, each {each}{shown}"
+    hint = f", e.g. {example}" if example and " e.g. " not in element else ""
+    return f"a list{count}{f' of {min_length} or more' if min_length else ''} in brackets, each {element}{hint}"
 
 
 def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:
-    what = "a whole number" if kind is int else "a number"
-    least, above, most = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
+    noun = "a whole number" if kind is int else "a number"
+    minimum, above, maximum = _bound(metadata, "ge"), _bound(metadata, "gt"), _bound(metadata, "le")
     if kind is int and above is not None:
-        least, above = above + 1, None
+        minimum, above = above + 1, None
     if kind is int and (below := _bound(metadata, "lt")) is not None:
-        most = below - 1
-    if most is None or (most == MAX_COUNT and not is_too_large):  # which nobody comes near to
-        if least is not None:
-            return f"{what} of {least:,} or more"
-        return what if above is None else f"{what} above {above:g}"
-    return f"{what} above {above:g}, at most {most:,}" if least is None else f"{what} from {least:,} to {most:,}"
+        maximum = below - 1
+    if maximum is None or (maximum == MAX_COUNT and not is_too_large):  # which nobody comes near to
+        if minimum is not None:
+            return f"{noun} of {minimum:,} or more"
+        return noun if above is None else f"{noun} above {above:g}"
+    return (
+        f"{noun} above {above:g}, at most {maximum:,}" if minimum is None else f"{noun} from {minimum:,} to {maximum:,}"
+    )
 
 
 def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:
-    found = [value for one in metadata if (value := getattr(one, name, None)) is not None]
-    return found[-1] if found else None
+    values = [value for entry in metadata if (value := getattr(entry, name, None)) is not None]
+    return values[-1] if values else None

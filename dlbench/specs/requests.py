@@ -72,9 +72,9 @@ class SeriesRequest:
         cores = system.node.cores
         if cores is None and system.scheduler == "slurm":
             raise UserError(f"system {system.name}: node.cores: is missing; it decides how many cores each rank gets")
-        known = cores or machine_cores
-        share = max(1, known // densest)
-        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=known)
+        node_cores = cores or machine_cores
+        share = max(1, node_cores // densest)
+        return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=node_cores)
 
     def refuse_without_effect(self, system: SystemSpec) -> None:
         """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
@@ -185,17 +185,17 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
     result: dict[str, AxisValue] = {}
     position = 0
     while position < len(text) or not result:
-        found = _SETTING.match(text, position)
-        if found is None:
+        match = _SETTING.match(text, position)
+        if match is None:
             raise UserError(
                 f"{option} {text[position : position + 80]!r}: must be {PLAIN}, or settings KEY=VALUE with commas "
                 "between them, e.g. engine.name=ddp,sync.fusion=own:single"
             )
-        key = found["key"]
+        key = match["key"]
         if key in result:
             raise UserError(f"{option} {key}: given twice")
-        result[key] = _value(found["value"], f"{option} {key}")
-        position = found.end()
+        result[key] = _value(match["value"], f"{option} {key}")
+        position = match.end()
     return result
 
 
@@ -272,18 +272,18 @@ def _value(text: str, origin: str) -> AxisValue:
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
     """Returns bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm) or `A,B,C`, ascending."""
-    shown = f"--sizes {text[:80]!r}"
+    option = f"--sizes {text[:80]!r}"
     parts = text.split(":")
     if len(parts) == 1:
         sizes = [_message_size(part, dtype) for part in text.split(",")]
         if len(set(sizes)) != len(sizes):
-            raise UserError(f"{shown}: a size is given twice")
+            raise UserError(f"{option}: a size is given twice")
         return tuple(sorted(sizes))
     if len(parts) > 3:
-        raise UserError(f"{shown}: must be LOW:HIGH, LOW:HIGH:COUNT or A,B,C, e.g. 1KiB:64MiB")
+        raise UserError(f"{option}: must be LOW:HIGH, LOW:HIGH:COUNT or A,B,C, e.g. 1KiB:64MiB")
     low, high = _message_size(parts[0], dtype), _message_size(parts[1], dtype)
     if low >= high:
-        raise UserError(f"{shown}: a range must begin below its end")
+        raise UserError(f"{option}: a range must begin below its end")
     if len(parts) == 2:
         sizes = []
         while low < high:
@@ -292,12 +292,12 @@ def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
         return (*sizes, high)
     count = int(parts[2]) if re.fullmatch(r"[0-9]{1,9}", parts[2]) else 0
     if not 2 <= count <= MAX_COUNT:
-        raise UserError(f"{shown}: the count must be a whole number from 2 to {MAX_COUNT}")
+        raise UserError(f"{option}: the count must be a whole number from 2 to {MAX_COUNT}")
     width = ELEMENT_BYTES[dtype]
     between = (int(low * (high / low) ** (i / (count - 1))) // width * width for i in range(1, count - 1))
     spaced = (low, *between, high)
     if len(set(spaced)) != count:
-        raise UserError(f"{shown}: holds fewer than {count} sizes of whole {dtype} elements")
+        raise UserError(f"{option}: holds fewer than {count} sizes of whole {dtype} elements")
     return spaced
 
 

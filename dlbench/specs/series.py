@@ -44,15 +44,13 @@ def refuse_too_many(runs: int, option: str) -> None:
         )
 
 
-def series_name(asked: str | None, now: datetime) -> str:
+def series_name(name: str | None, now: datetime) -> str:
     """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
-    if asked is None:
+    if name is None:
         return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", asked):
-        raise UserError(
-            f"--series {asked!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit"
-        )
-    return asked
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise UserError(f"--series {name!a}: must hold up to 64 letters, digits and . _ -, the first a letter or digit")
+    return name
 
 
 def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, int, PointT]]:
@@ -76,13 +74,13 @@ def refuse_other_options(request: Request) -> None:
     if not request.sides and not request.ladder:
         return
     option = "--ab" if request.sides else "--ladder"
-    given = {
+    excluded = {
         "--ladder": (request.ladder and option == "--ab", "run one after the other"),
         "--sweep": (bool(request.sweep), "compares settings of its own; sweep in a series of its own"),
         "--decompose": (request.decompose, "run one after the other"),
         "--to-accuracy": (request.to_accuracy, "compares throughput; leave it out"),
     }
-    for other, (is_given, why) in given.items():
+    for other, (is_given, why) in excluded.items():
         if is_given:
             raise UserError(f"{option}: does not go with {other}: {why}")
     for field, key in KEY_OF.items() if request.sides else ():
@@ -92,33 +90,33 @@ def refuse_other_options(request: Request) -> None:
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
     """Refuses sides that are not two ways of doing the same thing in the same place."""
-    for one, other in pairs(plans):
-        for what, left, right in (
-            ("ranks", one.layout.ranks, other.layout.ranks),
-            ("nodes", one.layout.nodes, other.layout.nodes),
-            ("system.scheduler", one.system.scheduler, other.system.scheduler),
+    for plan_a, plan_b in pairs(plans):
+        for quantity, value_a, value_b in (
+            ("ranks", plan_a.layout.ranks, plan_b.layout.ranks),
+            ("nodes", plan_a.layout.nodes, plan_b.layout.nodes),
+            ("system.scheduler", plan_a.system.scheduler, plan_b.system.scheduler),
         ):
-            if left != right:
+            if value_a != value_b:
                 raise UserError(
-                    f"--ab: both sides of a pair need the same {what}: side a has {left}, side b {right}; rank counts "
+                    f"--ab: both sides of a pair need the same {quantity}: side a has {value_a}, side b {value_b}; rank counts "
                     "are compared in a series of --ranks or --nodes"
                 )
-        if "quality" in (one.measure.until, other.measure.until):
+        if "quality" in (plan_a.measure.until, plan_b.measure.until):
             raise UserError("--ab: compares throughput; leave out measure.until quality")
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
     """Refuses settings that leave no difference between the sides in any pair."""
-    asked = [key for settings in request.sides.values() for key in settings]
-    if not asked:
+    side_keys = [key for settings in request.sides.values() for key in settings]
+    if not side_keys:
         return
-    keys = ", ".join(dict.fromkeys(asked))
-    if all(one.configuration_digest() == other.configuration_digest() for one, other in pairs(plans)):
+    keys = ", ".join(dict.fromkeys(side_keys))
+    if all(plan_a.configuration_digest() == plan_b.configuration_digest() for plan_a, plan_b in pairs(plans)):
         raise UserError(
             f"--ab: both sides come to the same plan: {keys} is what it is without being set; for two equal sides give "
             f"--ab {PLAIN} {PLAIN}"
         )
-    if all(acting_part(one) == acting_part(other) for one, other in pairs(plans)):
+    if all(acting_part(plan_a) == acting_part(plan_b) for plan_a, plan_b in pairs(plans)):
         raise UserError(
             f"--ab: {keys}: changes nothing in what the ranks of either side do, nor in how they are started: both "
             "sides run on the nodes of one Slurm job, or on one machine"
@@ -141,10 +139,10 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
 
 def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
     """The plans of a comparison two by two, side a first, in the order in which they run."""
-    found = []
+    sentences = []
     for first, second in zip(plans[::2], plans[1::2], strict=True):
-        found.append((first, second) if first.series.side == "a" else (second, first))
-    return found
+        sentences.append((first, second) if first.series.side == "a" else (second, first))
+    return sentences
 
 
 def side_words(plan: RunPlan) -> str:
@@ -179,22 +177,22 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
     result: list[RunPlan] = []
     for plan in plans:
         group = [plan, *(_variant(plan, which, option) for which in _variants_of(request, plan))]
-        for one in group if plan.series.repeat % 2 == 0 else reversed(group):
-            series = one.series.model_copy(update={"position": len(result)})
-            result.append(one.model_copy(update={"series": series}))
+        for member in group if plan.series.repeat % 2 == 0 else reversed(group):
+            series = member.series.model_copy(update={"position": len(result)})
+            result.append(member.model_copy(update={"series": series}))
     return result
 
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
     """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
-    found = [f"--ladder: {text}" for text in idle_steps(plans)]
+    lines = [f"--ladder: {text}" for text in idle_steps(plans)]
     if not request.decompose:
-        return found
+        return lines
     if all(plan.workload.data.is_synthetic for plan in plans):
-        found.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
+        lines.append("--decompose: data is synthetic already: no runs with synthetic input; give --data for them")
     if any(plan.layout.ranks == 1 for plan in plans):
-        found.append("--decompose: one rank exchanges nothing: no runs without exchange there")
-    return found
+        lines.append("--decompose: one rank exchanges nothing: no runs without exchange there")
+    return lines
 
 
 def idle_steps(plans: Sequence[RunPlan]) -> list[str]:
@@ -246,12 +244,12 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
 
 
 def _variants_of(request: Request, plan: RunPlan) -> list[Variant]:
-    found: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
+    variants: list[Variant] = ["cached-input", "synthetic-input"] if request.tiers else []
     if request.decompose and not plan.workload.data.is_synthetic:
-        found.append("synthetic-input")
+        variants.append("synthetic-input")
     if request.decompose and plan.layout.ranks > 1:
-        found.append("no-exchange")
-    return found
+        variants.append("no-exchange")
+    return variants
 
 
 def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
@@ -273,11 +271,11 @@ def _variant(plan: RunPlan, which: Variant, option: str) -> RunPlan:
         # Its search would never end, as there is no message to time.
         content["engine"]["horovod"]["autotune"] = False
     try:
-        made = RunPlan.model_validate(content)
+        variant_plan = RunPlan.model_validate(content)
     except ValidationError as error:
         why = str(problem_of(RunPlan, error)).removeprefix("workload: ")  # which names the keys itself
         raise UserError(f"{option}: a run of variant {which} is not possible: {why}") from None
-    problem = apart_problem(made)
+    problem = apart_problem(variant_plan)
     if problem is not None:
         raise UserError(f"{option}: a run of variant {which} is not possible: {problem}")
-    return made
+    return variant_plan

@@ -36,10 +36,10 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
     """Returns e.g. `parameters sharded over all ranks`; empty for replicas that exchange gradients in each step."""
     if engine.name == "fsdp":
         fsdp = engine.fsdp
-        kept = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"
+        sharded = "parameters" if fsdp.shard == "parameters" else "gradients and optimizer state"
         where = "over all ranks" if fsdp.shard_ranks == "all" else "within nodes"
         words = {
-            f"{kept} sharded {where}": not 1 < fsdp.tensor_ranks == ranks,
+            f"{sharded} sharded {where}": not 1 < fsdp.tensor_ranks == ranks,
             f"tensor parallel over {fsdp.tensor_ranks} ranks": fsdp.tensor_ranks > 1,
             "offloaded to the host": fsdp.offload,
         }
@@ -63,10 +63,10 @@ def strategy_problem(
     return None
 
 
-def _refused(key: str, asked: dict[str, tuple[bool, str]], remedy: str = "leave one of them out") -> str | None:
-    for what, (is_asked, why) in asked.items():
+def _refused(key: str, reasons: dict[str, tuple[bool, str]], remedy: str = "leave one of them out") -> str | None:
+    for setting, (is_asked, why) in reasons.items():
         if is_asked:
-            return f"{key}: {what} does not go with it: {why}; {remedy}"
+            return f"{key}: {setting} does not go with it: {why}; {remedy}"
     return None
 
 
@@ -74,13 +74,16 @@ def _fsdp_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, ranks: int, ranks_per_node: int
 ) -> str | None:
     train, optimizer = workload.train, workload.train.optimizer
-    whole, torch_decides = "it needs whole parameters and gradients", "FSDP exchanges a block's gradients together"
+    needs_whole, torch_decides = (
+        "it needs whole parameters and gradients",
+        "FSDP exchanges a block's gradients together",
+    )
     refused = {
         "train.compile": (train.compile != "none", "modules gather their parameters between graphs"),
         "train.cuda_graphs": (train.cuda_graphs != "none", "parameters lie elsewhere in each pass"),
-        "train.recompute and train.swap": (not train.is_in_core, whole),
-        "train.optimizer_state host": (train.optimizer_state == "host", f"{whole}; try engine.fsdp.offload"),
-        "measure.noise_scale": (measure.noise_scale, whole),
+        "train.recompute and train.swap": (not train.is_in_core, needs_whole),
+        "train.optimizer_state host": (train.optimizer_state == "host", f"{needs_whole}; try engine.fsdp.offload"),
+        "measure.noise_scale": (measure.noise_scale, needs_whole),
         f"sync.exchange {sync.exchange}": (
             sync.exchange != "flat",
             "a pass cannot begin without the shares of other ranks"
@@ -145,14 +148,17 @@ def _tensor_problem(
             )
     fsdp, is_one = engine.fsdp, shared == ranks
     sharding = ("shard", "shard_ranks", "wrap", "prefetch", "offload")
-    alone = {f"engine.fsdp.{one}": getattr(fsdp, one) != FsdpSettings.model_fields[one].default for one in sharding}
+    alone = {
+        f"engine.fsdp.{field}": getattr(fsdp, field) != FsdpSettings.model_fields[field].default for field in sharding
+    }
     alone[f"sync.wire {sync.wire}"] = sync.wire != "fp32"
     refused = {
         "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),
         # Its look for overflows takes gradients of one mesh (torch 2.13).
         "train.precision fp16": (workload.train.precision == "fp16", "losses are not scaled here; use bf16"),
         **{
-            what: (is_one and acts, "all ranks are one replica, and shard nothing else") for what, acts in alone.items()
+            setting: (is_one and acts, "all ranks are one replica, and shard nothing else")
+            for setting, acts in alone.items()
         },
         "engine.fsdp.shard_ranks node": (
             fsdp.shard_ranks == "node" and shared == ranks_per_node,

@@ -167,8 +167,8 @@ class OptimizerSpec(Spec):
             return self.learning_rate
         place = self.place(global_batch)
         if place is not None:
-            own = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
-            return place.learning_rate * (self.learning_rate / own.learning_rate)
+            reference_row = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
+            return place.learning_rate * (self.learning_rate / reference_row.learning_rate)
         ratio = global_batch / self.reference_batch
         return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
 
@@ -367,11 +367,11 @@ class TrainSpec(Spec):
 
     def lengthened(self, global_batch: int) -> float:
         """How many times as many samples the recipe in force trains on as the preset's own, by its decay's end."""
-        own, now = self.schedule, self.at_batch(global_batch).schedule
-        if own.total_epochs and now.total_epochs:
-            return now.total_epochs / own.total_epochs
-        own_samples = self._total_samples(own, self.optimizer.reference_batch or global_batch)
-        samples = self._total_samples(now, global_batch)
+        preset_schedule, schedule = self.schedule, self.at_batch(global_batch).schedule
+        if preset_schedule.total_epochs and schedule.total_epochs:
+            return schedule.total_epochs / preset_schedule.total_epochs
+        own_samples = self._total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
+        samples = self._total_samples(schedule, global_batch)
         return samples / own_samples if own_samples and samples else 1.0
 
     @staticmethod
@@ -413,22 +413,22 @@ class TrainSpec(Spec):
 
     @model_validator(mode="after")
     def _graphs_are_possible(self) -> Self:
-        asked = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
+        setting = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
         if self.cuda_graphs != "none":
-            asked = f"cuda_graphs {self.cuda_graphs}"
+            setting = f"cuda_graphs {self.cuda_graphs}"
             if self.compile != "none":
                 raise ValueError(
-                    f"{asked} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
+                    f"{setting} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
                 )
             if self.optimizer_state == "host":
                 raise ValueError(
-                    f"{asked} and optimizer_state host exclude each other: a replay waits for no parameter"
+                    f"{setting} and optimizer_state host exclude each other: a replay waits for no parameter"
                 )
-        if asked and not self.is_in_core:
-            raise ValueError(f"{asked} needs recompute and swap none: a replay frees and brings back nothing")
-        if asked and self.gradient_accumulation > 1:
+        if setting and not self.is_in_core:
+            raise ValueError(f"{setting} needs recompute and swap none: a replay frees and brings back nothing")
+        if setting and self.gradient_accumulation > 1:
             raise ValueError(
-                f"{asked} needs gradient_accumulation 1: each replay writes its gradients over those of the part before"
+                f"{setting} needs gradient_accumulation 1: each replay writes its gradients over those of the part before"
             )
         return self
 

@@ -79,25 +79,25 @@ def own_name(public: str) -> str | None:
         return BIAS
     if name in _SAME_AS:
         return _SAME_AS[name]
-    found = _LAYER_NAME.fullmatch(name)
-    if found is not None:
-        part = _LAYER.get(found[2])
-        return f"layers.{int(found[1])}.{part}.{found[3]}" if part else None
+    match = _LAYER_NAME.fullmatch(name)
+    if match is not None:
+        part = _LAYER.get(match[2])
+        return f"layers.{int(match[1])}.{part}.{match[3]}" if part else None
     stem, _, kind = name.rpartition(".")
     return f"{_OUTSIDE[stem]}.{kind}" if stem in _OUTSIDE and kind in ("weight", "bias") else None
 
 
-def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
+def fit_names(file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape]) -> Fit:
     """Accounts for every tensor of a file (`there`, by shape) and of the network (`here`)."""
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
     constants, unknown, twice = [], [], []
-    for name in sorted(there):
+    for name in sorted(file_shapes):
         plain = name.removeprefix("module.").removeprefix("bert.")
         ours = own_name(name)
         if plain in _CONSTANTS:
             constants.append(name)
-        elif ours is None or ours not in here:
+        elif ours is None or ours not in model_shapes:
             unknown.append(name)
         elif plain in _SAME_AS:
             copies[name] = ours
@@ -111,38 +111,38 @@ def fit_names(there: Mapping[str, Shape], here: Mapping[str, Shape]) -> Fit:
             del copies[name]
     _refuse("is no tensor of this network", unknown)
     _refuse("are the same tensor", twice)
-    _refuse("of this network is missing", sorted(here.keys() - source.keys()))
-    cut = _cut(there, here, source)
+    _refuse("of this network is missing", sorted(model_shapes.keys() - source.keys()))
+    cut = _cut(file_shapes, model_shapes, source)
     for name, ours in copies.items():
-        if there[name] != there[source[ours]]:
+        if file_shapes[name] != file_shapes[source[ours]]:
             raise UnfitNamesError(f"{name} repeats {source[ours]}, but has another shape")
     return Fit(source=source, copies=copies, constants=tuple(constants), cut=cut)
 
 
 def _cut(
-    there: Mapping[str, Shape], here: Mapping[str, Shape], source: Mapping[str, str]
+    file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape], source: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
     """Rows beyond ours of vocabulary and positions; every other shape must be the same."""
     cut, wrong = {}, []
-    for ours, shape in here.items():
-        found = there[source[ours]]
-        if found == shape:
+    for ours, shape in model_shapes.items():
+        file_shape = file_shapes[source[ours]]
+        if file_shape == shape:
             continue
-        more = found[0] - shape[0] if len(found) == len(shape) and found[1:] == shape[1:] else -1
-        if more > 0 and (ours == POSITIONS or (ours in (WORDS, BIAS) and more <= MAX_PADDING)):
-            cut[ours] = (found[0], shape[0])
+        extra_rows = file_shape[0] - shape[0] if len(file_shape) == len(shape) and file_shape[1:] == shape[1:] else -1
+        if extra_rows > 0 and (ours == POSITIONS or (ours in (WORDS, BIAS) and extra_rows <= MAX_PADDING)):
+            cut[ours] = (file_shape[0], shape[0])
         else:
-            wrong.append(f"{source[ours]} has shape {list(found)}, this network's {ours} {list(shape)}")
+            wrong.append(f"{source[ours]} has shape {list(file_shape)}, this network's {ours} {list(shape)}")
     _refuse("", wrong)
     if (WORDS in cut) != (BIAS in cut):
         raise UnfitNamesError("word embeddings and the bias of the masked-LM head are of different vocabularies")
     return cut
 
 
-def _refuse(what: str, names: list[str]) -> None:
+def _refuse(problem: str, names: list[str]) -> None:
     if names:
-        more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-        raise UnfitNamesError(f"{names[0]} {what}".rstrip() + more)
+        others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+        raise UnfitNamesError(f"{names[0]} {problem}".rstrip() + others)
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:
@@ -152,7 +152,7 @@ def require_weights(path: Path, model: ModelSpec) -> None:
     try:
         header = _header(path)
         metadata = header.pop("__metadata__", None) or {}
-        there = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
+        file_shapes = {name: tuple(int(edge) for edge in entry["shape"]) for name, entry in header.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
     if "dlbench" in metadata:
@@ -161,7 +161,7 @@ def require_weights(path: Path, model: ModelSpec) -> None:
     if shapes is None:
         raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and public names are known of BERT alone")
     try:
-        fit_names(there, shapes)
+        fit_names(file_shapes, shapes)
     except UnfitNamesError as error:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
 

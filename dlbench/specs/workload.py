@@ -109,8 +109,8 @@ class Model(Spec):
 
     def training_flops(self, data: DataSpec) -> int:
         """Returns FLOPs of training on a sample; the gradient of the sample itself is not computed."""
-        first, rest = self.forward_macs(data)
-        return FLOPS_PER_MAC * (TRAINING_PASSES * rest + (TRAINING_PASSES - 1) * first)
+        first, other_macs = self.forward_macs(data)
+        return FLOPS_PER_MAC * (TRAINING_PASSES * other_macs + (TRAINING_PASSES - 1) * first)
 
     def sample_bytes(self, data: DataSpec) -> int:
         """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
@@ -157,24 +157,24 @@ class ResNetModel(Model):
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """A bottleneck's output has 4 times the channels of its inner convolutions; it is a block."""
-        found = Layers()
+        layers = Layers()
 
         def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
             conv, norm = name.split()
-            (edge, _) = found.conv(conv, channels, filters, (edge, edge), kernel, stride)
-            found.other(norm, "norm", filters * edge**2, weights=2 * filters, extents=(edge, edge))
+            (edge, _) = layers.conv(conv, channels, filters, (edge, edge), kernel, stride)
+            layers.other(norm, "norm", filters * edge**2, weights=2 * filters, extents=(edge, edge))
             return edge
 
         channels = self.base_width
         edge = normed("stem_conv stem_norm", 3, channels, self.image_size, 7, 2)
-        found.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
+        layers.other("stem_activation", "activation", channels * edge**2, extents=(edge, edge))
         square, edge = (edge, edge), -(-edge // 2)
         pooled = channels * edge**2
-        found.other("stem_pool", "pool", channels * square[0] ** 2, pooled, extents=square, kernel=3, stride=2)
+        layers.other("stem_pool", "pool", channels * square[0] ** 2, pooled, extents=square, kernel=3, stride=2)
         for stage, blocks in enumerate(self.stage_blocks):
             width = self.base_width * 2**stage
             for number in range(blocks):
-                found.block += 1
+                layers.block += 1
                 name, stride = f"stages.{stage}.{number}", 2 if number == 0 and stage > 0 else 1
                 normed(f"{name}.conv1 {name}.norm1", channels, width, edge, 1)
                 inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: it has the stride
@@ -182,10 +182,10 @@ class ResNetModel(Model):
                 if number == 0:
                     normed(f"{name}.shortcut.0 {name}.shortcut.1", channels, width * 4, edge, 1, stride)
                 channels, edge = width * 4, inner
-        found.block += 1
-        found.other("mean", "pool", channels * edge**2, channels)
-        found.linear("classifier", channels, self.num_classes)
-        return tuple(found)
+        layers.block += 1
+        layers.other("mean", "pool", channels * edge**2, channels)
+        layers.linear("classifier", channels, self.num_classes)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 3 * self.image_size**2 + 8
@@ -230,33 +230,33 @@ class BertModel(Model):
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """An encoder layer is a block; the masked-LM head computes, and is counted for, max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
-        found, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
+        layers, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
         for name, size in (("word", self.vocab_size), ("position", self.max_positions), ("type", self.type_vocab_size)):
-            found.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
-        found.other("embedding_norm", "norm", width, weights=2 * hidden)
+            layers.other(f"{name}_embedding", "embedding", tokens, width, weights=size * hidden)
+        layers.other("embedding_norm", "norm", width, weights=2 * hidden)
         for number in range(self.num_layers):
-            found.block += 1
+            layers.block += 1
             name = f"layers.{number}"
             for part in ("query", "key", "value"):
-                found.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
-            found.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
+                layers.linear(f"{name}.attention.{part}", hidden, hidden, tokens, tensor="column")
+            layers.linear(f"{name}.attention.output", hidden, hidden, tokens, tensor="row")
             # Scores read queries and keys, the mixture reads values; scores stay in the kernel.
             by_head: dict[str, Any] = {"macs": tokens * width, "heads": self.num_heads, "tensor": "head"}
-            found.other(f"{name}.attention.scores", "attention", 2 * width, 0, **by_head)
-            found.other(f"{name}.attention.mixture", "attention", width, **by_head)
-            found.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
-            found.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
-            found.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")
-            found.other(f"{name}.output_norm", "norm", width, weights=2 * hidden)
-        found.block += 1
+            layers.other(f"{name}.attention.scores", "attention", 2 * width, 0, **by_head)
+            layers.other(f"{name}.attention.mixture", "attention", width, **by_head)
+            layers.other(f"{name}.attention_norm", "norm", width, weights=2 * hidden)
+            layers.linear(f"{name}.expand", hidden, self.intermediate_size, tokens, tensor="column")
+            layers.linear(f"{name}.reduce", self.intermediate_size, hidden, tokens, tensor="row")
+            layers.other(f"{name}.output_norm", "norm", width, weights=2 * hidden)
+        layers.block += 1
         places = data.max_predictions
-        found.linear("mlm_transform", hidden, hidden, places)
-        found.other("mlm_norm", "norm", places * hidden, weights=2 * hidden)
-        found.linear("pooler", hidden, hidden)
-        found.linear("nsp_classifier", hidden, 2)
-        found.linear("mlm_decoder", hidden, self.vocab_size, places, tied=True)
-        return tuple(found)
+        layers.linear("mlm_transform", hidden, hidden, places)
+        layers.other("mlm_norm", "norm", places * hidden, weights=2 * hidden)
+        layers.linear("pooler", hidden, hidden)
+        layers.linear("nsp_classifier", hidden, 2)
+        layers.linear("mlm_decoder", hidden, self.vocab_size, places, tied=True)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         assert isinstance(data, TextData)  # `formats` holds that
@@ -290,7 +290,7 @@ class BertModel(Model):
 
     def public_shapes(self) -> dict[str, Shape]:
         hidden, inner = self.hidden_size, self.intermediate_size
-        found: dict[str, Shape] = {
+        shapes: dict[str, Shape] = {
             "word_embedding.weight": (self.vocab_size, hidden),
             "position_embedding.weight": (self.max_positions, hidden),
             "type_embedding.weight": (self.type_vocab_size, hidden),
@@ -304,10 +304,10 @@ class BertModel(Model):
             linears |= {f"{layer}.expand": (inner, hidden), f"{layer}.reduce": (hidden, inner)}
             norms += [f"{layer}.attention_norm", f"{layer}.output_norm"]
         for name, shape in linears.items():
-            found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+            shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
         for name in norms:
-            found |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
-        return found
+            shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
+        return shapes
 
 
 class CosmoFlowModel(Model):
@@ -345,21 +345,23 @@ class CosmoFlowModel(Model):
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
         """Each convolution of edge 3 is followed by a pooling of 2; the two are a block, and so is each dense layer."""
-        found, edge, channels = Layers(), self.input_size, self.input_channels
+        layers, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):
             cube, elements = (edge,) * 3, filters * edge**3
-            found.block = number
-            found.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
-            found.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
-            found.other(f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2)
+            layers.block = number
+            layers.conv(f"features.{3 * number}", channels, filters, cube, 3, bias=True)
+            layers.other(f"features.{3 * number + 1}", "activation", elements, extents=cube)
+            layers.other(
+                f"features.{3 * number + 2}", "pool", elements, elements // 8, extents=cube, kernel=2, stride=2
+            )
             edge, channels = edge // 2, filters
         widths = (channels * edge**3, *self.dense_sizes, self.num_targets)
         for number, (before, after) in enumerate(pairwise(widths)):
-            found.block = len(self.conv_channels) + number
-            found.linear(f"regressor.{3 * number + 1}", before, after)
+            layers.block = len(self.conv_channels) + number
+            layers.linear(f"regressor.{3 * number + 1}", before, after)
             if number < len(self.dense_sizes):
-                found.other(f"regressor.{3 * number + 2}", "activation", after)
-        return tuple(found)
+                layers.other(f"regressor.{3 * number + 2}", "activation", after)
+        return tuple(layers)
 
     def sample_bytes(self, data: DataSpec) -> int:
         return 4 * self.input_channels * self.input_size**3 + 4 * self.num_targets
@@ -419,12 +421,12 @@ class PacedModel(Model):
                 raise ValueError(f"model.layers.{number}.bytes {layer.bytes} is no number of fp32 values of 4 bytes")
         if not data.is_synthetic:
             raise ValueError("data.source: a paced network reads no data; leave it at synthetic")
-        wanted = {"precision": "fp32", "optimizer_state": "device"}
+        required = {"precision": "fp32", "optimizer_state": "device"}
         for key in ("precision", "compile", "cuda_graphs", "recompute", "swap", "optimizer_state"):
-            if (value := getattr(train, key)) != wanted.get(key, "none"):
+            if (value := getattr(train, key)) != required.get(key, "none"):
                 raise ValueError(
                     f"train.{key} {value}: a paced network computes nothing that it could act on; leave it at "
-                    f"{wanted.get(key, 'none')}"
+                    f"{required.get(key, 'none')}"
                 )
 
 
@@ -549,8 +551,8 @@ class _Data(Spec):
     @model_validator(mode="after")
     def _reader_and_shuffling_fit(self) -> Self:
         if self.reader == "nvimagecodec" and (self.is_synthetic or not isinstance(self, ImageData)):
-            what = "synthetic data" if self.is_synthetic else "this format"
-            raise ValueError(f"reader nvimagecodec decodes images, and {what} has none; leave reader at dlbench")
+            source = "synthetic data" if self.is_synthetic else "this format"
+            raise ValueError(f"reader nvimagecodec decodes images, and {source} has none; leave reader at dlbench")
         if self.shuffle.startswith("partial:"):
             try:
                 share = self.exchanged_share
@@ -634,8 +636,12 @@ def _of_this_site() -> Iterator[type[Model]]:
         except (Exception, SystemExit) as error:  # whatever the module raises
             BROKEN[path.with_suffix(".yaml")] = f"{path}: cannot be loaded: {type(error).__name__}: {error}"
             continue
-        own = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
-        yield from (one for one in own if issubclass(one, Model))
+        classes = [
+            member
+            for member in vars(module).values()
+            if isinstance(member, type) and member.__module__ == module.__name__
+        ]
+        yield from (class_ for class_ in classes if issubclass(class_, Model))
 
 
 FAMILIES: tuple[type[Model], ...] = (ResNetModel, BertModel, CosmoFlowModel, PacedModel, *_of_this_site())
