@@ -1,9 +1,10 @@
-"""`dlbench status`: how far runs are."""
+"""`dlbench status`, `wait`, `logs` and `cancel`: the state of runs and jobs."""
 
 from __future__ import annotations
 
 import glob
 import json
+import operator
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ import click
 from dlbench.analysis.selection import select
 from dlbench.cli.choosing import expanded, named, parse_where, read_comm_runs, runs_argument, runs_at, where_option
 from dlbench.cli.options import AS_JSON, describe_point, duration, output_folder, value_option
-from dlbench.cli.series import left, resume_command, series_at, streams_are_one
+from dlbench.cli.series import resume_command, series_at, streams_are_one, submission_progress
 from dlbench.cli.streams import cleaned
 from dlbench.errors import ExitCode, UserError
 from dlbench.jobs.scheduler import read_submission
@@ -28,17 +29,17 @@ from dlbench.records.scan import LaunchedRun
 from dlbench.sharing import user_name
 from dlbench.specs.comm import CommPlan
 from dlbench.specs.plan import RunPlan
-from dlbench.units import format_seconds
+from dlbench.units import counted, first_of, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.jobs.campaign.run_status import RunStatus
     from dlbench.jobs.campaign.series_file import SubmissionStatus
 
-_TOLD = ("run_id", "state", "job", "detail", "reason", "starts")  # Of each run, in JSON.
+_JSON_FIELDS = ("run_id", "state", "job", "detail", "reason", "starts")  # Of `RunStatus`, printed per run.
 
 _JOB_LOG = re.compile(r"slurm-\d+(_\d+)?\.out")
 _RANK_LOG = re.compile(r"rank-\d+\.log")
-_MAX_BYTES = 1 << 22  # Of each log, its end.
+_MAX_BYTES = 1 << 22  # Largest part of a log that is read, at its end.
 
 
 @click.command()
@@ -68,36 +69,42 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
 
     conditions = parse_where(where, "--where")
     training, comm = runs_at(*runs), read_comm_runs(runs)
-    _adopt(_roots([*training.runs, *comm.runs], runs))
-    chosen = select([*training.runs, *comm.runs], named(runs), conditions, "--where")
-    chosen_statuses, unread = run_statuses(chosen)
-    of_roots = _roots([*training.runs, *comm.runs], runs)
-    # Of a series, whatever --where leaves out.
-    every = chosen_statuses if not conditions else run_statuses([*training.runs, *comm.runs])[0]
-    series, damaged = _series(of_roots, conditions.get("series", ""), {run.run_id: run for run in every})
+    all_runs = [*training.runs, *comm.runs]
+    roots = _roots(all_runs, runs)
+    _adopt(roots)
+    selected = select(all_runs, named(runs), conditions, "--where")
+    statuses, unread = run_statuses(selected)
+    # A series counts all its runs, also those that --where leaves out.
+    all_statuses = statuses
+    if conditions:
+        all_statuses = run_statuses(all_runs)[0]
+    series, damaged = _unfinished_series(
+        roots, conditions.get("series", ""), {status.run_id: status for status in all_statuses}
+    )
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:
-        rows = [{name: getattr(run, name) for name in _TOLD} for run in chosen_statuses]
+        to_fields = operator.attrgetter(*_JSON_FIELDS)
+        rows = [dict(zip(_JSON_FIELDS, to_fields(status), strict=True)) for status in statuses]
         click.echo(json.dumps({"runs": rows, "series": series, "problems": problems}, indent=2))
     else:
         points: dict[str, list[RunStatus]] = {}  # in the order in which they run
-        for run, run_status in zip(chosen, chosen_statuses, strict=True):
+        for run, run_status in zip(selected, statuses, strict=True):
             assert isinstance(run.plan, RunPlan | CommPlan)
             points.setdefault(f"{run.plan.series.id}: {describe_point(run.plan)}", []).append(run_status)
-        for point, statuses in points.items():
-            for line in _run_lines(statuses) if full else _point_lines(point, statuses):
+        for point, point_statuses in points.items():
+            lines = _run_lines(point_statuses) if full else _point_lines(point, point_statuses)
+            for line in lines:
                 click.echo(cleaned(line))
         for row in series:
             click.echo(f"series {row['series']}: {row['detail']}")
-        click.echo(
-            f"{len(chosen_statuses)} run{'s' * (len(chosen_statuses) != 1)}, {sum(run.state == 'valid' for run in chosen_statuses)} valid"
-        )
+        num_valid = sum(status.state == "valid" for status in statuses)
+        click.echo(f"{counted(len(statuses), 'run')}, {num_valid:,} valid")
     for problem in problems:
         click.echo(f"dlbench: damaged: {_one_line(problem)}", err=True)
     if problems:
         sys.exit(int(ExitCode.INCOMPLETE))
-    if any(one.is_failed for one in chosen_statuses) or any(one["is_cut_off"] for one in series):
+    if any(status.is_failed for status in statuses) or any(row["is_cut_off"] for row in series):
         sys.exit(int(ExitCode.RUN_FAILED))
 
 
@@ -110,7 +117,8 @@ def _point_lines(point: str, statuses: Sequence[RunStatus]) -> Iterator[str]:
         if run.detail or (run.job and run.state != "valid"):
             by_reason.setdefault((run.state, run.detail), []).append(run)
     for alike in by_reason.values():
-        yield from _run_lines(alike[:1], f" and {len(alike) - 1} more" if len(alike) > 1 else "")
+        others = f" and {len(alike) - 1} more" if len(alike) > 1 else ""
+        yield from _run_lines(alike[:1], others)
 
 
 def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]:
@@ -122,14 +130,14 @@ def _run_lines(statuses: Sequence[RunStatus], others: str = "") -> Iterator[str]
 
 
 def _roots(runs: Sequence[LaunchedRun], paths: Sequence[Path]) -> list[Path]:
-    """The folders given and those below them in which runs lie, each once: where series may be written down."""
+    """Returns the folders that may contain series files: the given paths, and the parent folders of the runs."""
     roots = expanded(paths)
     parents = (run.folder.path.parent for run in runs if run.folder.path not in roots)
     return list(dict.fromkeys([*roots, *parents]))
 
 
 def _adopt(roots: Sequence[Path], series: str = "") -> None:
-    """Notes the jobs of scripts that were submitted by hand; of one series if it is named."""
+    """Records the jobs of scripts that were submitted by hand, of one series or of all (`series` empty)."""
     from dlbench.jobs.campaign.completing import adopt
     from dlbench.jobs.campaign.series_file import scheduler_named, standings
 
@@ -139,9 +147,10 @@ def _adopt(roots: Sequence[Path], series: str = "") -> None:
                 adopt(root, submission.series.id, scheduler_named(submission.series.scheduler))
 
 
-def _series(
+def _unfinished_series(
     roots: Sequence[Path], series_name: str, status_by_run: Mapping[str, RunStatus]
 ) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns a JSON row for each series with runs that are not valid, and the damaged series files."""
     from dlbench.jobs.campaign.series_file import standings
 
     rows: list[dict[str, Any]] = []
@@ -160,20 +169,19 @@ def _series(
 def _series_row(
     root: Path, submission: SubmissionStatus, status_by_run: Mapping[str, RunStatus], valid: int
 ) -> dict[str, Any]:
-    from dlbench.jobs.campaign.run_status import counted
+    from dlbench.jobs.campaign import run_status
     from dlbench.jobs.campaign.series_file import is_held
 
-    name, detail = submission.series.id, counted(submission, status_by_run)
-    is_left = submission.submitted < submission.total
-    is_going_on = is_left and is_held(root, name)
-    if is_left:
-        detail += f"; {submission.text}; "
-        if is_going_on:
-            detail += "dlbench submits the rest now"
-        elif submission.series.owner != user_name():
-            detail += f"user {submission.series.owner} can submit the rest"
-        else:
-            detail += f"the rest: {resume_command(name, root)}"
+    name, detail = submission.series.id, run_status.counted(submission, status_by_run)
+    is_incomplete = submission.submitted < submission.total
+    is_being_submitted = is_incomplete and is_held(root, name)
+    if is_being_submitted:
+        detail += f"; {submission.text}; dlbench is submitting the rest now"
+    elif is_incomplete and submission.series.owner != user_name():
+        detail += f"; {submission.text}; user {submission.series.owner} can submit the rest"
+    elif is_incomplete:
+        detail += f"; {submission.text}; the rest: {resume_command(name, root)}"
+    has_unsubmitted_jobs = bool({"missing", "unsure"} & {*submission.states})
     return {
         "series": name,
         "owner": submission.series.owner,
@@ -181,10 +189,8 @@ def _series_row(
         "valid": valid,
         "jobs": submission.total,
         "submitted": submission.submitted,
-        # One that the queue has no more room for is submitted later.
-        "is_cut_off": bool({"missing", "unsure"} & {*submission.states})
-        and not is_going_on
-        and submission.series.max_jobs is None,
+        # With --max-jobs the rest is submitted later.
+        "is_cut_off": has_unsubmitted_jobs and not is_being_submitted and submission.series.max_jobs is None,
         "detail": detail,
     }
 
@@ -194,25 +200,26 @@ def _one_line(text: str) -> str:
 
 
 def logs_of(folder: RunFolder, rank: int | None = None) -> list[Path]:
-    """The logs of a run that are there: of its job, of its launcher, and of its ranks.
+    """Returns the existing logs of a run: those of its job, its launcher and its ranks, or of one `rank` only.
 
-    `rank`: the log of this rank alone.
-    Raises `UserError`: there is none (yet). `IncompleteDataError`: `submission.json` is damaged.
+    Raises `UserError`: there is no log (yet). `IncompleteDataError`: `submission.json` is damaged.
     """
     names = sorted(path.name for path in folder.path.iterdir())
     if rank is not None:
         if folder.log(rank).exists():
             return [folder.log(rank)]
         rank_logs = [name for name in names if _RANK_LOG.fullmatch(name)]
-        hint = "its ranks write into one log, see without"
+        hint = "all ranks write to one log; leave out --rank"
         if rank_logs:
             hint = f"there are {rank_logs[0]} to {rank_logs[-1]}"
         raise UserError(f"{folder.path}: has no {folder.log(rank).name}: {hint}")
     submission = read_submission(folder)
-    job_log = [] if submission is None else [folder.path.parent / submission.log]
-    job_logs = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
-    ranks = [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
-    existing = [path for path in dict.fromkeys([*job_log, *job_logs, folder.launch_log, *ranks]) if path.is_file()]
+    logs = [folder.path / name for name in names if _JOB_LOG.fullmatch(name)]
+    if submission is not None:
+        logs.insert(0, folder.path.parent / submission.log)
+    logs.append(folder.launch_log)
+    logs += [folder.path / name for name in names if _RANK_LOG.fullmatch(name)]
+    existing = [path for path in dict.fromkeys(logs) if path.is_file()]
     if not existing:
         raise UserError(f"{folder.path}: has no log yet; see {shlex.join(['dlbench', 'status', str(folder.path)])}")
     return existing
@@ -241,16 +248,16 @@ def logs(run: str, out: Path, rank: int | None, lines: int) -> None:
             log_lines = text.splitlines()
             if len(paths) > 1:
                 click.echo(cleaned(f"==> {path.parent.name}/{path.name} <=="))
-            for line in log_lines[-lines:] if lines else log_lines:
+            for line in log_lines[-lines:]:  # -0 is the whole log
                 click.echo(cleaned(line))
 
 
 def run_folder(run: str, out: Path) -> RunFolder:
-    """The folder of a run: its own path, or its name below the folder of all runs.
+    """Returns the folder of a run, which is given by its path or by its name in `out`.
 
-    Raises `UserError`: there is none; names the runs of a series of that name.
+    Raises `UserError`: there is no such run; runs of a series of that name are listed.
     """
-    # A folder that a person names may be a link to it.
+    # The given path may be a link to the folder.
     for path in (Path(os.path.realpath(run)), (out / run).absolute()):
         if RunFolder(path).plan.exists():
             return RunFolder(path)
@@ -261,11 +268,8 @@ def run_folder(run: str, out: Path) -> RunFolder:
     if run and "/" not in run and run not in (".", ".."):
         runs += sorted(path.parent for path in out.glob(f"{glob.escape(run)}-*/plan.json"))
     if runs:
-        others = f" and {len(runs) - 3} more" if len(runs) > 3 else ""
-        problem = f"holds {len(inside)} runs" if inside else "is a series"
-        raise UserError(
-            f"{run}: {problem}; name one: {', '.join(shlex.quote(str(folder)) for folder in runs[:3])}{others}"
-        )
+        problem = f"contains {len(inside)} runs" if inside else "is a series"
+        raise UserError(f"{run}: {problem}; name one: {first_of([shlex.quote(str(path)) for path in runs], 3)}")
     raise UserError(f"{run}: no such series or run in {out}; give --out FOLDER, or the folder itself")
 
 
@@ -293,15 +297,16 @@ def cancel(series: str, out: Path) -> None:
         folder = run_folder(series, out)
         submission = read_submission(folder)
         if submission is None:
-            raise UserError(f"{series}: was not submitted to a scheduler, or nobody knows its job")
+            raise UserError(f"{series}: was not submitted to a scheduler, or its job is not known")
         done = cancel_run(folder, submission, scheduler_named(submission.scheduler))
         click.echo(f"run {series}: {done.text}", err=True)
     else:
         root, name = series_at(series, out)
         done = cancel_series(root, name, scheduler_named(read_series(root, name).scheduler))
         click.echo(f"series {name}: {done.text}", err=True)
+    prefix = "cancelled job " if streams_are_one() else ""
     for job in done.jobs:
-        click.echo(f"cancelled job {job}" if streams_are_one() else job)
+        click.echo(f"{prefix}{job}")
 
 
 @click.command()
@@ -330,28 +335,24 @@ def wait(series: str, out: Path, timeout: float, every: float) -> None:
     root, series = series_at(series, out)
     _adopt([root], series)
     with Interruption() as interruption:
-        now = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
-        if now.is_over and now.submission.series.scheduler == "slurm":
+        progress = wait_for(root, series, interruption.check, lambda text: click.echo(text, err=True), timeout, every)
+        if progress.is_over and progress.submission.series.scheduler == "slurm":
             # Many sites delete it after some time.
-            folders = [root / run_id for run_id in now.runs]
+            folders = [root / run_id for run_id in progress.runs]
             launched = [read_launched(folder) for folder in folders if folder.is_dir()]
             why_not = settled_accounting(launched, lambda seconds: sleep(seconds, interruption.check))
             if why_not:
-                count, first = len(why_not), next(iter(why_not.values()))
-                text = f"{count} run{'s' * (count > 1)}: {' '.join(first.splitlines())}"
-                click.echo(f"note: no accounting of {text}", err=True)
-    run_ids = [run_id for job in now.submission.series.jobs for run_id in job.runs]
-    for invalid_run in (
-        now.runs[run_id] for run_id in run_ids if run_id in now.runs and now.runs[run_id].state != "valid"
-    ):
-        click.echo(
-            cleaned(f"{invalid_run.state}: {invalid_run.run_id}: {' '.join(invalid_run.detail.splitlines())}"), err=True
-        )
-    click.echo(now.text)
-    if now.submission.submitted < now.submission.total:
-        click.echo(left(root, series, root), err=True)
-    if not now.is_over:
-        click.echo(f"dlbench: not over after {format_seconds(timeout)}; its jobs go on", err=True)
+                reason = _one_line(next(iter(why_not.values())))
+                click.echo(f"note: no accounting of {counted(len(why_not), 'run')}: {reason}", err=True)
+    for job in progress.submission.series.jobs:
+        for run in (progress.runs[run_id] for run_id in job.runs if run_id in progress.runs):
+            if run.state != "valid":
+                click.echo(cleaned(f"{run.state}: {run.run_id}: {_one_line(run.detail)}"), err=True)
+    click.echo(progress.text)
+    if progress.submission.submitted < progress.submission.total:
+        click.echo(submission_progress(root, series, root), err=True)
+    if not progress.is_over:
+        click.echo(f"dlbench: not finished after {format_seconds(timeout)}; its jobs continue", err=True)
         sys.exit(int(ExitCode.TIMEOUT))
-    if not now.is_valid:
+    if not progress.is_valid:
         sys.exit(int(ExitCode.RUN_FAILED))

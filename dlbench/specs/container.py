@@ -45,7 +45,7 @@ class ContainerSpec(Spec):
     )
     image: ImageName | None = Field(
         None,
-        description="Image. apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
+        description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "
         "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
     sha256: Sha256 | None = Field(

@@ -319,11 +319,11 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
     ]
     assert "afterany" not in done.stdout
     apart = cli(*SUBMIT, *asked, "--one-run-per-job", "--all-scripts").stdout
-    assert apart.count(" 4 apart  00:10:00 ") == 2
+    assert apart.count(" 4 in array  00:10:00 ") == 2
     assert "#SBATCH --array=1-4%1\n" in apart
     together = cli(*SUBMIT, *asked, "--pack", "all", "--time", "15").stdout
     assert "# Total: 1 job, 8 runs, at most 4 node-hours (nodes x time limit).\n" in together
-    assert "# Of these up to 1 are of nodes held idle by smaller runs (--pack points: none).\n" in together
+    assert "# Up to 1 of these are idle nodes during smaller runs (none with --pack points).\n" in together
 
 
 def test_what_is_submitted_is_what_the_dry_run_showed(cli: Cli, tmp_path: Path) -> None:
