@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print. One file a subject; heavy imports inside the commands."""
+"""The command line. Each module holds the commands of one subject; heavy imports are inside the commands."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for commands in GROUP
 
 
 class CommandGroups(click.Group):
-    """Lists commands by what they are for and imports a command only when it is used."""
+    """A group that lists commands by purpose, and imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for name, *_ in COMMANDS]
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Commands without importing any, which Click would do for their lines of help."""
+        """Completes command names without importing the commands, which Click would do for their help."""
         if incomplete.startswith("-"):
             return click.Command.shell_complete(self, ctx, incomplete)
         return [CompletionItem(name, help=text) for name, _, text in COMMANDS if name.startswith(incomplete)]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Of every command: no text and no path with control characters, which would end up in scripts and on pages."""
+        """Refuses control characters in arguments of every command: they would end up in scripts and on pages."""
         for before, word in zip(["", *args], args, strict=False):
             if not word.isprintable():
                 from dlbench.specs.files import control_character
@@ -129,7 +129,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Entry point: runs the command; whatever happens becomes a line and an exit code (`dlbench.cli.streams`)."""
+    """Runs the command; every exception becomes a line and an exit code (`dlbench.cli.streams`)."""
     streams = Streams()
     code = _run()
     lost = streams.lost_output()
@@ -158,7 +158,7 @@ def _run() -> int:
 
 
 def _say(text: str) -> None:
-    """The last words of a command; nothing that hinders them changes its exit code."""
+    """Prints the last line of a command; a failure here does not change the exit code."""
     with suppress(Exception):
         click.echo(text, err=True)
 

@@ -1,4 +1,4 @@
-"""Which runs a command reads: folders, single runs, histories, patterns of names; and `--where`, which narrows them."""
+"""Reads the runs that a command line names: run folders, histories, patterns of names, and the filter `--where`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
-    """The argument RUNS of commands that read any number of folders; `default` where none is given."""
+    """Returns the argument RUNS of a command that reads any number of folders."""
     default_paths = None if default is None else (Path(default),)
     return click.argument(
         "runs",
@@ -33,7 +33,7 @@ def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
 
 
 def where_option(name: str, of: str) -> Callable[[F], F]:
-    """An option that chooses runs by their properties."""
+    """Returns an option that selects runs by their properties; `of`: the runs it selects from."""
     return click.option(
         name,
         multiple=True,
@@ -44,7 +44,7 @@ def where_option(name: str, of: str) -> Callable[[F], F]:
 
 
 def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`KEY=VALUE` texts by key. Raises `UserError`: a text has another form, or a key two values."""
+    """Returns the values of `KEY=VALUE` texts by key. Raises `UserError`: another form, or two values for a key."""
     value_by_key: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -56,12 +56,12 @@ def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def named(paths: Sequence[Path]) -> str:
-    """Folders as an error or a title names them."""
+    """Returns folders as text for an error or a title."""
     return ", ".join(map(str, paths))
 
 
 def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
-    """The runs of training in folders of runs, single runs and histories, those that `--where` chose."""
+    """Returns the training runs in run folders, folders of runs and histories that match `where`."""
     from dlbench.analysis.selection import select
 
     chosen = parse_where(where, "--where")
@@ -71,7 +71,7 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
 
 
 def read_one_run(path: Path) -> Run:
-    """The run of training in a folder, where that is the folder of one."""
+    """Returns the training run in a folder. Raises `UserError`: it is not the folder of one run."""
     if not path.is_dir():
         raise UserError(f"{path}: no such folder of a run")
     from dlbench.records.folder import RunFolder
@@ -86,7 +86,7 @@ def read_one_run(path: Path) -> Run:
 
 
 def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan:
-    """The same of runs of the collective benchmark; histories hold none."""
+    """Returns the runs of the collective benchmark that match `where`; histories contain none."""
     from dlbench.analysis.selection import select
     from dlbench.records.comm import scan_comm
 
@@ -98,7 +98,7 @@ def read_comm_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> CommScan
 
 
 def runs_at(*paths: Path) -> Scan:
-    """All runs of training in folders of runs, single runs and histories."""
+    """Returns all training runs in run folders, folders of runs and histories."""
     from dlbench.history.store import MARKER, Store
     from dlbench.records.scan import Scan, read_each, read_run, scan
 
@@ -116,7 +116,7 @@ def runs_at(*paths: Path) -> Scan:
 
 
 def _note_withheld(lines: Sequence[str]) -> None:
-    """Says once of each run which user keeps it, and of all runs of an earlier dlbench together."""
+    """Prints a note for each run that cannot be read, and one note for all runs of an earlier dlbench."""
     from dlbench.cli.streams import cleaned
     from dlbench.records.scan import EARLIER
 
@@ -132,7 +132,7 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
 
 def expanded(paths: Iterable[Path]) -> list[Path]:
-    """Paths, and in place of a pattern that names no file itself what it matches, by name."""
+    """Replaces each pattern, unless a file of that name exists, by the folders that match it."""
     matched: list[Path] = []
     for path in paths:
         text = str(path)
@@ -147,7 +147,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
 
 
 def open_store(store: Path | None, *, create: bool = False) -> History:
-    """The history that was asked for, its index brought up to date; what happens to the index is said on stderr."""
+    """Opens the history and updates its index; messages about the index go to standard error."""
     from dlbench.history.from_runs import open_history
 
     if store is None:
@@ -158,5 +158,5 @@ def open_store(store: Path | None, *, create: bool = False) -> History:
 
 
 def note(line: str) -> None:
-    """One line on stderr, without control characters."""
+    """Prints a line on standard error, without control characters."""
     click.echo(f"dlbench: history: {printable(line)}", err=True)

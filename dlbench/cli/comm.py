@@ -1,4 +1,4 @@
-"""`dlbench comm`: the collective benchmark; here its runs, in `reading` what is made of them."""
+"""`dlbench comm`: runs the collective benchmark, reports it, fits network costs and predicts."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ def predict(
 
 
 def measure_options(function: F) -> F:
-    """Options that say what to measure; `runs_of` reads them."""
+    """Adds the options that say what to measure; `runs_of` reads them."""
     decorators = [
         value_option(
             "--collective",
@@ -377,7 +377,7 @@ def measure_options(function: F) -> F:
 def runs_of(
     options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: Literal["ranks", "nodes"]
 ) -> CommRuns:
-    """The options of `measure_options` as plans. Raises `UserError`: anything wrong with them, in one line."""
+    """Returns the plans for the options of `measure_options`. Raises `UserError`: one of them is invalid."""
     from dlbench.specs.comm import PAIRS
     from dlbench.specs.expand import expand_comm
     from dlbench.specs.requests import CommRequest, parse_set
@@ -463,7 +463,6 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
 
 
 def _print_notes(comm_runs: CommRuns) -> None:
-    """What was chosen for lack of an option, once nothing is wrong any more."""
     for note in comm_runs.notes:
         for line in textwrap.wrap(f"note: {note}", 80, subsequent_indent="  ", break_on_hyphens=False):
             click.echo(line, err=True)

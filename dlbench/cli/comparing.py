@@ -1,4 +1,4 @@
-"""What `dlbench compare`, `check` and `baseline` share: their options, sides, and how they end."""
+"""`dlbench compare`, `check` and `baseline`: their options, the sides of a comparison, and the exit codes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, cli
 
 
 def rule_options(function: F) -> F:
-    """What decides a comparison, and where it is written: options of `compare` and `check`."""
+    """Adds the options of `compare` and `check` that decide the verdict and the output."""
     decorators: list[Callable[[F], F]] = [
         value_option(
             "--metric metrics",
@@ -111,7 +111,7 @@ def rule_options(function: F) -> F:
 
 
 def prepare(command: str, options: dict[str, Any]) -> None:
-    """Refuses what cannot end well before anything is read."""
+    """Checks the options before anything is read."""
     metric_names(options["metrics"])
     for name in ("output", "junit_file", "summary_file"):
         check_writable(options[name])
@@ -120,12 +120,12 @@ def prepare(command: str, options: dict[str, Any]) -> None:
 
 
 def chosen_format(options: dict[str, Any]) -> FormatName:
-    """The format of the main output."""
+    """Returns the format of the main output."""
     return format_by_suffix(options["output"], options["format_name"], SUFFIXES, "text")
 
 
 def metric_names(requested: Sequence[str]) -> tuple[str, ...]:
-    """Names of the metrics that decide."""
+    """Returns the names of the metrics that decide the verdict."""
     from dlbench.analysis.metrics import DEFAULT_METRICS, by_name
 
     for name in requested:
@@ -161,7 +161,7 @@ def read_side(path: Path, where: Sequence[str], where_side: Sequence[str], optio
 
 
 def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
-    """Earlier runs of the workloads and sizes that are compared, on the system as the newest of them had it."""
+    """Returns earlier runs of the compared workloads and sizes, on the system of the newest of them."""
     from dlbench.analysis.comparability import system_content
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import side_of_runs
@@ -184,7 +184,7 @@ def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
 
 
 def rule_of(options: dict[str, Any]) -> Rule:
-    """What counts as a change."""
+    """Returns the rule that decides what counts as a change."""
     from dlbench.gate.verdicts import Rule
 
     return Rule(tolerance=options["tolerance"], level=options["level"], wanted=options["detect"])
@@ -193,7 +193,7 @@ def rule_of(options: dict[str, Any]) -> Rule:
 def comparison(
     a: GateSide, b: GateSide, options: dict[str, Any], where: tuple[str, str], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """B against A and against floors; `where` names the options that choose the runs of each side."""
+    """Compares B with A and with floors; `where` names the options that select the runs of each side."""
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
@@ -206,7 +206,7 @@ def comparison(
 def paired_comparison(
     path: Path, where: Sequence[str], options: dict[str, Any], floors: Sequence[Floor] = ()
 ) -> ComparisonReport:
-    """GateSide b against side a of the interleaved runs of one folder."""
+    """Compares side b with side a of the interleaved runs in one folder."""
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
@@ -220,7 +220,7 @@ def paired_comparison(
 
 
 def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool, name: str) -> None:
-    """Writes every output that was asked for, and ends with the verdict's exit code."""
+    """Writes all requested outputs, and exits with the code of the verdict."""
     from dlbench.gate.page import document_of, to_junit
 
     def rendered(form: FormatName, *, full: bool = True) -> bytes:

@@ -1,4 +1,4 @@
-"""What a shell may complete, by Click's own means: names of workloads, systems, presets and series, and keys.
+"""Shell completion of workloads, systems, presets, series and keys, by Click's own mechanism.
 
 Click asks the parameter at the cursor. What it is asked for follows from its name, for all commands alike, and is set
 only while a shell asks (the variable below), so that no other command pays for it.
@@ -43,7 +43,7 @@ def _presets(ctx: click.Context) -> Iterable[str]:
 
 
 def _keys(ctx: click.Context) -> list[str]:
-    """Of the workload that is given, and of any system; all that there are where none is given."""
+    """Completes keys of the given workload (of all, if none is given) and of any system."""
     from dlbench.specs.choices import Choices, WorkloadFile
     from dlbench.specs.files import find
     from dlbench.specs.problems import keys_of
@@ -78,7 +78,7 @@ _NAMES: dict[str, Callable[[click.Context], Iterable[str]]] = {
 
 
 def completing(command: click.Command) -> click.Command:
-    """The command, whose parameters know what may stand there; as it is where no shell asks."""
+    """Adds completion to the parameters of a command; does nothing unless a shell asks for completions."""
     if VARIABLE not in os.environ:
         return command
     if isinstance(command, click.Group):

@@ -31,7 +31,7 @@ WORKERS = value_option("--workers", "N", "Number of processes (default: one per 
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -129,7 +129,7 @@ def make(kind: str, folder: Path, workers: int | None, **request: Any) -> None:
 
 
 def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
-    """Makes a data set and says so: its path on standard output, what is in it on standard error."""
+    """Makes a data set; prints its path on standard output and a summary on standard error."""
     from dlbench.datasets.making.production import produce
 
     unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
@@ -194,7 +194,7 @@ def verify(source: Path, vocabulary: str | None, as_json: bool, workers: int | N
 
 
 def summary(verdict: DatasetCheck) -> list[str]:
-    """What a person should know of a verdict, apart from the single bad files."""
+    """Returns the summary of a check, without the list of bad files."""
     from dlbench.datasets.kinds import KINDS
 
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())

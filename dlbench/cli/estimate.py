@@ -1,6 +1,4 @@
-"""`dlbench estimate`: how many GPUs a training is worth, from runs; how long it takes at a throughput, and whether a
-stated time can be true.
-"""
+"""`dlbench estimate` and `cost`: training time and price from runs or a throughput, and the cost of Slurm jobs."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def _positive(_ctx: click.Context, param: click.Parameter, text: str | None) -> 
 
 
 def _share(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """An efficiency; somewhat above 1 where caches help, never a percentage."""
+    """Parses an efficiency as a share, not as a percentage; it may be above 1, because caches can help."""
     share = _positive(ctx, param, text)
     if share is not None and share > 2:
         raise UserError(f"{param.opts[0]} {text!r}: must be a share, e.g. 0.992 for 99.2 %")
@@ -162,7 +160,7 @@ def _estimate_workload(
     efficiency: float | None,
     stated: float | None,
 ) -> None:
-    """Prints the time to train a workload at a throughput. `ranks`: of which it is that of one; None: of all."""
+    """Prints the time to train a workload; `ranks`: None if the throughput is that of all ranks."""
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
     total = throughput * ranks * (efficiency or 1.0) if ranks else throughput
@@ -186,7 +184,7 @@ def _estimate_workload(
 
 
 def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
-    """Number, currency and what the hours are of; empty where they are not said."""
+    """Returns number, currency and the resource whose hours are counted; the latter two may be empty."""
     if text is None:
         return None, "", ""
     match, (description, form) = _AMOUNT.fullmatch(" ".join(text.split())), _FORMS[option]
@@ -233,7 +231,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:
-    """Unit of a sample, samples of an epoch if they are known, and which data set has them.
+    """Returns the sample unit, the samples per epoch if they are known, and their source.
 
     A published set is that of a bundled workload alone: a file of one's own trains on data of one's own.
     """
@@ -251,7 +249,7 @@ def _workload(name: str) -> tuple[str, int | None, str]:
 def _amount(
     name: str, own_samples: int | None, unit: str, epochs: float | None, epoch_samples: int | None, samples: int | None
 ) -> tuple[int, float, str]:
-    """Samples of an epoch, epochs, and both in words. Samples alone are one epoch of as many."""
+    """Returns samples per epoch, number of epochs, and both as text; --samples alone counts as one epoch."""
     if samples is not None:
         return samples, 1.0, f"{samples:,} {unit}"
     per_epoch = epoch_samples or own_samples
@@ -276,12 +274,12 @@ def _words(verdict: TimeVerdict) -> str:
 
 
 def _count(value: float) -> str:
-    """Whole samples per second where there are many, four digits where there are few."""
+    """Formats a rate: whole numbers from 1,000 on, else four significant digits."""
     return f"{value:,.0f}" if value >= 1000 else format_number(value)
 
 
 def _time(seconds: float) -> str:
-    """In words, and from a minute on as publications print it."""
+    """Formats a duration; from one minute on also in minutes, as publications do."""
     return format_seconds(seconds) + (f" ({format_number(seconds / 60, 3)} min)" if seconds >= 60 else "")
 
 

@@ -1,4 +1,4 @@
-"""`dlbench export`: runs in the formats of other tools."""
+"""`dlbench export`: writes runs in the formats of other tools."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _statement(org: str | None, platform: str | None, status: Status, cache_clea
 
 
 def _read(path: Path, output: Path | None) -> Run:
-    """One run with a valid record; only such a run has anything to say to others."""
+    """Returns a run with a valid record. Raises an error for any other run."""
     check_writable(output)
     run = read_one_run(path)
     if run.record is None:

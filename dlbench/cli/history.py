@@ -1,4 +1,4 @@
-"""`dlbench history`: runs of months in one place, and what they say over months."""
+"""`dlbench history`: stores runs of months in one folder, and finds changes and slow nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dlbench io`: what storage and readers give without training, and what input costs by difference."""
+"""`dlbench io`: measures storage and readers without training, and the cost of input by comparing runs."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
-    """What the readers are asked, see `dlbench.node.data.reader_rate`."""
+    """Returns the request to the reader process, see `dlbench.node.data.reader_rate`."""
     workload = plan.workload.model_dump(mode="json")
     return {
         "model": workload["model"],

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they become."""
+"""Options that several commands share, and their conversion into requests and plans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def value_option(
     names: str, metavar: str | None, text: str, default: Any = None, **attributes: Any
 ) -> Callable[[F], F]:
-    """An option with one value; its default, if it has one, is shown. `names`: with blanks between them."""
+    """Returns an option with one value, whose default is shown; `names`: separated by blanks."""
     default_attributes = {} if default is None else {"default": default, "show_default": True}
     return click.option(*names.split(), metavar=metavar, help=text, **default_attributes, **attributes)
 
@@ -61,7 +61,7 @@ OPTION_GROUPS = {
 
 
 class InOrder(click.Group):
-    """Lists commands in the order of work."""
+    """A group that lists its commands in the order of definition."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -116,7 +116,7 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
 
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
-    """What a person should know of presets and recipes where they are to run, in sentences, each once."""
+    """Returns notes on presets, recipes and the environment in which the plans will run, each once."""
     from dlbench.jobs.local import hidden_gpus
     from dlbench.specs.training import recipe_note
 
@@ -174,7 +174,7 @@ def _gpus_not_asked(plan: RunPlan) -> str:
 
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
-    """``takes at least 2 h 05 min on 2 cores (...); ``; empty where that is not known."""
+    """Returns e.g. ``takes at least 2 h 05 min on 2 cores (...); ``; empty if the time is not known."""
     from dlbench.jobs.local import product_rate
     from dlbench.units import format_seconds
 
@@ -196,7 +196,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options by `OPTION_GROUPS`; what stands in none of them, last."""
+    """A command whose help lists its options by `OPTION_GROUPS`, and all others at the end."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
@@ -212,7 +212,7 @@ class GroupedCommand(click.Command):
 
 
 def plan_options(function: F) -> F:
-    """Options that say what to run; `request_from` reads them."""
+    """Adds the options that say what to run; `request_from` reads them."""
     decorators = [
         click.argument("workload"),
         PRESET,
@@ -276,14 +276,14 @@ def plan_options(function: F) -> F:
 
 
 def output_folder() -> Callable[[F], F]:
-    """The option --out of every command that makes runs."""
+    """Returns the option --out."""
     return value_option(
         "--out", None, "Folder that contains the run folders.", Path("runs"), type=FILE, callback=_for_scripts
     )
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """Text such as 6.6min, 90s or 2h as seconds, above zero; None where none was given."""
+    """Parses a duration such as 6.6min, 90s or 2h into seconds, above zero."""
     from dlbench.units import parse_seconds
 
     try:
@@ -293,7 +293,7 @@ def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> f
 
 
 def size_in_bytes(_ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """Text such as 10GB as bytes, above zero."""
+    """Parses a size such as 10GB into bytes, above zero."""
     from dlbench.units import parse_bytes
 
     if text is None:
@@ -317,7 +317,7 @@ def _for_scripts(ctx: click.Context, param: click.Parameter, value: Path) -> Pat
 
 
 def submit_options(ranks_example: str) -> Callable[[F], F]:
-    """Options of every command that submits a series to Slurm; `ranks_example` stands for rank counts in the help."""
+    """Adds the options of every command that submits a series to Slurm; `ranks_example`: metavar of --ranks."""
 
     def decorate(function: F) -> F:
         decorators = [
@@ -363,7 +363,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
 
 
 def given_options(*names: str) -> Iterator[str]:
-    """Those of the running command's parameters, by the names of their options, that the command line gives."""
+    """Yields the options, among the parameters `names`, that the command line gives."""
     context = click.get_current_context()
     for param in context.command.params:
         if param.name in names and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
@@ -371,14 +371,14 @@ def given_options(*names: str) -> Iterator[str]:
 
 
 def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
-    """A command with options, which its help lists in the order given."""
+    """Adds options to a command; its help lists them in the given order."""
     for decorate in reversed(decorators):
         function = decorate(function)
     return function
 
 
 def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
-    """The options of `plan_options` as a request. Raises `UserError`: a text that is not of the right form."""
+    """Returns the request for the options of `plan_options`. Raises `UserError`: one of them is malformed."""
     from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep, parse_tags, tag_value
 
     tags = parse_tags(options["tags"])
@@ -414,7 +414,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
 
 
 def note_few_pairs(request: Request) -> None:
-    """Says on standard error that so few pairs will carry no verdict."""
+    """Warns on standard error if there are too few pairs for a verdict."""
     from dlbench.stats.estimates import MIN_RUNS
 
     if request.sides and request.repeats < MIN_RUNS:
@@ -423,7 +423,7 @@ def note_few_pairs(request: Request) -> None:
 
 
 def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
-    """The systems of a series as its plans have them: one, or one for each side of a comparison."""
+    """Returns the different systems of the plans; the sides of a comparison may have different ones."""
     systems: list[SystemSpec] = []
     for plan in plans:
         if plan.system not in systems:
@@ -432,7 +432,7 @@ def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
 
 
 def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
-    """Expands with this machine's cores; where the plans are to be trained, what this machine cannot do is refused."""
+    """Expands a request with this machine's cores; if the plans are trained here, checks that this machine can."""
     from dlbench.jobs.local import has_gpu, precision_problem
     from dlbench.records.layer_profile import with_layers
     from dlbench.specs.expand import expand
@@ -459,7 +459,7 @@ def expand_request(request: Request, *, trains: bool = True) -> list[RunPlan]:
 
 
 def require_data(plans: list[RunPlan]) -> None:
-    """Proves that the data set is there, and may be what is to be trained on, before anything is made."""
+    """Checks that data sets, checkpoints and validation data exist and can be read."""
     for source in sorted({p.workload.data.source for p in plans if not p.workload.data.is_synthetic}):
         _require_path(source, "data.source", "; give --data a path, or `synthetic`")
     for plan in plans:
@@ -487,7 +487,7 @@ def require_data(plans: list[RunPlan]) -> None:
 
 
 def require_fitting_data(plans: Sequence[RunPlan]) -> None:
-    """Proves of the data sets that are visible from here, as far as that is cheap, that the plans can train on them."""
+    """Checks, as far as this is cheap, that the plans can train on the data sets visible from this machine."""
     checked, lines = set(), set[str]()
     for plan in plans:
         evaluated = plan.measure.until == "quality"
@@ -521,7 +521,7 @@ def _require_path(path: str, key: str, remedy: str) -> None:
 
 
 def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) -> None:
-    """Refuses what the ranks would refuse; warns in a dry run, and where the nodes may have what is missing here."""
+    """Raises errors that ranks would raise; only warns in a dry run, and if compute nodes may differ."""
     from dlbench.setup.requirements import is_sure, refusal
 
     errors = [(error, is_sure(plan.system)) for plan in plans if (error := refusal(plan))]
@@ -533,19 +533,19 @@ def require_ranks_needs(plans: Sequence[LaunchPlan], *, is_dry: bool = False) ->
 
 
 def require_torch(system: SystemSpec) -> None:
-    """Raises `EnvironmentLacksError`: what this command starts would run in a Python that lacks torch."""
+    """Raises `EnvironmentLacksError` if the Python that the command starts lacks torch."""
     if not system.python and importlib.util.find_spec("torch") is None:
         raise EnvironmentLacksError(f"torch is not installed in {sys.prefix}; remedy: {INSTALL_NODE}")
 
 
 def precision_words(plan: RunPlan) -> str:
-    """The precision of a run for a person, e.g. ``strict fp32 (TF32 off)``."""
+    """Returns the precision of a run as text, e.g. ``strict fp32 (TF32 off)``."""
     of = {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32", "bf16": "bf16 autocast", "fp16": "fp16 autocast"}
     return of[plan.workload.train.precision]
 
 
 def describe_plan(plan: LaunchPlan) -> str:
-    """One line that names a run for a person."""
+    """Returns a line that names a run."""
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan
 
@@ -554,7 +554,7 @@ def describe_plan(plan: LaunchPlan) -> str:
 
 
 def describe_point(plan: LaunchPlan) -> str:
-    """Returns a line that names a point of a series: what all repeats of a run have in common."""
+    """Returns a line that names a point of a series, without the repeat."""
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan, value_text
 
@@ -572,7 +572,7 @@ def describe_point(plan: LaunchPlan) -> str:
 
 
 def write_output(content: bytes, output: Path | None) -> None:
-    """Writes what a command made to a file, as a whole, or to standard output."""
+    """Writes bytes to a file atomically, or to standard output."""
     if output is None:
         # Bytes, because a batch job's locale may not know the characters.
         click.echo(content, nl=False)

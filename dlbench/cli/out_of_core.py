@@ -1,4 +1,4 @@
-"""`dlbench memory`: which activations stay, are swapped or recomputed, planned before anything is trained."""
+"""`dlbench memory`: plans which activations are kept, swapped or recomputed, before any training."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _of_workload(run_plan: RunPlan) -> CapacityPlan:
 
 
 def _planned(plan: RunPlan, chain: Chain, rates: TransferRates | None, capacity: int, **of: Any) -> CapacityPlan:
-    """The plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
+    """Returns the plan of a measured chain; `of`: where and how it was measured, see `Measured`."""
     from dlbench.perfmodels.out_of_core.blocks import block_starts
     from dlbench.views.out_of_core.plan import Measured, memory_plan
 

@@ -1,4 +1,4 @@
-"""`dlbench preflight`: a system before its first run."""
+"""`dlbench preflight`: checks a system before its first run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def preflight(system: str, nodes: int, timeout: float, no_job: bool, out: Path) 
 
 
 def lines_of(report: PreflightReport) -> list[str]:
-    """A report as lines of a terminal."""
+    """Returns a report as lines for a terminal."""
     from dlbench.cli.streams import cleaned
 
     return [cleaned(line) for line in _lines(report)]
@@ -96,7 +96,7 @@ def _lines(report: PreflightReport) -> Iterator[str]:
 
 
 def _by_text(nodes: Sequence[PreflightNode], which: Literal["problems", "doubts"]) -> list[tuple[str, str]]:
-    """What is said of nodes, each text once with the nodes that it is said of."""
+    """Returns each problem or doubt once, with the nodes that have it."""
     from dlbench.specs.hostlist import compressed
 
     hosts: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""How far a series of runs is: one line per finished run, and on a terminal a live line of the one that runs."""
+"""Prints the progress of a series: a line per finished run, and on a terminal a live line of the current run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEASURING = "measuring"
 
 
 class SeriesProgress:
-    """Knows how long runs took, and how far the one that runs is, which another thread reports; seconds of `clock`."""
+    """Records the duration of runs and the progress of the current one, which another thread reports."""
 
     def __init__(self, plans: Sequence[LaunchPlan], clock: Callable[[], float] = time.monotonic) -> None:
         self._plans = plans
@@ -52,7 +52,7 @@ class SeriesProgress:
             self._of, self._stage = 0, ""
 
     def report(self, number: int, of: int, stage: str) -> None:
-        """The run is at step (or point) `number` of `of`; what is reported after the last run has ended is late."""
+        """Notes that the run is at step (or point) `number` of `of`; ignored after the end of the last run."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return
@@ -64,7 +64,7 @@ class SeriesProgress:
             self._first = self._first or self._last
 
     def end(self) -> float:
-        """The run has ended; how long it took."""
+        """Notes the end of the current run and its duration."""
         with self._lock:
             took = self._clock() - self._begun
             self._took.append((self._plans[self.num_done], took))
@@ -72,7 +72,7 @@ class SeriesProgress:
 
     @property
     def steps_per_s(self) -> float | None:
-        """Of the run that runs; None where nothing is measured yet."""
+        """Steps per second of the current run; None before the first measurement."""
         if self._first is None or self._last is None:
             return None
         (first, low), (last, high) = self._first, self._last
@@ -80,7 +80,7 @@ class SeriesProgress:
 
     @property
     def left_of_run_s(self) -> float | None:
-        """Until the run that runs is over: by its steps, else by runs like it; None where neither says anything."""
+        """Seconds until the end of the current run, from its steps or from similar runs; None if neither is known."""
         rate = self.steps_per_s
         # Points of collectives take unequally long.
         is_training = isinstance(self._plans[self.num_done], RunPlan)
@@ -90,7 +90,7 @@ class SeriesProgress:
         return None if expected is None else max(0.0, expected - (self._clock() - self._begun))
 
     def left_s(self, *, is_between: bool) -> float | None:
-        """Until the last run is over; `is_between` runs, or in one. None where nothing is known."""
+        """Returns the seconds until the end of the series; `is_between`: no run is active. None if not known."""
         later = self._plans[self.num_done + (not is_between) :]
         run_left_s = 0.0 if is_between else self.left_of_run_s
         if run_left_s is None:
@@ -103,7 +103,7 @@ class SeriesProgress:
         return mean(alike or [took for _, took in self._took]) if self._took else None
 
     def now(self, plan: LaunchPlan) -> str:
-        """The run that runs, in words: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
+        """The progress of the current run as text: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return ""
@@ -125,7 +125,7 @@ class SeriesProgress:
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
-    """Runs of one kind take equally long."""
+    """Returns a key that is equal for runs of about the same duration."""
     size = plan.layout.ranks, plan.layout.nodes
     if not isinstance(plan, RunPlan):
         return size
@@ -134,7 +134,7 @@ def _kind(plan: LaunchPlan) -> tuple[object, ...]:
 
 
 def _roughly(seconds: float) -> str:
-    """A time that nobody knows better than to the minute, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
+    """Formats an estimated time, to the minute at most, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     return f"{round(seconds / 60)} min" if seconds < 6000 else format_seconds(seconds)
@@ -145,7 +145,7 @@ def _throughput(plan: RunPlan, per_s: float) -> str:
 
 
 class ProgressLines:
-    """A line for each run that has ended."""
+    """Prints a line for each finished run."""
 
     def __init__(self, plans: Sequence[LaunchPlan]) -> None:
         self._plans = plans
@@ -185,7 +185,7 @@ class ProgressLines:
 
 
 class Bar(ProgressLines):
-    """The same, and below them a live line of the run that runs."""
+    """Prints a line for each finished run, and below them a live line of the current run."""
 
     def __init__(self, plans: Sequence[LaunchPlan], bar: Any) -> None:
         super().__init__(plans)
@@ -217,7 +217,7 @@ class Bar(ProgressLines):
 
 
 def _what(plan: LaunchPlan) -> str:
-    """What all runs of a series have in common, as `describe_plan` begins with it."""
+    """Returns the description that all runs of a series have in common."""
     if isinstance(plan, RunPlan):
         return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
     return plan.title
@@ -230,7 +230,7 @@ def _series(plan: LaunchPlan) -> SeriesSpec | CommSeries:
 
 @contextmanager
 def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLines]:
-    """What is said of a series while it runs, on standard error; `bar` on a terminal."""
+    """Yields the printer of a series' progress on standard error; `bar`: draw a live line."""
     if not bar:
         yield ProgressLines(plans)
         return

@@ -1,4 +1,4 @@
-"""`dlbench project`: what rank counts that were not measured would do, with a band, or why nothing is said of them.
+"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command.
 
 Each source of a projection is a command with the options that act there.
 """
@@ -51,7 +51,7 @@ TO = value_option("--to", "64,256", "Rank counts to project to.", required=True)
 
 
 class Sources(InOrder):
-    """The commands of `dlbench project`; words as earlier versions took them are answered with the new ones."""
+    """The commands of `dlbench project`; command lines of earlier versions are answered with the new form."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         first = args[0] if args else ""
@@ -63,7 +63,7 @@ class Sources(InOrder):
 
 
 def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Returns the folders. Raises `UserError`: there are none, as in `project runs --to 64` of earlier versions."""
+    """Returns the folders. Raises `UserError`: there are none."""
     if not paths:
         command = ctx.command_path
         raise UserError(f"{command}: RUNS is missing; name the folders of runs behind it, e.g. {command} my-runs")
@@ -87,7 +87,7 @@ def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) 
 
 
 def _page_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of how a projection is printed, and passes the command `write`."""
+    """Adds the options of the output, and passes the command a function `write`."""
 
     @functools.wraps(function)
     def command(output: Path | None, format_name: FormatName | None, full: bool, **arguments: Any) -> None:
@@ -99,7 +99,7 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds the options of `projecting.question_of`. `costs`: what those of `--network` replace."""
+    """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
     exchange_help = (
         "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
     )

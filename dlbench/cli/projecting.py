@@ -1,4 +1,4 @@
-"""Groups of runs as `dlbench project` reads them, and their projection to other rank counts or another setting."""
+"""Reads groups of runs for `dlbench project`, and projects them to other rank counts and settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Write = Callable[[Document, str], None]  # Writes a document; of CSV the named t
 
 
 class Question(NamedTuple):
-    """What is asked of every group: rank counts, and what shall differ from what was measured."""
+    """The question of a projection: rank counts, and settings that differ from the measured ones."""
 
     to: str  # As it was given.
     targets: tuple[int, ...]
@@ -60,7 +60,7 @@ class Question(NamedTuple):
 
     @property
     def costs_of_system(self) -> NetworkModel | None:
-        """The costs where they are of `system`; None: those of its data sheet count."""
+        """The given network costs if they belong to `system`; None: its data sheet is used."""
         is_of_system = self.costs is not None and self.system is not None and self.costs.system == self.system.name
         return self.costs if is_of_system else None
 
@@ -70,7 +70,7 @@ class Question(NamedTuple):
 
 
 class StrategiesAsked(NamedTuple):
-    """The strategies that a group is compared in."""
+    """The strategies to compare for a group."""
 
     names: Sequence[str]
     memory_limit: int | None  # Bytes that a rank may hold.
@@ -79,7 +79,7 @@ class StrategiesAsked(NamedTuple):
 
 
 def question_of(to: str, network: Path | None = None, **changes: Any) -> Question:
-    """Returns the question of a command's options."""
+    """Returns the question for a command's options."""
     costs = None if network is None else read_network(network)
     return Question(to, parse_counts(to, "--to"), costs=costs, **changes)
 
@@ -90,7 +90,7 @@ def projected(
     rows: Sequence[LedgerRow] = (),
     strategies: StrategiesAsked | None = None,
 ) -> ProjectedGroup:
-    """Returns the projection of a group with what follows from it. `rows`: of the ledger, of every system."""
+    """Returns the projection of a group with all sections of its report; `rows`: the ledger of all systems."""
     target_group = None if question.system is None else elsewhere(group, question.system, question.costs_of_system)
     if target_group is not None and target_group.system == group.system:
         group, target_group = target_group, None
@@ -118,7 +118,7 @@ def _strategies_section(
     target_group: Ingredients | None,
     projection: Projection,
 ) -> Section:
-    """Returns the table of strategies at the targets of a group, with measured ones next to them."""
+    """Returns the table of strategies at the targets of a group, next to measured ones."""
     priced, limit = target_group or group, strategies_asked.memory_limit
     case, basis = case_of(priced, strategies_asked.sample, projection.cost_scale, memory_limit=limit, system=system)
     # Of another system no run is a measurement.
@@ -131,14 +131,14 @@ def _strategies_section(
 
 
 def write_report(report: ProjectionReport, question: Question, write: Write, damaged: Sequence[str] = ()) -> None:
-    """Writes a report; ends the command with 4 where no rank count was projected or one of the runs is damaged."""
+    """Writes a report; exits with 4 if no rank count was projected or a run is damaged."""
     write(document_of(report), "targets")
     nothing = f"{question.to}: no rank count can be projected; each refusal says what would mend it"
     finish(damaged, "" if any(group.projection.targets for group in report.groups) else nothing)
 
 
 def write_ingredients(groups: Sequence[Ingredients], path: Path | None) -> None:
-    """Writes what a projection is made of, where that was asked for. Raises `UserError`: there are several groups."""
+    """Writes the inputs of a projection if a file is given. Raises `UserError`: there are several groups."""
     if path is None:
         return
     if len(groups) > 1:
@@ -154,9 +154,7 @@ def write_projection(group: Ingredients, question: Question, write: Write) -> No
 
 
 def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence[Path]) -> list[Ingredients]:
-    """Returns groups of RUNS as they are asked for: with the costs given, else those fitted to runs of `dlbench comm`
-    in RUNS.
-    """
+    """Returns the groups with the given network costs, or with those fitted to `dlbench comm` runs in RUNS."""
     from dlbench.comm.measurements import tabulate as tabulate_collectives
 
     if question.costs_of_groups is not None:
@@ -166,7 +164,7 @@ def with_costs(groups: Sequence[Ingredients], question: Question, runs: Sequence
 
 
 def changed(group: Ingredients, costs: NetworkModel | None, question: Question) -> Ingredients:
-    """Returns a group with these costs of messages, the scaling that is asked for and the slow hosts of a history."""
+    """Returns a group with other network costs, the requested scaling and the slow hosts of a history."""
     group = with_network(group, costs)
     if question.scaling not in (None, group.scaling):
         # Of another scaling no run of these is a measurement.
@@ -179,7 +177,7 @@ def changed(group: Ingredients, costs: NetworkModel | None, question: Question) 
 
 
 def _slow_hosts(history: Path, system: str) -> SlowHosts:
-    """Returns how many hosts of a system are slow by its history. Raises `UserError`: the history compares none."""
+    """Returns the number of slow hosts of a system from its history. Raises `UserError`: it compares none."""
     from dlbench.history.slow_months import slow_months
 
     entries = open_store(history).entries()
@@ -206,7 +204,7 @@ class MeasuredGroups(NamedTuple):
 
 
 def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = True) -> MeasuredGroups:
-    """Returns the groups of comparable runs. `is_whole`: with what takes to read step files and samples again."""
+    """Returns the groups of comparable runs; `is_whole`: also read step files and samples."""
     require_modules("project", "scipy")
     table = tabulate(read_runs(runs, where), with_causes=True)
     groups = scaling.groups(table)
@@ -223,7 +221,7 @@ def read_groups(runs: Sequence[Path], where: Sequence[str], *, is_whole: bool = 
 
 
 def _fitted(table: CollectiveTable, ingredients: Ingredients, where: str) -> NetworkModel | None:
-    """Costs fitted to runs of the collective benchmark, as `dlbench comm fit` does; what hinders is said on stderr."""
+    """Fits network costs to runs of the collective benchmark; a failure is printed on standard error."""
     from dlbench.comm.fits import fit_one
 
     system, exchange = ingredients.system, ingredients.exchange

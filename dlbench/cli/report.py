@@ -1,4 +1,4 @@
-"""`dlbench report` and `dlbench diagnose`: runs become a report; how every command writes one."""
+"""`dlbench report` and `dlbench diagnose`, and the output options of all commands that write a report."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SUFFIXES: Mapping[str, FormatName] = {
 
 
 def format_option(*names: str, suffixes: str = "", default: str = "text") -> Callable[[F], F]:
-    """`--format` of what a file is written in; `suffixes`: those that the help names, in brackets."""
+    """Returns the option `--format`; `suffixes`: text for the help on the suffixes of --output."""
     help_text = f"Output format (default: by the suffix of --output{suffixes}, else {default})."
     return value_option("--format format_name", None, help_text, type=click.Choice(names))
 
 
 def report_options(function: F) -> F:
-    """What every report is asked: of which runs, to which file, in which format."""
+    """Adds the options that all reports share: runs, output file and format."""
     decorators = [
         runs_argument(),
         where_option("--where", "runs"),
@@ -57,7 +57,7 @@ def report_options(function: F) -> F:
 
 
 def network_option(purpose: str) -> Callable[[F], F]:
-    """`--network` of commands that read fitted costs."""
+    """Returns the option `--network` for fitted costs; `purpose` completes its help."""
     return value_option(
         "--network", "FILE.network.json", f"File of fitted network costs (`dlbench comm fit`), {purpose}.", type=FILE
     )
@@ -145,7 +145,7 @@ def prepared(
     table: str | None = None,
     needs: Sequence[str] = ("numpy",),
 ) -> FormatName:
-    """The format of a report, before anything is read."""
+    """Checks the output options before anything is read, and returns the format."""
     check_writable(output)
     chosen = format_by_suffix(output, format_name, suffixes, "text")
     if table is not None and chosen != "csv":
@@ -155,7 +155,7 @@ def prepared(
 
 
 def note_counts(output: Path | None, report: Report | CollectivesReport) -> None:
-    """How many runs a file has that was written, on standard error."""
+    """Prints how many runs a written file contains."""
     if output is not None:
         without = len(report.without_figures)
         counts = f"runs with figures: {len(report.runs) - without}, without: {without}; groups: "
@@ -164,7 +164,7 @@ def note_counts(output: Path | None, report: Report | CollectivesReport) -> None
 
 
 def finish(damaged: Sequence[str], problem: str = "") -> None:
-    """Names on standard error what is damaged, and what else is wrong; ends the command with 4 if anything is."""
+    """Prints damaged files and another problem on standard error; exits with 4 if there are any."""
     for line in damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if problem:
@@ -176,7 +176,7 @@ def finish(damaged: Sequence[str], problem: str = "") -> None:
 def format_by_suffix(
     output: Path | None, format_name: FormatT | None, suffixes: Mapping[str, FormatT], default: FormatT
 ) -> FormatT:
-    """The format that was asked for, or that of the output file's name; `default` for standard output."""
+    """Returns the given format, else that of the output file's suffix; `default` for standard output."""
     if format_name is not None:
         return format_name
     if output is None:
@@ -190,7 +190,7 @@ def format_by_suffix(
 
 
 def check_writable(output: Path | None) -> None:
-    """Refuses a folder, or a file in a folder that is not there; early, because nobody wants to learn it afterwards."""
+    """Refuses an output path that is a folder or has no parent folder, before the work is done."""
     if output is None:
         return
     if output.is_dir():
@@ -200,7 +200,7 @@ def check_writable(output: Path | None) -> None:
 
 
 def require_modules(command: str, *modules: str) -> None:
-    """Proves that what a command computes and draws with is installed."""
+    """Raises `EnvironmentLacksError` if a module is not installed that a command needs."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentLacksError(
@@ -224,7 +224,7 @@ def emit(document: Document, chosen: FormatName, output: Path | None, table: str
 
 
 def render(document: Document, chosen: FormatName, table: str = "", *, full: bool = False) -> str:
-    """A report as text of a format; arguments as of `emit`."""
+    """Returns a report as text in a format; arguments as in `emit`."""
     if chosen == "html":
         from dlbench.report.formats.html import to_html  # loads the template engine and the charts
 

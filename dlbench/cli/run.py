@@ -145,7 +145,7 @@ def _tell_comparison(request: Request, series_scan: Scan) -> None:
 
 
 def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
-    """The runs of a series that are there, whatever became of them; what is damaged is said on standard error."""
+    """Returns the existing runs of a series in any state; damaged ones are reported on standard error."""
     from dlbench.records.scan import Scan, read_run
     from dlbench.report.wording import clean
 
@@ -161,7 +161,7 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
 
 
 def require_here(system: SystemSpec) -> None:
-    """A system with a scheduler can be run from inside an allocation only."""
+    """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
             f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
@@ -172,7 +172,7 @@ def require_here(system: SystemSpec) -> None:
 
 
 def require_room(plans: Sequence[LaunchPlan]) -> None:
-    """Refuses more ranks than one machine can start and still measure anything."""
+    """Refuses more ranks than one machine can start and measure."""
     cores = len(os.sched_getaffinity(0))
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
     if ranks > MAX_RANKS_PER_CORE * cores:
@@ -216,7 +216,7 @@ def _conditions(plan: LaunchPlan) -> tuple[str, str, str]:
 
 
 def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast: bool, bar: bool) -> ExitCode:
-    """Runs all plans here, one by one; returns the code of the first that failed. `following`: the next command."""
+    """Runs all plans in order on this machine; returns the exit code of the first failed run."""
     from dlbench.cli.progress import progress
     from dlbench.jobs import local
     from dlbench.jobs.scripts import launch
@@ -253,7 +253,7 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 
 
 def _run_one(plan: LaunchPlan, root: Path, lines: ProgressLines) -> RunOutcome:
-    """One run of a series; a folder that is full or gone is a failure of this run, not the end of the series."""
+    """Executes one run of a series; a folder that is full or missing fails only this run."""
     from dlbench.jobs import local
     from dlbench.records.folder import create
 
@@ -274,5 +274,5 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path as a shell takes it."""
+    """Returns a path quoted for a shell."""
     return shlex.quote(str(path))

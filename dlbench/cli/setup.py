@@ -1,4 +1,4 @@
-"""`dlbench setup`: makes a machine ready."""
+"""`dlbench setup` and `doctor`: prepare and check a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standard streams of a command: on a full disk, without a reader, in odd encodings.
+"""The standard streams of a command, robust against full disks, missing readers and odd encodings.
 
 Results go to standard output; where they cannot, the command goes on to its end and says so with its exit code.
 What is said about them goes to standard error, as far as it can: no word there is worth a run. Every line on standard
@@ -41,7 +41,7 @@ _ESCAPING = "dlbench-escaped"
 
 
 def cleaned(text: str, limit: int = MAX_LINE) -> str:
-    """Lines as a terminal may have them: no control or bidirectional characters, none longer than `limit` and a bit.
+    """Removes control and bidirectional characters from lines for a terminal, and cuts lines at about `limit`.
 
     Newlines and tabs stay.
     """
@@ -60,7 +60,7 @@ def _cleaned_line(line: str, limit: int) -> str:
 
 
 class _Stream(io.TextIOWrapper):
-    """A standard stream; what cannot be written is dropped and remembered, never raised."""
+    """A standard stream that drops and remembers what cannot be written, and never raises an error."""
 
     lost: OSError | None = None
     """Why something could not be written; a reader who has gone (`| head`) has all that it wanted."""
@@ -86,7 +86,7 @@ class _Stream(io.TextIOWrapper):
 
 
 class _Said(_Stream):
-    """Standard error: every line cleaned, but for a progress bar, which draws on `bare`."""
+    """Standard error with every line cleaned, except for a progress bar, which draws on `bare`."""
 
     bare: io.TextIOWrapper
 
@@ -96,7 +96,7 @@ class _Said(_Stream):
 
 
 class Streams:
-    """Standard output and error of this process, from now on to its end."""
+    """Replaces standard output and error of this process until its end."""
 
     def __init__(self) -> None:
         codecs.register_error(_ESCAPING, _escaped)
@@ -115,7 +115,7 @@ class Streams:
             sys.stderr = stderr
 
     def lost_output(self) -> OSError | None:
-        """Why not all of standard output came where it should; None if it did, or if its reader wanted no more."""
+        """Returns why standard output is incomplete; None if it is complete, or if its reader stopped early."""
         lost = None
         try:
             sys.stdout.flush()
@@ -126,7 +126,7 @@ class Streams:
 
 
 def terminal() -> Console:
-    """Standard error as what draws a progress bar; text given to it must be `cleaned`."""
+    """Returns a console on standard error for progress bars; text given to it must be `cleaned`."""
     from rich.console import Console
 
     stream = sys.stderr
@@ -134,7 +134,7 @@ def terminal() -> Console:
 
 
 def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether this is the process's own stream, and not one that a caller put in its place."""
+    """Whether this is the stream of the process, and not a replacement by a caller."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
     except (OSError, ValueError):
@@ -142,7 +142,7 @@ def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
 
 
 def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
-    """Bytes of a path that are no text go out as they are; characters that the encoding lacks as `\\u2265`."""
+    """Encodes text; undecodable bytes of paths stay unchanged, characters missing in the encoding become `\u2265`."""
     assert isinstance(error, UnicodeEncodeError)
     part = error.object[error.start : error.end]
     if all("\udc80" <= c <= "\udcff" for c in part):
@@ -168,14 +168,14 @@ GUESSES = (
 
 @dataclass(frozen=True, kw_only=True)
 class CommandEnding:
-    """What a command ends with."""
+    """The last line and exit code of a command."""
 
     code: int
     line: str = ""  # What is said on standard error; empty: nothing. Not cleaned: standard error does that.
 
 
 def ending_of(error: BaseException) -> CommandEnding:
-    """The line and the exit code of an exception that reached the end of a command."""
+    """Returns the line and the exit code for an exception that reached the end of a command."""
     if isinstance(error, SystemExit):
         if error.code is None:
             return CommandEnding(code=ExitCode.OK)
@@ -206,7 +206,7 @@ def ending_of(error: BaseException) -> CommandEnding:
 
 
 def os_error_words(error: OSError) -> str:
-    """An operating system's error for a person: the path, else where it happened, and what is wrong."""
+    """Returns an operating system's error as text: the path or the place in dlbench, and the problem."""
     reason = error.strerror or str(error)
     path = error.filename
     if isinstance(path, bytes | str | os.PathLike):
@@ -240,7 +240,7 @@ def _one_line(text: str) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost function of dlbench on the way to an error, e.g. `, in dlbench.records.scan.run_folders`."""
+    """Returns the innermost function of dlbench in a traceback, e.g. `, in dlbench.records.scan.run_folders`."""
     hint = ""
     step: TracebackType | None = error.__traceback__
     while step is not None:

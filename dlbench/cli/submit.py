@@ -1,4 +1,4 @@
-"""`dlbench submit`: a series of runs as Slurm jobs."""
+"""`dlbench submit`: submits a series of runs as Slurm jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SubmitCommand(shared.GroupedCommand):
-    """`dlbench submit`: WORKLOAD and --system may be left out where a series is resumed, which has them."""
+    """`dlbench submit`: WORKLOAD and --system are optional, because a resumed series has them."""
 
     def __init__(self, *args: Any, **words: Any) -> None:
         super().__init__(*args, **words)
@@ -109,7 +109,7 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
-    """Refuses options that act on nothing where no job is submitted.
+    """Raises `UserError` if one of the options, which act on submitted jobs only, is given with --write-only.
 
     Raises `UserError`: one of them is given with --write-only.
     """
@@ -119,7 +119,7 @@ def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
 
 
 def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campaign:
-    """The jobs that `submit_options` ask for.
+    """Returns the jobs for the options of `submit_options`.
 
     Raises `UserError`: options exclude each other, sides of a comparison cannot share a job, or it may cost too much.
     """
@@ -147,7 +147,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
 
 
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
-    """Proves that jobs can be written for this system and folder; `instead` is the command without a scheduler.
+    """Checks that jobs can be written for this system and folder; `instead`: the command without a scheduler.
 
     Raises `UserError`: they cannot.
     """
@@ -158,7 +158,7 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
 
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
-    """The jobs and their scripts on standard output, the latter byte for byte."""
+    """Prints the jobs as `--dry-run` does, with their scripts if `all_scripts`."""
     from dlbench.cli.series import print_dry_run
 
     _note_unseen_data(campaign.plans)
@@ -166,7 +166,7 @@ def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:
 
 
 def submit_all(campaign: Campaign, options: dict[str, Any]) -> None:
-    """Submits the jobs of a series, as `submit_options` say.
+    """Submits the jobs of a series as the options of `submit_options` say.
 
     Raises `EnvironmentLacksError`: sbatch is not on PATH; not with --write-only. `UserError`: the output folder cannot
     be, or a run of that name exists. `RunError`: Slurm refused a job, or did not say whether it took it.

@@ -1,4 +1,4 @@
-"""`dlbench trace`: one run as a file for Perfetto."""
+"""`dlbench trace`: writes one run as a file for Perfetto."""
 
 from __future__ import annotations
 

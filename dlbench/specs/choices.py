@@ -1,4 +1,4 @@
-"""One workload YAML and one system YAML, with overrides on top, become checked specifications."""
+"""Reads a workload YAML and a system YAML, applies overrides, and checks the result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILE_KEYS = ("format", "version", "presets", "default_preset", "ladder")
 
 
 class LayoutChoice(Spec):
-    """What may be said about cores before ranks are known."""
+    """Settings of cores that do not depend on the rank count."""
 
     cores_per_rank: Ranks | None = Field(None, description="Cores per rank; none: the node's cores divided evenly.")
 
@@ -59,7 +59,7 @@ class Choices(Workload):
 
 
 class Ladder(Spec):
-    """Optimisations one after the other; the first step is the baseline."""
+    """A list of optimisations that are added one after the other; the first step is the baseline."""
 
     ladder: tuple[LadderStep, ...] = Field(
         min_length=2, description="The steps; each adds its settings to those before."
@@ -67,7 +67,7 @@ class Ladder(Spec):
 
 
 class WorkloadFile:
-    """A workload YAML as read: its base settings and its presets, not yet validated as a whole."""
+    """A workload YAML with its base settings and presets, not yet validated as a whole."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,11 +93,13 @@ class WorkloadFile:
         self.default_preset = str(content.get("default_preset", next(iter(self.presets))))
 
     def preset_on(self, system: SystemSpec) -> str:
-        """The preset where none is asked for, by what the system file says of its nodes."""
+        """Returns the preset to use without --preset, which depends on the GPUs of the system's nodes."""
         return GPU_PRESET if system.node.gpus and GPU_PRESET in self.presets else self.default_preset
 
     def ladder(self, preset: str) -> tuple[LadderStep, ...]:
-        """The steps of a preset, its own or the file's. Raises `UserError`: there are none, or one is wrong."""
+        """Returns the ladder steps of a preset, its own or the file's. Raises `UserError`: none exist, or one is
+        invalid.
+        """
         content = self._ladders.get(preset)
         if content is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and what it sets")
@@ -109,14 +111,16 @@ class WorkloadFile:
         return tuple(step.model_copy(update={"set": read_sizes(step.set, self.origin(step.name))}) for step in steps)
 
     def origin(self, step: str) -> str:
-        """Who says what a step sets."""
+        """Returns the origin of a ladder step's settings, for messages."""
         return f"{self.path} (ladder, step {step})"
 
     def is_meant_for_gpus(self, preset: str) -> bool:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> SettingLayers:
-        """Base and preset, merged. Raises `UserError`: no such preset; the nearest right names are named."""
+        """Returns base and preset, merged. Raises `UserError`: there is no such preset; the nearest names are
+        suggested.
+        """
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")
@@ -135,14 +139,14 @@ class WorkloadFile:
 
 
 def choose(file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]) -> Choices:
-    """A workload's choices; `overrides` maps dotted keys to a value and to who says so."""
+    """Returns the choices of a workload; `overrides` maps dotted keys to a value and the option that set it."""
     return choose_with_origins(file, preset, overrides)[0]
 
 
 def choose_with_origins(
     file: WorkloadFile, preset: str | None, overrides: Mapping[str, tuple[AxisValue, str]]
 ) -> tuple[Choices, SettingLayers]:
-    """As `choose`, and the layers, which say who set each key."""
+    """Returns the choices of a workload, and the layers, which know the origin of each key."""
     if file.path in BROKEN:
         raise UserError(BROKEN[file.path])
     layers = file.layers(preset)
@@ -154,7 +158,7 @@ def choose_with_origins(
 
 
 def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
-    """Ranks start elsewhere: a path in the YAML is relative to the YAML, one in an option to the current folder."""
+    """Makes paths absolute, because ranks start in another folder; those in the YAML are relative to the YAML file."""
     for section, key in (path.split(".") for path in _PATHS):
         content = layers.values.get(section)
         value = content.get(key) if isinstance(content, dict) else None
@@ -172,7 +176,7 @@ def _make_paths_absolute(layers: SettingLayers, file: Path) -> None:
 
 
 def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> SystemSpec:
-    """A system to run on, by name or path, with overrides (keys without the leading ``system.``)."""
+    """Returns a system to run on, by name or path; keys of `overrides` have no ``system.`` prefix."""
     system = choose_system_with_origins(name, overrides)[0]
     if system.modelled:
         raise UserError(
@@ -185,7 +189,7 @@ def choose_system(name: str, overrides: Mapping[str, tuple[AxisValue, str]]) -> 
 def choose_system_with_origins(
     name: str, overrides: Mapping[str, tuple[AxisValue, str]]
 ) -> tuple[SystemSpec, SettingLayers]:
-    """As `choose_system`, also of a modelled one, and the layers, which say who set each key."""
+    """Returns a system, which may be modelled, and the layers, which know the origin of each key."""
     path = find("systems", name)
     content = read_yaml(path)
     if content.pop("format", None) != "dlbench.system" or content.pop("version", None) != 1:
@@ -199,7 +203,7 @@ def choose_system_with_origins(
 
 
 def read_sizes(settings: Mapping[str, AxisValue], option: str) -> dict[str, AxisValue]:
-    """Settings of an option with every size in bytes, so that ``64MiB`` and ``67108864`` are one setting."""
+    """Returns settings with every size in bytes, so that ``64MiB`` and ``67108864`` are the same setting."""
     in_bytes: dict[str, Any] = dict(settings)
     readers: dict[str, Callable[[object], object]] = dict.fromkeys(_size_keys(), size_in_bytes)
     readers["sync.fusion"] = lambda value: str(read_fusion(value))
@@ -219,7 +223,7 @@ def _size_keys() -> frozenset[str]:
 
 @functools.cache
 def conditions_of(key: str) -> tuple[ActsIf, ...]:
-    """Returns the conditions under which a key of ``--set`` acts, those of its sections first."""
+    """Returns the conditions under which a key of ``--set`` has an effect, those of its sections first."""
     models: list[Any] = [SystemSpec if key.startswith("system.") else Choices]
     conditions: list[ActsIf] = []
     for name in key.removeprefix("system.").split("."):
@@ -231,7 +235,7 @@ def conditions_of(key: str) -> tuple[ActsIf, ...]:
 
 
 def why_inert(key: str, *plans: LaunchPlan) -> str:
-    """Returns why a key acts in none of these plans; empty where it acts in one."""
+    """Returns why a key has no effect in any of these plans; empty if it has one."""
     for condition in conditions_of(key):
         if not any(map(condition.holds, plans)):
             return condition.why
@@ -239,7 +243,7 @@ def why_inert(key: str, *plans: LaunchPlan) -> str:
 
 
 def refuse_inert(keys_with_options: Iterable[tuple[str, str]], plans: Sequence[LaunchPlan]) -> None:
-    """Refuses keys, given with the options that set them, that act in no run: such a setting is a mistake."""
+    """Raises `UserError` for a key that has no effect in any run; keys come with the options that set them."""
     for key, option in keys_with_options:
         if why := why_inert(key, *plans):
             raise UserError(f"{option} {key}: has no effect in any run of this request: {why}")

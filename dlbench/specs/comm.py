@@ -1,4 +1,4 @@
-"""One run of the collective benchmark, fully decided, and what is fitted to its results: costs of a network."""
+"""Plans of the collective benchmark, and the network costs that are fitted to its results."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
 class CommSpec(Spec):
-    """What is measured."""
+    """Settings of the collective benchmark."""
 
     collective: Collective = Field("allreduce", description="The collective.")
     algorithms: tuple[str, ...] = Field((), description="Algorithms of dlbench; none: only libraries are timed.")
@@ -125,7 +125,7 @@ class CommSeries(Spec):
 
 
 def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
-    """Returns why ranks do not form groups (of `group_size`, or a node) for a grouped algorithm; None if they do."""
+    """Returns why the ranks cannot form groups for a grouped algorithm; None if they can."""
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
         return None
@@ -237,7 +237,7 @@ class Level(Spec):
 
 
 class LineCost(Spec):
-    """A whole collective of one kind as a line: seconds = startup + bytes x per byte, for one layout."""
+    """A line for a whole collective of one layout: seconds = startup + bytes x seconds per byte."""
 
     name: str = Field(description="Name of the timed operation, e.g. ddp gloo all_reduce or hierarchical.")
     startup_s: NonNegative = Field(description="Time of an empty message, seconds.")
@@ -256,7 +256,7 @@ class LineCost(Spec):
 
 
 class FittedRange(Spec):
-    """What the points behind the costs of messages held; anything else is an extrapolation."""
+    """The range of the points in a fit of message costs; predictions outside it are extrapolations."""
 
     ranks: tuple[Ranks, ...] = Field(min_length=1, description="Fitted rank counts, ascending.")
     group_sizes: tuple[Ranks, ...] = Field(min_length=1, description="Fitted group sizes in ranks, ascending.")
@@ -266,14 +266,14 @@ class FittedRange(Spec):
 
 
 class SizeBias(Spec):
-    """How far predictions of one size were off."""
+    """The median error of predictions of one buffer size."""
 
     num_bytes: Count = Field(description="Size of each rank's buffer, bytes.")
     ratio: Positive = Field(description="Predicted over measured time, median over algorithms.")
 
 
 class LargestHeldOut(Spec):
-    """The largest rank count as a fit to the smaller ones alone predicts it; that fit made every choice anew."""
+    """Errors of a fit without the largest rank count when it predicts that count."""
 
     ranks: Ranks = Field(description="The largest rank count.")
     fitted_ranks: tuple[Ranks, ...] = Field(min_length=1, description="Rank counts of the fit, ascending.")
@@ -284,7 +284,7 @@ class LargestHeldOut(Spec):
 
 
 class Residual(Spec):
-    """How far the fit is off of what it was fitted to: of one algorithm at one rank count."""
+    """The range of measured over fitted times of one algorithm at one rank count."""
 
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
@@ -294,7 +294,7 @@ class Residual(Spec):
 
 
 class FitError(Spec):
-    """How far predictions of one algorithm were off at points that the fit did not see."""
+    """Errors of predictions of one algorithm at points that were left out of the fit."""
 
     collective: str = Field(description="The collective.")
     algorithm: str = Field(description="The algorithm.")
@@ -307,7 +307,7 @@ class FitError(Spec):
 
 
 class NetworkModel(Spec):
-    """`*.network.json`: fitted costs of one system."""
+    """Fitted network costs of one system, as in `*.network.json`."""
 
     format: Literal["dlbench.network"] = Field("dlbench.network", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
@@ -357,23 +357,23 @@ class NetworkModel(Spec):
 
     @property
     def levels(self) -> dict[LevelName, Level]:
-        """The levels that were measured, innermost first."""
+        """Returns the measured levels, innermost first."""
         costs_by_level = zip(LEVELS, (self.inside, self.across, self.beyond), strict=True)
         return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
-        """Whether the fit misses an algorithm so far that its predictions are no advice."""
+        """Whether predictions of an algorithm are too wrong to recommend it."""
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor
 
     def error_of(self, collective: str, algorithm: str) -> FitError | None:
-        """How far predictions of an algorithm were off; None where that is not known."""
+        """Returns the prediction errors of an algorithm; None if they are not known."""
         return next(
             (error for error in self.errors if (error.collective, error.algorithm) == (collective, algorithm)), None
         )
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
-        """Returns least and largest of measured over fitted at the nearest fitted rank counts, or of all algorithms."""
+        """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""
         same_algorithm = [
             residual
             for residual in self.residuals

@@ -38,7 +38,7 @@ Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as
 
 
 class ContainerSpec(Spec):
-    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted there."""
+    """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted in it."""
 
     kind: ContainerKind = Field(
         "none", description="Container runtime; pyxis is Slurm's --container-image with enroot."
@@ -86,12 +86,12 @@ class ContainerSpec(Spec):
 
     @property
     def is_path(self) -> bool:
-        """Whether the image is a file or folder, not a name."""
+        """Whether the image is a file or folder, and not a name."""
         return self.image is not None and self.image.startswith("/")
 
     @property
     def digest(self) -> str | None:
-        """The image's SHA-256, as far as it is known."""
+        """The image's SHA-256, if it is known."""
         in_name = _DIGEST.search(self.image or "")
         return self.sha256 or (in_name[1] if in_name else None)
 
@@ -117,7 +117,7 @@ class ContainerSpec(Spec):
 
 
 def with_image(container: ContainerSpec) -> ContainerSpec:
-    """Adds the digest of the image's file, kept in the user's cache, and what nodes know it by."""
+    """Adds the digest of the image file, which is cached, and the size and time by which nodes recognise the file."""
     if not container.is_used or not container.is_path:
         return container
     path = Path(container.image or "")

@@ -1,4 +1,4 @@
-"""How gradients are exchanged: the engine and its settings, by Horovod's and PyTorch's own names."""
+"""Training engines and their settings, under the names that Horovod and PyTorch use."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OTHER_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EngineKind:
-    """What is known of an engine without its library."""
+    """Properties of an engine that are known without importing its library."""
 
     title: str  # As reports call it.
     on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
@@ -71,7 +71,7 @@ ENGINES = {
 
 
 def engine_title(name: str) -> str:
-    """An engine's name as reports give it; what is no engine stays as it is."""
+    """Returns an engine's title for reports; an unknown name is returned unchanged."""
     return ENGINES[name].title if name in ENGINES else name
 
 
@@ -86,7 +86,7 @@ EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enu
 
 
 def key_for_name(name: str) -> str | None:
-    """The key, of sizes with an example, for ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: no such name."""
+    """Returns the key for a name such as ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: unknown name."""
     key = (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
     return f"{key}, e.g. {key}=25MiB" if key == "sync.fusion" else key
 
@@ -118,7 +118,7 @@ class HorovodSettings(Spec):
 
     @property
     def autotune_steps(self) -> int:
-        """Steps of the autotuner's search with its categorical parameters pinned, as dlbench pins them.
+        """Steps that the autotuner needs with its categorical parameters fixed, as dlbench fixes them.
 
         Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps
         (parameter_manager.cc of Horovod 0.28).
@@ -128,7 +128,7 @@ class HorovodSettings(Spec):
 
 
 class DdpSettings(Spec):
-    """Settings of torch.nn.parallel.DistributedDataParallel; the defaults are PyTorch's own, but for `auto`."""
+    """Settings of torch.nn.parallel.DistributedDataParallel; except for `auto`, the defaults are PyTorch's."""
 
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
@@ -198,7 +198,7 @@ class FsdpSettings(Spec):
 
 
 class EngineSpec(Spec):
-    """The engine of a run; settings of the engines not chosen are kept at their defaults."""
+    """The engine of a run; settings of the other engines stay at their defaults."""
 
     acting = (
         ActsIf("horovod", "exchanges_by", "horovod", why="only engine horovod with two ranks or more reads it"),
@@ -222,10 +222,10 @@ class EngineSpec(Spec):
 
     @property
     def settings(self) -> Spec | None:
-        """The engine's own settings: the field of its name; None where it has none."""
+        """The settings of the chosen engine; None if it has none."""
         return getattr(self, self.name, None)
 
     @property
     def autotunes(self) -> bool:
-        """Whether Horovod searches fusion and cycle time itself."""
+        """Whether Horovod tunes fusion threshold and cycle time."""
         return self.name == "horovod" and self.horovod.autotune

@@ -1,4 +1,4 @@
-"""A request becomes the ordered list of runs: axes x points x repeats x sides or variants, interleaved."""
+"""Expands a request into the ordered list of runs: axes x points x repeats x sides or variants, interleaved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def expand(
     now: datetime | None = None,
     lacking: Callable[[RunPlan], str] = lambda _plan: "",
 ) -> list[RunPlan]:
-    """Returns all runs of a request in order; `lacking`: why this machine cannot do a step of a ladder, or empty."""
+    """Returns all runs of a request in order; `lacking` returns why this machine cannot run a ladder step, or ""."""
     option_of(request)
     refuse_other_options(request)
     # The same with sizes in bytes, whatever unit they were given in.
@@ -123,7 +123,7 @@ def _ladder_points(
     tried: Callable[[SeriesSpec, int], RunPlan],
     lacking: Callable[[RunPlan], str],
 ) -> list[tuple[SeriesSpec, int]]:
-    """Each step on top of those before it at each count, the steps of a count next to each other."""
+    """Returns the points of a ladder: at each rank or node count, each step added to those before it."""
     points: list[tuple[SeriesSpec, int]] = []
     steps = file.ladder(request.preset or file.preset_on(choose_system(request.system, {})))
     for count in request.points:
@@ -161,7 +161,7 @@ def _ladder_points(
 
 
 def _refuse(request: Request, plans: list[RunPlan]) -> None:
-    """A setting that acts in no run of the series is a mistake, not a wish."""
+    """Raises `UserError` for settings that have no effect in any run, and for faults on ranks that do not exist."""
     request.refuse_without_effect(plans[0].system)
     refuse_inert([*((key, "--set") for key in request.overrides), *((key, "--sweep") for key in request.sweep)], plans)
     for side, settings in request.sides.items():
@@ -183,7 +183,7 @@ def _refuse(request: Request, plans: list[RunPlan]) -> None:
 
 
 class _Chosen:
-    """Choices and system of the runs of a request: files are read, and settings checked, once for all repeats."""
+    """Choices and systems of the runs of a request; files are read and settings checked once for all repeats."""
 
     def __init__(self, request: Request, file: WorkloadFile) -> None:
         self._request, self.file = request, file
@@ -246,7 +246,7 @@ def _common(
 def _split_overrides(
     request: Request, place: SeriesSpec, step: str
 ) -> tuple[dict[str, tuple[AxisValue, str]], dict[str, tuple[AxisValue, str]]]:
-    """Dedicated options first, then --set, then the axis values or those of a side; those of the system apart."""
+    """Returns the settings of a run and those of its system, each with the option that set it; later options win."""
     value_by_key = {key: (getattr(request, field), f"--{field}") for field, key in KEY_OF.items()}
     value_by_key["measure.until"] = ("quality" if request.to_accuracy else None, "--to-accuracy")
     value_by_key["data.cache"] = ("cold" if request.tiers else None, "--tiers")
@@ -268,7 +268,7 @@ def _split_overrides(
 
 
 def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
-    """The global batch that the recipe asks for, over these ranks, in parts of the preset's batch."""
+    """Divides the global batch of the recipe over the ranks, in parts of the preset's batch."""
     train = workload.train
     total, part = train.global_batch or 0, train.batch_per_rank
     if request.scaling == "weak" and len(request.points) > 1:
@@ -289,7 +289,7 @@ def _accumulated(workload: Workload, request: Request, ranks: int) -> Workload:
 
 
 def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: int) -> Workload:
-    """Strong scaling: the global batch is the preset's batch times the smallest rank count, at every point."""
+    """Divides the global batch of strong scaling over the ranks: the preset's batch times the smallest rank count."""
     smallest = request.ranks(system, min(request.points))
     total = workload.train.batch_per_rank * smallest
     if total % ranks:
@@ -309,7 +309,7 @@ def _share_out(workload: Workload, request: Request, system: SystemSpec, ranks: 
 
 @dataclass(frozen=True, kw_only=True)
 class CommRuns:
-    """What a request became."""
+    """The runs of a request of the collective benchmark."""
 
     plans: list[CommPlan]
     notes: tuple[str, ...]  # What was chosen for the person, or left out, and why; a line each.
@@ -318,7 +318,7 @@ class CommRuns:
 def expand_comm(
     request: CommRequest, *, machine_cores: int, installed: Iterable[str], now: datetime | None = None
 ) -> CommRuns:
-    """Returns all runs of a request in order; `installed`: holds `mpi4py` if this Python has it."""
+    """Returns all runs of a request in order; `installed` contains `mpi4py` if this Python has it."""
     moment = now or datetime.now(UTC)
     series = series_name(request.series, moment)
     settings: dict[str, tuple[AxisValue, str]] = {}
@@ -374,7 +374,9 @@ def _one_of(option: str, name: str, valid_names: Iterable[str]) -> str:
 
 
 def _some_of(option: str, text: str, valid_names: tuple[str, ...], kind: str) -> tuple[str, ...]:
-    """Names separated by commas, in the given order; `none` for no name."""
+    """Returns the names in a comma-separated text; ``none`` is no name. Raises `UserError`: an unknown or repeated
+    name.
+    """
     if text == "none":
         return ()
     names = text.split(",")

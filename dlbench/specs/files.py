@@ -1,4 +1,4 @@
-"""Files that a request names: found by name, read strictly.
+"""Finds the files that a request names, and reads them strictly.
 
 Names become files: an explicit path, then the folders in ``DLBENCH_PATH``, then the bundled ones. YAML text becomes
 plain dictionaries, safely: YAML 1.2, no tags, no duplicate keys, bounded size and depth.
@@ -30,13 +30,13 @@ BIDIRECTIONAL = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206
 
 
 def search_path(kind: Kind) -> list[Path]:
-    """Folders searched for a name, in order. A folder of ``DLBENCH_PATH`` holds `workloads/` and `systems/`."""
+    """Returns the folders to search, in order; each folder of ``DLBENCH_PATH`` contains `workloads/` and `systems/`."""
     extra = [Path(part) for part in os.environ.get("DLBENCH_PATH", "").split(os.pathsep) if part]
     return [folder / kind for folder in extra] + [bundled.folder(kind)]
 
 
 def available(kind: Kind) -> dict[str, Path]:
-    """Every name that resolves, with its file; the first folder that has a name wins."""
+    """Returns every known name with its file; the first folder with a name wins."""
     path_by_name: dict[str, Path] = {}
     for folder in search_path(kind):
         for path in sorted(folder.glob("*.yaml")) if folder.is_dir() else []:
@@ -60,7 +60,7 @@ def find(kind: Kind, name: str) -> Path:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file."""
+    """Returns the mapping in a YAML file."""
     try:
         text = read_named(path, MAX_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: str, origin: str) -> Any:
-    """A YAML value; used for files and for the values of ``--set key=value``."""
+    """Returns a YAML value, of a file or of ``--set key=value``."""
     return copy.deepcopy(_parsed(text, origin))
 
 
@@ -106,7 +106,7 @@ def _parsed(text: str, origin: str) -> Any:
 
 
 def text_problem(text: str) -> str:
-    """Returns why a text, newlines and tabs allowed, may stand in no plan and no script; empty if it may."""
+    """Returns why a text cannot be part of a plan or script (newlines and tabs are allowed); empty if it can."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -115,7 +115,7 @@ def text_problem(text: str) -> str:
 
 
 def control_character(text: str, allowed: str = "") -> str:
-    """Which control character a text holds, e.g. ``holds the control character U+001B``; empty: none."""
+    """Returns e.g. ``holds the control character U+001B``; empty if a text holds none."""
     for letter in text if not text.isprintable() else "":
         if letter in BIDIRECTIONAL or (letter not in allowed and unicodedata.category(letter) in ("Cc", "Zl", "Zp")):
             return f"holds the control character U+{ord(letter):04X}"
@@ -123,7 +123,7 @@ def control_character(text: str, allowed: str = "") -> str:
 
 
 def _refuse_features(yaml: Any, text: str, origin: str) -> None:
-    """What no specification needs.
+    """Refuses YAML features that no specification needs.
 
     Aliases expand a small file into gigabytes, tags name other types, and a directive would bring
     YAML 1.1 back, in which 12:30:00 is 45000 and `no` is false. Depth is counted here too, because the

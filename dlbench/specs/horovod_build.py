@@ -1,4 +1,4 @@
-"""What a run asks of the Horovod that its ranks load: one rule, for planning and for the ranks."""
+"""Checks whether an installed Horovod supports a run; used for planning and by the ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REMEDY = "run `dlbench setup horovod` in the Python environment of the compute n
 
 @dataclass(frozen=True, kw_only=True)
 class HorovodBuild:
-    """What an installed Horovod was built with, as the functions of `horovod.torch` report."""
+    """The features of an installed Horovod, as the functions of `horovod.torch` report them."""
 
     gloo: bool
     mpi: bool

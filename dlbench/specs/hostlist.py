@@ -1,4 +1,4 @@
-"""Lists of hosts as Slurm writes them: `n[1-3,7]` for n1, n2, n3 and n7."""
+"""Reads and writes host lists in Slurm's short form: `n[1-3,7]` for n1, n2, n3 and n7."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_NAMES = 1 << 16  # More than a cluster has: a slip of the pen must not fil
 
 
 def compressed(hosts: Iterable[str]) -> str:
-    """Returns hosts as one short text; only numbers at the end are folded, as every version of Slurm reads them."""
+    """Returns hosts in Slurm's short form; only trailing numbers are folded, which every version of Slurm can read."""
     numbers: dict[tuple[str, int], set[int]] = {}
     words: dict[str, None] = {}
     for host in hosts:
@@ -54,13 +54,13 @@ def _folded(prefix: str, width: int, numbers: list[int]) -> str:
 
 
 def split_hosts(text: str) -> list[str]:
-    """The parts of a list of hosts: at commas outside of brackets. `text`: as Slurm takes it, e.g. ``n[1-3,7],m5``."""
+    """Returns the parts of a host list, split at commas outside of brackets."""
     parts = re.split(r",(?![^\[\]]*\])", text)
     return [part.strip() for part in parts if part.strip()]
 
 
 def expanded(text: str) -> Iterator[str]:
-    """Every host of such a list by its name, in Slurm's order; brackets may stand anywhere in a name."""
+    """Yields every host name of a host list in Slurm's order; brackets may be anywhere in a name."""
     for part in split_hosts(text):
         pieces = _BRACKETS.split(part)  # text, what is in brackets, text, ...
         names = [""]

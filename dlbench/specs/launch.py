@@ -1,4 +1,4 @@
-"""How ranks are started, the variables they get, and what `sbatch` and `srun` are asked for.
+"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`.
 
 Further options for both are words: what a plan decides by itself is not a site's to give again.
 """
@@ -112,7 +112,7 @@ EARLY_S = 60  # By so much Slurm may send the signal earlier than asked, seconds
 
 
 class VariableSource(Spec):
-    """Where the value of a variable is taken from when the ranks start: nothing but this stands in a plan."""
+    """The source of a variable's value, which is read when the ranks start; plans contain only the source."""
 
     variable: VariableName | None = Field(
         None, description="A variable in the environment of dlbench, or of the batch job."
@@ -141,7 +141,7 @@ Variable = Annotated[
 
 
 class LaunchSpec(Spec):
-    """How ranks are started."""
+    """Launcher and environment of the ranks."""
 
     acting = (
         ActsIf("interface", "uses_interface", why="ranks of one node meet on loopback, and MPI chooses its own"),
@@ -175,7 +175,7 @@ class LaunchSpec(Spec):
 
     @property
     def referenced(self) -> frozenset[str]:
-        """Names of the variables whose values are given by reference, and of those that they are taken from."""
+        """Names of the variables that are given by reference, and of the variables they refer to."""
         references = {name: source for name, source in self.environment.items() if isinstance(source, VariableSource)}
         return frozenset(references) | {
             source.variable for source in references.values() if source.variable is not None
@@ -213,7 +213,7 @@ class LaunchSpec(Spec):
 
 
 def words_of(value: object) -> object:
-    """A list as it is; a text as its words, as a shell would divide it; dashes before a name are left away."""
+    """Splits a text into words like a shell, without leading dashes; a list is only cleaned of them."""
     if isinstance(value, str):
         try:
             value = shlex.split(value)
@@ -223,7 +223,7 @@ def words_of(value: object) -> object:
 
 
 def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the words, `name` or `name=value`, if none is among the `denied`, which have the reason."""
+    """Returns the words (`name` or `name=value`); raises `ValueError` if one is in `denied`, which has the reasons."""
     for word in words:
         name = word.partition("=")[0]
         if not _OPTION.fullmatch(word):
@@ -245,7 +245,7 @@ def _printable(text: str) -> str:
 
 
 def _hosts(value: object) -> object:
-    """A list, or a text with commas, of any length, as Slurm's short form of it."""
+    """Converts a list, or a text with commas, to Slurm's short form."""
     if isinstance(value, str):
         value = split_hosts(value)
     if isinstance(value, list | tuple) and all(isinstance(host, str) for host in value):
@@ -283,7 +283,7 @@ SrunWords = Annotated[
 
 
 class SlurmSpec(Spec):
-    """What `sbatch` and `srun` are asked for."""
+    """Options of `sbatch` and `srun`."""
 
     acting = (
         ActsIf(
@@ -363,7 +363,7 @@ class SlurmSpec(Spec):
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """What `extra` names by --clusters, where a site has several; empty: the one that answers."""
+        """The clusters that `extra` names by --clusters; empty: Slurm's default."""
         cluster_lists = [word.partition("=")[2] for word in self.extra if word.startswith("clusters=")]
         return tuple(cluster_lists[-1].split(",")) if cluster_lists else ()
 
@@ -373,14 +373,14 @@ class SlurmSpec(Spec):
 
     @property
     def warning_s(self) -> int:
-        """Seconds before the end of a job's time at which its ranks are warned; 0: they are not."""
+        """Seconds before the end of a job at which its ranks are warned; 0: no warning."""
         if self.warn_before_s is not None:
             return self.warn_before_s
         return WARNING_S if self.requeue else 0
 
     @property
     def memory(self) -> str | None:
-        """What --mem is given; None for nothing."""
+        """The value of --mem; None: not given."""
         if self.mem is not None:
             return None if self.mem == "site" else self.mem
         return "0" if self.exclusive and not (self.mem_per_gpu or self._per_cpu) else None
@@ -391,7 +391,7 @@ class SlurmSpec(Spec):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """sbatch(1), srun(1): which options exclude each other."""
+        """Checks options that exclude each other; see sbatch(1) and srun(1)."""
         if self.mem not in (None, "site") and self.mem_per_gpu is not None:
             raise ValueError("mem and mem_per_gpu exclude each other")
         if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):

@@ -1,4 +1,4 @@
-"""The layers of a network as front ends know them: elements, weights and multiply-adds of one sample, without torch.
+"""The layers of a network without torch: elements, weights and multiply-adds per sample.
 
 A layer is a module that computes; names are those of the torch half. Dropout, reshaping, sums and what is called as a
 function (activations within blocks) are not listed.
@@ -21,7 +21,7 @@ Divided = Literal["", "column", "row", "head"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One layer; x, y and w are the letters of Kahira et al., HPDC 2021, table 3: elements per sample."""
+    """A layer; x, y and w follow Kahira et al., HPDC 2021, table 3: elements per sample."""
 
     name: str  # Of the module, with `scores` and `mixture` for the two products of attention.
     kind: str  # conv2d, conv3d, linear, embedding, attention, norm, activation, pool.
@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def is_product(self) -> bool:
-        """Whether it has weights that its filters or channels divide."""
+        """Whether the layer has weights that can be divided by filters or channels."""
         return self.kind in ("conv2d", "conv3d", "linear")
 
     def passes(self, *, backward: bool) -> int:
@@ -52,7 +52,7 @@ class Layer:
 
 
 class Layers(list[Layer]):
-    """A network in the making: each call appends a layer, and takes the output of the one before for its input."""
+    """A list of layers under construction: each call appends a layer, whose input is the output of the one before."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Layers(list[Layer]):
     def conv(
         self, name: str, channels: int, filters: int, extents: Extents, kernel: int, stride: int = 1, bias: bool = False
     ) -> Extents:
-        """A convolution whose padding keeps the extents but for the stride; returns those of its output."""
+        """Appends a padded convolution and returns the extents of its output, which only the stride changes."""
         out = tuple(-(-extent // stride) for extent in extents)
         weights = kernel ** len(extents) * channels * filters
         self.append(
@@ -86,7 +86,7 @@ class Layers(list[Layer]):
     def linear(
         self, name: str, channels: int, filters: int, rows: int = 1, *, tied: bool = False, tensor: Divided = ""
     ) -> None:
-        """A dense layer on `rows` vectors of a sample; `tied`: its matrix is an earlier layer's, its bias its own."""
+        """Appends a dense layer on `rows` vectors per sample; `tied`: its matrix belongs to an earlier layer."""
         matrix = channels * filters
         self.append(
             Layer(
@@ -105,6 +105,8 @@ class Layers(list[Layer]):
         )
 
     def other(self, name: str, kind: str, inputs: int, outputs: int | None = None, **form: Any) -> None:
-        """Any other layer; `outputs`: None for as many elements as it takes; `form`: further fields of `Layer`."""
+        """Appends any other layer; `outputs`: None for as many elements as inputs; `form`: further fields of
+        `Layer`.
+        """
         outputs = inputs if outputs is None else outputs
         self.append(Layer(name=name, kind=kind, block=self.block, inputs=inputs, outputs=outputs, **form))

@@ -1,4 +1,4 @@
-"""Layers of settings become one: base, preset, overrides. Remembers which layer set which key.
+"""Merges layers of settings (base, preset, overrides) and remembers which layer set each key.
 
 A wrong key is found in the layer that holds it, a wrong value is traced back to the layer that set
 it, so that the message names the file (or the option) a person has to change.
@@ -23,17 +23,17 @@ _DEPTH = "model.stage_blocks, e.g. [3, 4, 23, 3] for 101 layers"
 
 
 class SettingLayers:
-    """Nested settings merged layer by layer. `values` is the result so far; `origin(path)` says who set a key."""
+    """Nested settings that are merged layer by layer. `values` is the result; `origin(path)` names who set a key."""
 
     def __init__(self, base: str, prefix: str = "") -> None:
-        """`base` is blamed where no layer set a key; `prefix` is what options write before a key."""
+        """`base` is the origin of keys that no layer set; `prefix` is what options write before a key."""
         self.values: dict[str, Any] = {}
         self.prefix = prefix
         self._base = base
         self._origins: dict[tuple[str, ...], str] = {}
 
     def add(self, layer: Mapping[str, Any], origin: str) -> None:
-        """Merges a nested mapping over what is there; mappings merge, everything else replaces."""
+        """Merges a nested mapping into the settings; mappings are merged, all other values are replaced."""
         self._merge(self.values, layer, origin, ())
 
     def set(self, dotted: str, value: Any, origin: str) -> None:
@@ -44,14 +44,14 @@ class SettingLayers:
         self.add(nested, origin)
 
     def value(self, path: Sequence[str]) -> Any:
-        """Returns what a key is set to; None: nobody set it."""
+        """Returns the value of a key; None if no layer set it."""
         value: Any = self.values
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
     def origin(self, path: tuple[str, ...]) -> str:
-        """Who set this key, or the nearest key above it."""
+        """Returns the origin of a key, or of the nearest key above it."""
         for length in range(len(path), -1, -1):
             if path[:length] in self._origins:
                 return self._origins[path[:length]]
@@ -93,7 +93,7 @@ def validate(model: type[ModelT], layers: SettingLayers, elsewhere: Iterable[str
 def _meant(
     model: type[BaseModel], problem: Problem, layers: SettingLayers, prefix: str, elsewhere: Iterable[str]
 ) -> str:
-    """The right keys nearest to an unknown one: of that name in any section, else alike at its place."""
+    """Returns the valid keys nearest to an unknown one: the same name in another section, or a similar name."""
     path, here = problem.path, problem.known
     everywhere = [prefix + key.name for key in keys_of(model, layers.values)] + [*elsewhere]
     same = list(dict.fromkeys(name for name in everywhere if name.rpartition(".")[2] == path[-1]))[:3]

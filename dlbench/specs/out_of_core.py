@@ -1,4 +1,4 @@
-"""Out-of-core training: `train.recompute`, `train.swap`, `train.memory`; a network as a chain of modules; and plans.
+"""Settings of out-of-core training, the network as a chain of modules, and memory plans.
 
 All of it is measured (`dlbench.node.out_of_core.profile`). A pass is the forward and the backward pass over one part
 of a rank's batch (`train.gradient_accumulation` parts per step).
@@ -88,7 +88,7 @@ class MemorySpec(Spec):
 
 
 class PlannedBlock(Spec):
-    """Consecutive units, treated alike."""
+    """Consecutive units with the same decision."""
 
     first: CountOrZero = Field(description="Number of its first unit in the chain, from 0.")
     last: CountOrZero = Field(description="Number of its last unit.")
@@ -96,7 +96,7 @@ class PlannedBlock(Spec):
 
 
 class Prediction(Spec):
-    """A pass as the simulator sees it."""
+    """Time and memory of a pass, as the simulator predicts them."""
 
     pass_s: NonNegative = Field(
         description="Duration of forward and backward pass over one part of the batch, seconds."
@@ -113,7 +113,7 @@ class Prediction(Spec):
 
 
 class BlockPlan(Spec):
-    """What is done with every block."""
+    """The decision for every block of the chain."""
 
     blocks: tuple[PlannedBlock, ...] = Field(min_length=1, description="Blocks in order; every unit is in one block.")
     capacity_bytes: CountOrZero | None = Field(description="Memory limit of the plan, bytes; null: no limit.")
@@ -122,7 +122,7 @@ class BlockPlan(Spec):
 
 
 class Unit(Spec):
-    """One link of the chain: a module that is called once per forward pass; never divided."""
+    """A link of the chain: a module that is called once per forward pass and never divided."""
 
     name: str = Field(description="Name of the module in the network.")
     forward_s: NonNegative = Field(description="Duration of the forward pass, seconds.")
@@ -179,7 +179,7 @@ class Unit(Spec):
 
 
 class Chain(Spec):
-    """The chain of a network for one batch, and what is around it."""
+    """The chain of a network for one batch size, with the costs outside the chain."""
 
     units: tuple[Unit, ...] = Field(min_length=1, description="Units in the order of the forward pass.")
     batch: Count = Field(description="Samples per pass.")
@@ -214,18 +214,18 @@ class Chain(Spec):
 
     @property
     def fixed_bytes(self) -> int:
-        """What is held all the time: a capacity must hold this before anything of a pass."""
+        """Memory that is used during the whole pass, bytes; a capacity must at least hold it."""
         return self.state_bytes + self.exchange_bytes + self.outside_bytes
 
     @property
     def useful_s(self) -> float:
-        """A pass in core, seconds: nothing recomputed, nothing waited for."""
+        """Duration of a pass without recomputing and waiting, seconds."""
         within = sum(unit.forward_s + unit.backward_s for unit in self.units)
         return self.before_s + within + self.turn_s + self.after_s
 
 
 class TransferRates(Spec):
-    """How fast activations leave the device and come back."""
+    """Rates at which activations leave the device and come back."""
 
     tier: str = Field(description="Destination of swapped tensors, in words, e.g. page-locked host memory.")
     out_bytes_per_s: Positive = Field(description="Rate from the device, bytes per second.")

@@ -1,4 +1,4 @@
-"""`RunPlan`: one run, fully decided. Nothing is looked up after it; the compute nodes read only this."""
+"""`RunPlan`: all decisions of one run. Compute nodes read only this and look nothing up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # Names of files 
 
 
 def value_text(key: str, value: AxisValue) -> str:
-    """A value as ``--set`` and ``--sweep`` take it, e.g. ``[2, 2]``, or ``64MiB`` for a key that ends in ``_bytes``."""
+    """Returns a value as ``--set`` takes it, e.g. ``[2, 2]``, or ``64MiB`` for a key that ends in ``_bytes``."""
     if isinstance(value, bool | tuple) or value is None:
         return json.dumps(value)
     if isinstance(value, int) and key.endswith("_bytes"):
@@ -44,7 +44,7 @@ def value_text(key: str, value: AxisValue) -> str:
 
 
 def job_label(prefix: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], last: str) -> str:
-    """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; a digest where values do not fit."""
+    """Returns a job's name, e.g. ``bert-4nodes-32ranks-fusion64MiB-r2``; long values are replaced by a digest."""
     nodes, ranks = f"{layout.nodes}node{'s' * (layout.nodes > 1)}", f"{layout.ranks}rank{'s' * (layout.ranks > 1)}"
     texts = []
     for key, value in axes.items():
@@ -67,7 +67,7 @@ def job_label(prefix: str, layout: LayoutSpec, axes: Mapping[str, AxisValue], la
 
 
 class LayoutSpec(Spec):
-    """Ranks, nodes, cores."""
+    """Numbers of ranks, nodes and cores."""
 
     nodes: Ranks = Field(description="Nodes of the run.")
     ranks: Ranks = Field(description="Ranks of the run, all nodes together.")
@@ -140,7 +140,7 @@ class CheckpointSpec(Spec):
 
 
 class Published(Spec):
-    """What somebody published of a step; nothing is stored here that is not in the source."""
+    """A published figure for a step; the source contains everything that is stored here."""
 
     value: Positive = Field(description="The published figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
@@ -152,7 +152,7 @@ class Published(Spec):
 
 
 class LadderStep(Spec):
-    """One optimisation on top of those before it."""
+    """An optimisation that is added to those before it."""
 
     name: str = Field(min_length=1, max_length=32, description="Name of the step.")
     set: dict[str, AxisValue] = Field(description="Keys and values that the step sets, as in --set.")
@@ -189,12 +189,12 @@ class SeriesSpec(Spec):
 
     @property
     def named(self) -> dict[str, AxisValue]:
-        """What tells the run from others of its series: the swept values, or the name of its step."""
+        """The settings that distinguish the run from others of its series: swept values, or the name of its step."""
         return {"step": self.step} if self.step else self.axes
 
 
 class LaunchPlan(Spec):
-    """What launching needs of any plan: who, where, how many."""
+    """The part of any plan that launching needs: id, layout and system."""
 
     run_id: RunName = Field(description="Name of the run and of its folder.")
     created: str = Field(description="Time at which the plan was made, UTC, ISO 8601.")
@@ -208,22 +208,22 @@ class LaunchPlan(Spec):
 
     @property
     def title(self) -> str:
-        """What runs, in a few words of safe characters."""
+        """A short description of the run in safe characters."""
         raise NotImplementedError
 
     @property
     def word(self) -> str:
-        """What runs, in one word of safe characters."""
+        """A word of safe characters for the kind of run."""
         raise NotImplementedError
 
     @property
     def job_name(self) -> str:
-        """The name of its Slurm job, of safe characters; no other run of the series has it."""
+        """The name of the run's Slurm job in safe characters, unique in its series."""
         raise NotImplementedError
 
     @property
     def uses_interface(self) -> bool:
-        """Whether ranks meet on a network interface that dlbench chooses."""
+        """Whether ranks communicate over a network interface that dlbench chooses."""
         raise NotImplementedError
 
     @property
@@ -233,7 +233,7 @@ class LaunchPlan(Spec):
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI is set to yield while it waits: as the system says, else where ranks share cores."""
+        """Whether Open MPI yields the core while it waits; by default only if ranks share cores."""
         is_set = self.system.launch.oversubscribe_yield
         return self.system.launch.by_mpi and (self.layout.shares_cores if is_set is None else is_set)
 
@@ -248,7 +248,7 @@ class LaunchPlan(Spec):
 
 
 class RunPlan(LaunchPlan):
-    """One training run, fully decided."""
+    """The plan of one training run."""
 
     format: Literal["dlbench.plan"] = Field("dlbench.plan", description="Type of this file.")
     version: Literal[1] = Field(1, description="Version of the format.")
@@ -278,14 +278,14 @@ class RunPlan(LaunchPlan):
 
     @property
     def job_name(self) -> str:
-        """Workload, nodes, ranks, swept values and repeat; `ab` for a paired comparison, whose runs share a job."""
+        """Returns workload, nodes, ranks, swept values and repeat; `ab` for paired runs, which share a job."""
         last = "ab" if self.series.side else f"r{self.series.repeat + 1}"
         return job_label(self.word, self.layout, self.series.named, last)
 
     @property
     def engine_words(self) -> str:
-        """The engine; `horovod with own buckets of 64 MiB` where dlbench itself groups gradients, and `fsdp with
-        parameters sharded over all ranks` where ranks hold shares.
+        """The engine with its own buckets or sharding, e.g. `horovod with own buckets of 64 MiB`, `fsdp with parameters
+        sharded over all ranks`.
         """
         is_own = self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1
         exchange_words = self.sync.own_words if is_own else ""
@@ -296,8 +296,8 @@ class RunPlan(LaunchPlan):
 
     @property
     def engine_title(self) -> str:
-        """Who exchanges and how state is shared, e.g. `Horovod`, `own buckets of 64 MiB over Horovod` where dlbench
-        groups gradients, `PyTorch FSDP, parameters sharded over all ranks`.
+        """The title of engine and sharding, e.g. `Horovod`, `own buckets of 64 MiB over Horovod`, `PyTorch FSDP,
+        parameters sharded over all ranks`.
         """
         kind, words = self.engine.kind, sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
         title = f"{self.sync.own_words} over {kind.title}" if self.sync.is_own and kind.synchronises else kind.title
@@ -307,49 +307,49 @@ class RunPlan(LaunchPlan):
 
     @property
     def most_loader_workers(self) -> int:
-        """Reader processes per rank, or the most that their automatic choice tries: one per core of the rank."""
+        """Reader processes per rank; with `auto` the largest number that is tried: one per core of the rank."""
         workers = self.workload.data.loader_workers
         return self.layout.cores_per_rank if workers == "auto" else workers
 
     @property
     def most_prefetch_batches(self) -> int:
-        """Batches that each reader process reads ahead, or the most that the automatic choice tries."""
+        """Batches that each reader process reads ahead; with `auto` the largest number that is tried."""
         batches = self.workload.data.prefetch_batches
         return MOST_PREFETCH_BATCHES if batches == "auto" else batches
 
     @property
     def group_size(self) -> int:
-        """Ranks of a group of a grouped exchange."""
+        """Ranks per group of a grouped exchange."""
         return self.sync.group_size or self.layout.ranks_per_node
 
     @property
     def strategy(self) -> str:
-        """How the training is shared out over ranks, e.g. data, fsdp, zero-1."""
+        """The parallelisation strategy, e.g. data, fsdp, zero-1."""
         return strategy_of(self.workload.train, self.engine, self.sync, ranks=self.layout.ranks)
 
     @property
     def ranks_per_replica(self) -> int:
-        """Neighbouring ranks that read the same samples; each accounts for its share of them."""
+        """Number of neighbouring ranks that read the same samples; each counts its share of them."""
         return ranks_per_replica(self.engine)
 
     @property
     def redraws_dropout(self) -> bool:
-        """Whether random numbers of dropout are others than those of replicas on one rank each."""
+        """Whether dropout uses other random numbers than replicas of one rank each."""
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
     def replicas(self) -> int:
-        """Ranks, one of each replica, that samples are shared out to."""
+        """Number of replicas between which samples are divided."""
         return self.layout.ranks // self.ranks_per_replica
 
     @property
     def global_batch(self) -> int:
-        """Samples of one step over all ranks."""
+        """Samples per step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
 
     @property
     def goal(self) -> QualitySpec | None:
-        """The quality section in force: where the recipe is longer at this global batch, its limits are as well."""
+        """The target quality; its limits grow with the recipe if that is longer at this global batch."""
         quality, ratio = self.workload.quality, self.workload.train.lengthened(self.global_batch)
         if quality is None or ratio == 1.0:
             return quality
@@ -359,12 +359,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def recipe(self) -> TrainSpec:
-        """The recipe in force at this global batch."""
+        """The recipe for this global batch."""
         return self.workload.train.at_batch(self.global_batch)
 
     @property
     def rate_row(self) -> RatePoint | None:
-        """The row of the table of learning rates that is in force; None without a table."""
+        """The row of the learning rate table that applies; None without a table."""
         place = self.workload.train.optimizer.place(self.global_batch)
         return None if place is None else place.row
 
@@ -377,12 +377,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def exchanges_by(self) -> str:
-        """The engine that carries gradients; empty for one rank, or for an engine that exchanges nothing."""
+        """The engine that exchanges gradients; empty if nothing is exchanged (one rank, or engine single)."""
         return self.engine.name if self.engine.kind.synchronises and not self.layout.is_one_rank else ""
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether ranks gather parameters from each other under engine fsdp."""
+        """Whether ranks gather parameters from each other with engine fsdp."""
         return self.layout.ranks > self.ranks_per_replica
 
     @property
@@ -401,17 +401,17 @@ class RunPlan(LaunchPlan):
 
     @property
     def has_padding(self) -> bool:
-        """Whether padding may be left out of all layers; synthetic text has none."""
+        """Whether padding can be removed from all layers; synthetic text has none."""
         return not self.workload.data.is_synthetic or self.workload.model.padding != "unpadded"
 
     @property
     def has_room_for_window(self) -> bool:
-        """Whether the watched steps, if there are any, have warm-up steps to lie in."""
+        """Whether there are warm-up steps for the profiled steps, if any are wanted."""
         return self.measure.warmup_steps > 0 or self.watch is None or not self.watch.window_steps
 
     @property
     def least_training_s(self) -> float:
-        """Seconds that its steps last at least, by `measure` and by whether the system's nodes have GPUs."""
+        """Minimum duration of the steps, seconds; it depends on whether the nodes have GPUs."""
         return sum(self.measure.wanted_seconds(on_gpu=self.system.node.gpus > 0))
 
     @model_validator(mode="after")
@@ -479,7 +479,9 @@ class RunPlan(LaunchPlan):
         return self
 
     def configuration_digest(self) -> str:
-        """A digest of everything that decides what is computed, without ids, times, tags and places in the series."""
+        """Returns a digest of all settings that affect the computation; without ids, times, tags and series
+        position.
+        """
         content = self.model_dump(
             mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
         )

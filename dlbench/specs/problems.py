@@ -1,4 +1,4 @@
-"""Every key of a specification by its dotted name, with the field that says what it means."""
+"""Lists every key of a specification by its dotted name, and explains validation errors."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ _MOST_OTHERS = 8  # Further wrong places that are named with what would be right
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """A key that holds a value, not further keys."""
+    """A key that has a value, not further keys."""
 
     path: tuple[str, ...]
     field: FieldInfo
 
     @property
     def name(self) -> str:
-        """As ``--set`` takes it, e.g. ``train.batch_per_rank``."""
+        """The dotted name as in ``--set``, e.g. ``train.batch_per_rank``."""
         return ".".join(self.path)
 
     @property
     def is_size(self) -> bool:
-        """Whether its value is a number of bytes, which may be given with a unit."""
+        """Whether the value is a number of bytes, which may be given with a unit."""
         types = branches(self.field.annotation, tuple(self.field.metadata))
         return any(is_size_reader(annotation) for _, metadata in types for annotation in metadata)
 
 
 def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[Key]:
-    """Yields the keys of a specification in the order of its fields; of a union those that `values` choose."""
+    """Yields the keys of a specification in the order of its fields; `values` select branches of unions."""
     for name, field in model.model_fields.items():
         value = values.get(name)
         below = value if isinstance(value, Mapping) else {}
@@ -53,13 +53,13 @@ def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, 
 
 
 def chosen(models: list[type[BaseModel]], values: Mapping[str, Any]) -> list[type[BaseModel]]:
-    """Those branches of a union that the values' ``family`` or ``format`` chooses; all where it chooses none."""
+    """Returns the branches of a union that ``family`` or ``format`` in the values select; all if none does."""
     matching = [m for m in models if any(values.get(name) in tags_of(m) for name in ("family", "format"))]
     return matching or models
 
 
 def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
-    """The literals that choose a union's branch (``family: resnet``); none for other models."""
+    """Returns the literals that select a union's branch (``family: resnet``); none for other models."""
     for name in ("family", "format"):
         field = model.model_fields.get(name)
         if field is not None and typing.get_origin(field.annotation) is typing.Literal:
@@ -68,7 +68,7 @@ def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
 
 
 def models_in(annotation: object) -> list[type[BaseModel]]:
-    """The specification classes an annotation names, through unions, mappings and `Annotated`."""
+    """Returns the specification classes in an annotation, through unions, mappings and `Annotated`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
@@ -77,7 +77,7 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
 
 
 def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[tuple[object, tuple[object, ...]]]:
-    """What an annotation allows, one by one, each with what `Annotated` says of it."""
+    """Yields the types that an annotation allows, each with its metadata from `Annotated`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         yield from branches(arguments[0], (*metadata, *arguments[1:]))
@@ -90,13 +90,13 @@ def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[
 
 
 def is_size_reader(metadata: object) -> bool:
-    """Whether it is what makes a number of bytes of 64MiB."""
+    """Whether a validator reads sizes such as 64MiB."""
     return isinstance(metadata, BeforeValidator) and metadata.func is size_in_bytes
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with some settings: the first thing by itself, the others as text."""
+    """The first problem of some settings in parts, and the others as text."""
 
     path: tuple[str, ...]  # Keys that lead to it, and numbers of entries of a list; empty: the whole.
     what: str  # What would be right.
@@ -114,7 +114,7 @@ def _said(path: tuple[str, ...], words: str) -> str:
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
-    """Returns what is wrong with the settings that `model` refused; a misspelt key comes before one that is missing."""
+    """Returns the problems of settings that `model` refused; a misspelt key comes before a missing one."""
     details = error.errors(include_url=False)
     first = min(details, key=lambda item: item["type"] != "extra_forbidden")
     words_by_path: dict[tuple[str, ...], str] = {}
@@ -138,7 +138,7 @@ def _known(place: _Place) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A place in a specification: the keys that lead there, and what may stand there."""
+    """A position in a specification: the keys that lead there, and the types allowed there."""
 
     path: tuple[str, ...]
     annotation: object
@@ -147,7 +147,7 @@ class _Place:
 
 
 def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
-    """Where it went wrong. What pydantic puts between keys, such as the tag of a union, is no key of the file."""
+    """Returns the position of an error, without the tags of unions, which pydantic inserts between keys."""
     place = _Place((), model)
     # A list that is too short lacks an entry: what is wrong is the list.
     in_list = error["type"] == "missing" and isinstance(error["loc"][-1], int)
@@ -161,7 +161,7 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
 
 
 def _required(place: _Place) -> Iterator[_Place]:
-    """Yields the keys without a default in a section that is missing, of a union its tag; else the place itself."""
+    """Yields the keys without a default in a missing section (in a union, its tag), or the position itself."""
     models = models_in(place.annotation)
     names = [
         name for model_type in models[:1] for name, field in model_type.model_fields.items() if field.is_required()
@@ -222,7 +222,7 @@ def _shown(value: object) -> str:
 
 
 def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -> str:
-    """What may stand there, as the end of `must be`; `value` is what stands there now."""
+    """Returns the end of the sentence `must be ...`; `value` is the present value."""
     words: list[str] = []
     literals: list[str] = []
     for annotation, metadata in branches(place.annotation, place.metadata):
@@ -257,7 +257,7 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
 
 
 def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
-    """Of a list, e.g. the default; of a value without brackets, the same in brackets."""
+    """Returns an example of a list, e.g. its default; for a value without brackets, the same in brackets."""
     count = "" if Ellipsis in arguments else f" of {len(arguments)}"
     min_length = _bound(metadata, "min_length")
     element = _right(_Place((), arguments[0]))

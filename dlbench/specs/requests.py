@@ -1,4 +1,4 @@
-"""What was asked for on the command line, as text, becomes typed requests: --set, --sweep, --ab, --tag, --sizes."""
+"""Parses command line texts (--set, --sweep, --ab, --tag, --sizes) into typed requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MAX_BYTES = 2**44  # More than any rank holds: such a size is a slip of the unit
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesRequest:
-    """Where and how often something is run: what requests of all kinds share."""
+    """The part that all requests share: system, points and repeats."""
 
     system: str = "local"
     launcher: str | None = None
@@ -58,7 +58,7 @@ class SeriesRequest:
         return count if self.points_are == "ranks" else count * self._per_node(system)
 
     def layout(self, system: SystemSpec, count: int, *, cores_per_rank: int | None, machine_cores: int) -> LayoutSpec:
-        """Returns nodes and cores of one point; the cores a rank gets are those of the largest point of the series."""
+        """Returns the layout of one point; cores per rank are those of the largest point of the series."""
         ranks, nodes = self.ranks(system, count), self._nodes(system, count)
         if ranks > MAX_RANKS:
             raise UserError(
@@ -77,7 +77,7 @@ class SeriesRequest:
         return LayoutSpec(nodes=nodes, ranks=ranks, cores_per_rank=cores_per_rank or share, node_cores=node_cores)
 
     def refuse_without_effect(self, system: SystemSpec) -> None:
-        """`--ranks-per-node` says nothing about one machine. Raises `UserError`: it was given for one."""
+        """Raises `UserError` if --ranks-per-node is given for a single machine, where it has no effect."""
         if self.ranks_per_node and self.points_are == "ranks" and system.scheduler == "none":
             raise UserError(f"--ranks-per-node: has no effect on system {system.name}, which is one machine")
 
@@ -92,7 +92,7 @@ class SeriesRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Request(SeriesRequest):
-    """Everything that makes a series of trainings, before anything is resolved."""
+    """A request for a series of training runs, before anything is resolved."""
 
     workload: str
     preset: str | None = None
@@ -112,7 +112,7 @@ class Request(SeriesRequest):
 
 @dataclass(frozen=True, kw_only=True)
 class CommRequest(SeriesRequest):
-    """Everything that makes a series of the collective benchmark, before anything is resolved; options as text."""
+    """A request for a series of the collective benchmark, before anything is resolved; options as text."""
 
     points: tuple[int, ...] = (2,)
     collective: str = "allreduce"
@@ -131,12 +131,12 @@ class CommRequest(SeriesRequest):
 
 
 def shown_count(count: int) -> str:
-    """A count with separators; of a monstrous one its size."""
+    """Returns a count with separators; of a very long one only the number of digits."""
     return f"{count:,}" if count < 10**12 else f"more than {10**12:,}"
 
 
 def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
-    """``key=value`` texts as a mapping; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
+    """Parses ``key=value`` texts; values are YAML: ``8`` is a number, ``fp32`` a word, ``[2,2]`` a list."""
     result: dict[str, AxisValue] = {}
     for item in items:
         key, value = _split(item, "--set")
@@ -147,7 +147,7 @@ def parse_set(items: tuple[str, ...]) -> dict[str, AxisValue]:
 
 
 def parse_sweep(items: tuple[str, ...]) -> dict[str, tuple[AxisValue, ...]]:
-    """``key=a,b,c`` texts as axes, in the order given; commas in brackets divide nothing: ``key=[2,2],[4,4]``."""
+    """Parses ``key=a,b,c`` texts; commas in brackets do not separate: ``key=[2,2],[4,4]``."""
     result: dict[str, tuple[AxisValue, ...]] = {}
     for item in items:
         key, text = _split(item, "--sweep")
@@ -200,7 +200,7 @@ def _side(text: str, side: Side) -> dict[str, AxisValue]:
 
 
 def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
-    """``key=value`` texts of ``--tag``; values are text as it stands, so that a commit ``0012e4`` stays one."""
+    """Parses ``key=value`` texts of ``--tag``; values stay text, so that a commit ``0012e4`` is not a number."""
     result: dict[str, str] = {}
     for item in items:
         key, separator, value = item.partition("=")
@@ -216,7 +216,7 @@ def parse_tags(items: tuple[str, ...]) -> dict[str, str]:
 
 
 def tag_value(value: str, origin: str) -> str:
-    """A tag's value, if it may be one. Raises `UserError`: it is empty, too long or not printable."""
+    """Returns a tag's value. Raises `UserError`: it is empty, too long or not printable."""
     if not value.strip():
         raise UserError(f"{origin}: the value is empty")
     if len(value) > MAX_TAG_VALUE:
@@ -227,7 +227,7 @@ def tag_value(value: str, origin: str) -> str:
 
 
 def parse_counts(text: str, option: str) -> tuple[int, ...]:
-    """``1,2,4`` as ascending positive numbers. Raises `UserError`: not whole numbers above zero, or one given twice."""
+    """Parses ``1,2,4`` into ascending counts. Raises `UserError`: one is not a whole number above zero, or repeated."""
     if not re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9})*", text):
         raise UserError(f"{option} {text[:80]!r}: must be whole numbers separated by commas, e.g. 1,2,4")
     counts = [int(part) for part in text.split(",")]
@@ -239,7 +239,7 @@ def parse_counts(text: str, option: str) -> tuple[int, ...]:
 
 
 def parse_pairs(text: str | None, option: str, auto: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-    """``0:1,0:2`` as pairs of ranks; those of `auto` by that word, or none. Raises `UserError`: anything else."""
+    """Parses ``0:1,0:2`` into pairs of ranks; without a text or with ``auto`` the `auto` pairs. Raises `UserError`."""
     if text in (None, "auto"):
         return auto
     if not re.fullmatch(r"[0-9]{1,7}:[0-9]{1,7}(,[0-9]{1,7}:[0-9]{1,7})*", text):
@@ -271,7 +271,7 @@ def _value(text: str, origin: str) -> AxisValue:
 
 
 def parse_sizes(text: str, dtype: Precision) -> tuple[int, ...]:
-    """Returns bytes of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (even in the logarithm) or `A,B,C`, ascending."""
+    """Returns sizes in bytes, ascending, of `LOW:HIGH` (factor 4), `LOW:HIGH:COUNT` (logarithmic) or `A,B,C`."""
     option = f"--sizes {text[:80]!r}"
     parts = text.split(":")
     if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""The points of a series: its name, the order of its runs, their nodes and cores; sides of a comparison; variants.
+"""Builds the points of a series: its name, the order of its runs, sides of a comparison, and variants.
 
 Sides of a paired comparison are two plans of every point and repeat, which run one right after the other. Even repeats
 run side a first, odd ones side b (a b, b a, a b, ...): a machine that grows slower over the series is slower for both
@@ -36,7 +36,7 @@ SUFFIXES: dict[Variant, str] = {
 
 
 def refuse_too_many(runs: int, option: str) -> None:
-    """Refuses a series that nobody can plan, run or read."""
+    """Raises `UserError` for a series with too many runs to plan, run or read."""
     if runs > MAX_RUNS:
         raise UserError(
             f"{option}: makes a series of {shown_count(runs)} runs; {MAX_RUNS:,} is the most, because all are planned "
@@ -45,7 +45,7 @@ def refuse_too_many(runs: int, option: str) -> None:
 
 
 def series_name(name: str | None, now: datetime) -> str:
-    """The series' name: what `--series` says, or a new one of UTC time and four random hexadecimal digits."""
+    """Returns the name given by `--series`, or a new one of UTC time and four random hexadecimal digits."""
     if name is None:
         return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
@@ -54,7 +54,7 @@ def series_name(name: str | None, now: datetime) -> str:
 
 
 def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, int, PointT]]:
-    """Repeat, index and point of each run, in the order in which they should run."""
+    """Yields repeat, index and point of each run in the order of execution."""
     for repeat in range(repeats):
         # There and back again: a drift of the machine falls on all points alike.
         order = list(enumerate(points))
@@ -63,14 +63,14 @@ def interleaved(points: Sequence[PointT], repeats: int) -> Iterator[tuple[int, i
 
 
 def in_order(request: Request, repeat: int) -> Sequence[Side | Literal[""]]:
-    """The sides of one point in this repeat, in the order in which they run; one of no name without a comparison."""
+    """Returns the sides of one point in this repeat in the order of execution; one empty name without a comparison."""
     if not request.sides:
         return ("",)
     return ("a", "b") if repeat % 2 == 0 else ("b", "a")
 
 
 def refuse_other_options(request: Request) -> None:
-    """Options that make other kinds of runs do not go with sides or a ladder, nor those that both sides replace."""
+    """Raises `UserError` for options that cannot be combined with --ab or --ladder."""
     if not request.sides and not request.ladder:
         return
     option = "--ab" if request.sides else "--ladder"
@@ -89,7 +89,7 @@ def refuse_other_options(request: Request) -> None:
 
 
 def refuse_uneven(plans: Sequence[RunPlan]) -> None:
-    """Refuses sides that are not two ways of doing the same thing in the same place."""
+    """Raises `UserError` if the sides differ in layout, goal or recording, so that they cannot be compared."""
     for plan_a, plan_b in pairs(plans):
         for quantity, value_a, value_b in (
             ("ranks", plan_a.layout.ranks, plan_b.layout.ranks),
@@ -106,7 +106,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
-    """Refuses settings that leave no difference between the sides in any pair."""
+    """Raises `UserError` for settings that leave no difference between the sides in any pair."""
     side_keys = [key for settings in request.sides.values() for key in settings]
     if not side_keys:
         return
@@ -124,7 +124,7 @@ def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
 
 
 def acting_part(plan: RunPlan) -> dict[str, Any]:
-    """Returns what of a plan its ranks read, and what starts them; sides have the rest in common."""
+    """Returns the part of a plan that ranks or the launcher read."""
     content = plan.model_dump(mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "layout"})
     system = content["system"]
     for key in ("name", "title", "node"):
@@ -138,7 +138,7 @@ def acting_part(plan: RunPlan) -> dict[str, Any]:
 
 
 def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
-    """The plans of a comparison two by two, side a first, in the order in which they run."""
+    """Yields the plans of a comparison in pairs, side a first, in the order of execution."""
     sentences = []
     for first, second in zip(plans[::2], plans[1::2], strict=True):
         sentences.append((first, second) if first.series.side == "a" else (second, first))
@@ -146,7 +146,7 @@ def pairs(plans: Sequence[RunPlan]) -> list[tuple[RunPlan, RunPlan]]:
 
 
 def side_words(plan: RunPlan) -> str:
-    """What a plan's side sets, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; empty without a side."""
+    """Returns the settings of a plan's side, e.g. ``engine.name=ddp, sync.fusion=own:single``, or `plain`; or ""."""
     if not plan.series.side:
         return ""
     settings = plan.series.sides.get(plan.series.side, {})
@@ -154,7 +154,7 @@ def side_words(plan: RunPlan) -> str:
 
 
 def option_of(request: Request) -> str:
-    """The option that asks for variants; empty where none does.
+    """Returns the option that asks for variants; empty if none does.
 
     Raises `UserError`: it does not go with another option of the request.
     """
@@ -170,7 +170,7 @@ def option_of(request: Request) -> str:
 
 
 def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
-    """Returns all runs in their order, each next to its variants, in every second repeat in the opposite order."""
+    """Returns all runs in order, each next to its variants; every second repeat has the opposite order."""
     option = option_of(request)
     if option:
         _refuse(request, option, plans)
@@ -184,7 +184,7 @@ def arranged(request: Request, plans: Sequence[RunPlan]) -> list[RunPlan]:
 
 
 def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
-    """Which variants of `--decompose` or steps of a ladder a series does not have, and why, in sentences."""
+    """Returns sentences on the variants of `--decompose` and ladder steps that a series leaves out, with reasons."""
     lines = [f"--ladder: {text}" for text in idle_steps(plans)]
     if not request.decompose:
         return lines
@@ -196,7 +196,7 @@ def left_out(request: Request, plans: Sequence[RunPlan]) -> list[str]:
 
 
 def idle_steps(plans: Sequence[RunPlan]) -> list[str]:
-    """Which steps of a ladder cannot act at which rank counts, and why, in sentences."""
+    """Returns sentences on the ladder steps that cannot act at some rank counts, with reasons."""
     steps: dict[tuple[str, str], set[int]] = {}
     for plan in plans:
         for step in plan.series.ladder:
@@ -209,7 +209,7 @@ def idle_steps(plans: Sequence[RunPlan]) -> list[str]:
 
 
 def apart_problem(plan: RunPlan) -> str | None:
-    """Why a run without exchange cannot do what the plan asks, in one sentence; None if it can."""
+    """Returns why a run without exchange contradicts the plan, in one sentence; None if it does not."""
     if plan.sync.exchange != "none" or plan.layout.ranks == 1:
         return None
     if plan.measure.until == "quality":

@@ -1,4 +1,4 @@
-"""How a training is shared out over ranks, as one name, and which settings of it cannot go together.
+"""Names the parallelisation strategy of a training, and checks which settings contradict it.
 
 Names are those of the projection's table (`dlbench.projection.strategies.table`).
 """
@@ -12,13 +12,13 @@ from dlbench.specs.workload import Workload
 
 
 def ranks_per_replica(engine: EngineSpec) -> int:
-    """Neighbouring ranks that read the same samples, because they share each layer's work."""
+    """Returns the number of neighbouring ranks that read the same samples, because they share each layer."""
     return engine.fsdp.tensor_ranks if engine.name == "fsdp" else 1
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """What ranks share: `data` for replicated data parallelism, `serial` for one rank, `fsdp`, `zero-1`, `local-sgd`,
-    `out-of-core`; `tensor` and `fsdp+tensor` where layers are shared as well.
+    """Returns the strategy: `data`, `serial` for one rank, `fsdp`, `zero-1`, `local-sgd`, `out-of-core`, `tensor` or
+    `fsdp+tensor`.
     """
     if engine.name == "fsdp":
         tensor = engine.fsdp.tensor_ranks
@@ -52,7 +52,7 @@ def sharing_words(engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
 def strategy_problem(
     workload: Workload, engine: EngineSpec, sync: SyncSpec, measure: MeasureSpec, *, ranks: int, ranks_per_node: int
 ) -> str | None:
-    """Why these settings cannot go together, in one sentence with what would be right; None if they can."""
+    """Returns why these settings contradict each other, in one sentence with a remedy; None if they do not."""
     if engine.name == "fsdp":
         problem = _fsdp_problem(workload, engine, sync, measure, ranks, ranks_per_node)
         return problem or _tensor_problem(workload, engine, sync, ranks, ranks_per_node)

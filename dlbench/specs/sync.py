@@ -1,4 +1,4 @@
-"""Which gradients travel together, by which exchange and in which format: the axes of communication, one name each."""
+"""Settings of the gradient exchange: fusion, algorithm and wire format."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """How gradients are joined into messages, and who joins them; its text is what plans and records hold."""
+    """A rule for joining gradients into messages, and who applies it; plans and records store its text."""
 
     by: Literal["library", "dlbench"]
     rule: Literal["auto", "none", "size", "single", "mgwfbp"]
@@ -50,7 +50,7 @@ _BY_NAME = {str(fusion): fusion for fusion in (AUTO, UNFUSED, OWN_NONE, OWN_SING
 
 
 def read_fusion(value: object) -> Fusion:
-    """Reads a fusion, its size in any spelling: 67108864, 65536KiB and 64MiB are 64MiB. Raises `ValueError`."""
+    """Parses a fusion; 67108864, 65536KiB and 64MiB are the same size. Raises `ValueError`."""
     if isinstance(value, Fusion):
         return value
     text = str(value)
@@ -85,7 +85,7 @@ FusionSetting = Annotated[
 
 
 class SyncSpec(Spec):
-    """How gradients are exchanged, beyond the settings of the engine; the defaults leave all to the engine."""
+    """Settings of the gradient exchange; by default the engine's library does everything."""
 
     acting = (
         ActsIf(
@@ -160,7 +160,7 @@ class SyncSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _without_former_key(cls, values: Any) -> Any:
-        """Drops the only value of `inside` that plans of earlier versions may still have."""
+        """Drops the only value of `inside` that plans of earlier versions may have."""
         if isinstance(values, dict) and values.get("inside") == "backend":
             return {key: value for key, value in values.items() if key != "inside"}
         return values
@@ -171,45 +171,45 @@ class SyncSpec(Spec):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether messages are arranged or sent by what they cost on the network."""
+        """Whether messages are arranged or routed by network costs."""
         return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether ranks ever exchange gradients, and not parameters alone, or nothing."""
+        """Whether ranks exchange gradients in any step, not only parameters or nothing."""
         is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
         return self.exchange != "none" and not is_averaged
 
     @property
     def is_own(self) -> bool:
-        """Whether dlbench itself groups and exchanges gradients, and the engine only carries the messages."""
+        """Whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
         return self.average_every is None and (
             self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
         )
 
     @property
     def fusion_in_force(self) -> Fusion:
-        """`fusion` with `auto` decided where dlbench exchanges; elsewhere it is the library's own size."""
+        """The fusion, with `auto` resolved if dlbench exchanges; otherwise `auto` means the library's size."""
         return read_fusion(OWN_AUTO) if self.is_own and self.fusion == AUTO else self.fusion
 
     @property
     def library_fusion(self) -> Fusion:
-        """What the engine's library is asked to fuse by."""
+        """The fusion that the engine's library is asked for."""
         return AUTO if self.is_own else self.fusion
 
     @property
     def library_wire(self) -> str:
-        """The format that the engine's library is asked for; sparse messages are numbers of fp32 and their places."""
+        """The wire format that the engine's library is asked for; topk messages are fp32 values and indices."""
         return "fp32" if self.wire == "topk" else self.wire
 
     @property
     def own_words(self) -> str:
-        """How dlbench itself groups gradients, e.g. `own buckets of 64 MiB`; empty where the library does."""
+        """The grouping by dlbench, e.g. `own buckets of 64 MiB`; empty if the library groups gradients."""
         return self.fusion_in_force.words if self.is_own else ""
 
 
 def layout_problem(sync: SyncSpec, *, engine: str, ranks: int, nodes: int) -> str | None:
-    """Returns why these settings cannot act on this layout, and what would be right; None if they can."""
+    """Returns why these settings cannot work on this layout, with a remedy; None if they can."""
     if ranks == 1:
         return None
     if sync.exchange == "none":

@@ -1,4 +1,4 @@
-"""Where it runs: one system YAML, written by a site's admin: a node, its tiers of storage, how ranks are started."""
+"""The system YAML, which a site's admin writes: nodes, storage tiers, scheduler and launcher."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class NodeSpec(Spec):
 
     @property
     def default_ranks(self) -> int:
-        """Ranks per node when nobody says otherwise."""
+        """Ranks per node without --ranks-per-node."""
         return self.ranks or self.gpus or 1
 
 
 class TierSpec(Spec):
-    """A place of the node's own that samples may be staged to."""
+    """A folder on the node to which samples can be staged."""
 
     path: FolderOfNode = Field(
         description="Folder on the node: a path from / or ~/, or one that begins with a variable of the job, e.g. "
@@ -80,7 +80,7 @@ class TierSpec(Spec):
 
 
 class StorageSpec(Spec):
-    """Tiers of storage. The shared file system is wherever the data set lies."""
+    """Storage tiers. The shared file system is the one that contains the data set."""
 
     shared_title: str | None = Field(
         None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
@@ -93,7 +93,7 @@ class StorageSpec(Spec):
 
 
 class DeviceSpec(Spec):
-    """A GPU, or without GPUs a core, by its data sheet: for projections without runs; no run reads it."""
+    """Data sheet of a GPU (without GPUs: of a core), for projections without runs; runs do not use it."""
 
     name: str | None = Field(
         None,
@@ -109,7 +109,7 @@ class DeviceSpec(Spec):
 
 
 class LinkSpec(Spec):
-    """Links of one level of the network, by data sheet."""
+    """Data sheet of the links of one network level."""
 
     alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
     gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
@@ -122,7 +122,7 @@ class LinkSpec(Spec):
 
 
 class NetworkSpec(Spec):
-    """The network by data sheet: for projections to places that were not measured; no run reads it."""
+    """Data sheet of the network, for projections beyond measured layouts; runs do not use it."""
 
     inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
     across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
@@ -149,7 +149,7 @@ class NetworkSpec(Spec):
 
 
 class SystemSpec(Spec):
-    """One system YAML, validated."""
+    """A validated system YAML."""
 
     acting = (
         ActsIf("slurm", "system.scheduler", "slurm", why="only scheduler slurm reads it"),
@@ -199,7 +199,7 @@ class SystemSpec(Spec):
     @field_validator("setup", "modules_init", mode="before")
     @classmethod
     def _setup_from_text(cls, value: object) -> object:
-        """`--set` and `--ab` take one value: one line, or an empty text for none."""
+        """Accepts a text from `--set` or `--ab`: one line, or an empty text for none."""
         if not isinstance(value, str):
             return value
         return (value,) if value.strip() else ()
@@ -207,7 +207,7 @@ class SystemSpec(Spec):
     @field_validator("python", mode="after")
     @classmethod
     def _python_is_one_path(cls, value: str | None) -> str | None:
-        """It is started as one word, so that its path may hold blanks."""
+        """Refuses commands with arguments; the path is started as one word and may contain spaces."""
         first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""How it is trained: optimizer, schedule, precision, batch, target quality, and what is measured.
+"""The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
 
 Rules that scale a rate with the batch hold up to some batch and not beyond it (Goyal et al. 2017, figure 1; You et al.
 2017, table 2). A table of learning rates has what was found to work: its rows, one for each global batch that somebody
@@ -39,7 +39,7 @@ _PRECISION = "workload.train.precision"
 
 
 class RatePoint(Spec):
-    """One row: the rate of a global batch, and what else differs there. Steps are those of the row's batch."""
+    """A row of the learning rate table; steps are those of the row's batch."""
 
     batch: Count = Field(description="Global batch of this row, samples.")
     learning_rate: Positive = Field(description="Peak learning rate at this batch.")
@@ -54,7 +54,7 @@ class RatePoint(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a global batch lies in a table."""
+    """The position of a global batch in a learning rate table."""
 
     where: Where
     row: RatePoint  # That batch's row, else the nearest below it; below the first row, the first.
@@ -63,7 +63,7 @@ class Place:
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
-    """The rate of a global batch.
+    """Returns the learning rate of a global batch.
 
     A row's batch has the row's rate. Between two rows the rate is interpolated linearly in the batch, so it never
     leaves what was published on either side, and the rest is the lower row's. Below the first row the rate is scaled
@@ -89,7 +89,7 @@ def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear",
 
 
 def table_problem(table: Sequence[RatePoint], reference_batch: int | None) -> str | None:
-    """What is wrong with a table, in one sentence; None if nothing is."""
+    """Returns what is wrong with a table, in one sentence; None if nothing is."""
     batches = [row.batch for row in table]
     if not batches:
         return "learning_rate_scaling table needs learning_rate_table"
@@ -148,7 +148,7 @@ class OptimizerSpec(Spec):
 
     @property
     def slots(self) -> int:
-        """Values that it keeps for each parameter: none, momentum, or two moments."""
+        """Values that the optimizer stores per parameter: none, momentum, or two moments."""
         if self.name == "sgd" and not self.momentum:
             return 0
         return 1 if self.name in ("sgd", "lars") else 2
@@ -158,7 +158,7 @@ class OptimizerSpec(Spec):
         return self.implementation == "fused" and self.name in ("lars", "lamb")
 
     def peak(self, global_batch: int) -> float:
-        """The learning rate after warm-up: scaled with the global batch (samples), where that is asked for.
+        """Returns the learning rate after warm-up, scaled with the global batch (samples) if that is set.
 
         Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; all of
         its rates are multiplied with what learning_rate is over that of the row of reference_batch.
@@ -173,7 +173,7 @@ class OptimizerSpec(Spec):
         return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
 
     def place(self, global_batch: int) -> Place | None:
-        """Where a global batch lies in the table; None where no table acts."""
+        """Returns the position of a global batch in the table; None without a table."""
         if self.learning_rate_scaling != "table":
             return None
         return place_in(self.learning_rate_table, global_batch, below="sqrt" if self.name == "lamb" else "linear")
@@ -240,7 +240,7 @@ class ScheduleSpec(Spec):
 
     @property
     def boundaries(self) -> tuple[float, ...]:
-        """Boundaries of the step decay, in steps or, where those are given, in epochs."""
+        """Boundaries of the step decay, in steps or in epochs."""
         return self.epoch_boundaries or self.step_boundaries
 
     @property
@@ -271,7 +271,7 @@ class ScheduleSpec(Spec):
 
 
 class TrainSpec(Spec):
-    """How it is trained."""
+    """The training recipe."""
 
     acting = (
         ActsIf("allow_emulation", _PRECISION, "bf16", "fp16", why="only precisions bf16 and fp16 read it"),
@@ -342,7 +342,7 @@ class TrainSpec(Spec):
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
-        """Returns the recipe in force at a global batch; steps of a row at another batch are of as many samples.
+        """Returns the recipe for a global batch; steps of another row are converted to the same number of samples.
 
         The learning rate is left to `OptimizerSpec.peak`.
         """
@@ -366,7 +366,7 @@ class TrainSpec(Spec):
         )
 
     def lengthened(self, global_batch: int) -> float:
-        """How many times as many samples the recipe in force trains on as the preset's own, by its decay's end."""
+        """Returns the number of samples of this batch's recipe until the decay ends, over that of the preset."""
         preset_schedule, schedule = self.schedule, self.at_batch(global_batch).schedule
         if preset_schedule.total_epochs and schedule.total_epochs:
             return schedule.total_epochs / preset_schedule.total_epochs
@@ -390,7 +390,7 @@ class TrainSpec(Spec):
 
     @property
     def is_one_program(self) -> bool:
-        """Whether layers are compiled or captured, so that nothing can look between them."""
+        """Whether layers are compiled or captured, so that nothing can be observed between them."""
         return self.compile != "none" or self.cuda_graphs != "none"
 
     @property
@@ -449,7 +449,7 @@ class TrainSpec(Spec):
 
 
 class QualitySpec(Spec):
-    """Target of training to accuracy: how often it is evaluated, and when to give up. See `measure.until`."""
+    """Target quality of training to accuracy, with the evaluation interval and the limits; see `measure.until`."""
 
     target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
     evaluate_every_epochs: Positive | None = Field(None, description="Epochs between evaluations.")
@@ -475,7 +475,7 @@ class QualitySpec(Spec):
 
 
 class MeasureSpec(Spec):
-    """What is measured."""
+    """Settings of the measurement."""
 
     acting = (
         ActsIf(
@@ -512,7 +512,7 @@ class MeasureSpec(Spec):
     stall_timeout_s: Positive = Field(600.0, description="A rank without progress for this time ends itself, seconds.")
 
     def wanted_seconds(self, *, on_gpu: bool) -> tuple[float, float]:
-        """Seconds of warm-up and of measurement, at least; both 0 where training goes on to a quality."""
+        """Returns the minimum durations of warm-up and measurement, seconds; both 0 for training to a quality."""
         if self.until != "steps":
             return 0.0, 0.0
         warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
@@ -523,7 +523,7 @@ class MeasureSpec(Spec):
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
-    """Returns why training to the target is not offered, and what to do; `starts_from`: None: random weights."""
+    """Returns why training to the target is refused, with a remedy; `starts_from` None: random weights."""
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
             f"this recipe reaches {quality.target:g} from trained weights only: give checkpoint.initialize_from a "
@@ -539,7 +539,7 @@ def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, s
 
 
 def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str | None:
-    """Returns what to know of a global batch that no row of the table has; unless `to_quality`, of one beyond it."""
+    """Returns a note on a global batch without a row in the table; unless `to_quality`, only beyond the last row."""
     place = train.optimizer.place(global_batch)
     if place is None or place.where == "row" or not (to_quality or place.where == "beyond"):
         return None

@@ -1,4 +1,4 @@
-"""How a run is watched while it trains, and the fault that may be injected into it.
+"""Monitoring of a run, and faults that can be injected into it.
 
 Watched: the sampler of each node, and the window in which single layers are seen. A fault of a known size shows whether
 reports find it; never a default.
@@ -22,7 +22,7 @@ less than 50 MB behind."""
 
 
 class WatchSpec(Spec):
-    """Monitoring and profiling besides the phases of every step, which every run records."""
+    """Monitoring and profiling, in addition to the phase times that every run records."""
 
     acting = (
         ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else has a period"),
@@ -60,12 +60,12 @@ class WatchSpec(Spec):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is watched; where not, nothing is written and the record says nothing of it."""
+        """Whether anything is monitored; if not, no files are written and the record has no such entry."""
         return self.sampler or self.window_steps > 0
 
 
 class FaultSpec(Spec):
-    """What is made worse, on which ranks. A run with a fault is compared only with runs of the same fault."""
+    """A fault that slows chosen ranks. A run with a fault is compared only with runs of the same fault."""
 
     ranks: tuple[RankNumber, ...] | None = Field(
         None, min_length=1, description="Ranks with the fault, a list or text: 1, or 0,3; none: all ranks."
@@ -84,7 +84,7 @@ class FaultSpec(Spec):
     @field_validator("ranks", mode="before")
     @classmethod
     def _ranks_from_text(cls, value: object) -> object:
-        """`--set` takes one value: a number, or numbers with commas between them."""
+        """Accepts the forms of `--set`: a number, or numbers separated by commas."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a file of weights holds, by its header alone: whether a network can begin with them, before a rank starts.
+"""Checks by the header of a weights file, before a rank starts, whether a network can start from it.
 
 A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, JSON: name -> type,
 shape and place of each tensor, and what is no tensor under ``__metadata__``.
@@ -56,12 +56,12 @@ MOST_HEADER = 100_000_000  # Bytes: as much as the library that reads the tensor
 
 
 class UnfitNamesError(ValueError):
-    """Tensors of a file are not those of the network; one line."""
+    """The tensors of a file do not fit the network; the message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Which tensor of a file becomes which of the network."""
+    """The mapping from tensors of a file to those of the network."""
 
     source: Mapping[str, str]  # Our name -> the file's; every tensor of the network has one.
     copies: Mapping[str, str]  # The file's name of a repeated tensor -> our name of what it must equal.
@@ -70,7 +70,7 @@ class Fit:
 
 
 def own_name(public: str) -> str | None:
-    """The name here of a public one; None for a name of something else."""
+    """Returns dlbench's name for a public name; None if the network has no such tensor."""
     name = public.removeprefix("module.").removeprefix("bert.")
     name = name.replace(".dense_act.", ".dense.")
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
@@ -88,7 +88,7 @@ def own_name(public: str) -> str | None:
 
 
 def fit_names(file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape]) -> Fit:
-    """Accounts for every tensor of a file (`there`, by shape) and of the network (`here`)."""
+    """Maps every tensor of a file to one of the network, and raises an error for those that do not fit."""
     source: dict[str, str] = {}
     copies: dict[str, str] = {}
     constants, unknown, twice = [], [], []
@@ -122,7 +122,7 @@ def fit_names(file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape
 def _cut(
     file_shapes: Mapping[str, Shape], model_shapes: Mapping[str, Shape], source: Mapping[str, str]
 ) -> dict[str, tuple[int, int]]:
-    """Rows beyond ours of vocabulary and positions; every other shape must be the same."""
+    """Returns the extra rows of vocabulary and positions to cut; all other shapes must be equal."""
     cut, wrong = {}, []
     for ours, shape in model_shapes.items():
         file_shape = file_shapes[source[ours]]
@@ -146,7 +146,7 @@ def _refuse(problem: str, names: list[str]) -> None:
 
 
 def require_weights(path: Path, model: ModelSpec) -> None:
-    """Proves that a file with public names fits a network; of dlbench's own checkpoints ranks find out themselves."""
+    """Checks that a file with public names fits a network; ranks check dlbench's own checkpoints."""
     if path.is_dir():
         return
     try:

@@ -1,4 +1,4 @@
-"""What is trained: network and data. One `Workload` is one preset of one workload YAML, decided.
+"""The workload YAML: network and data. A `Workload` is one preset of it, with all values set.
 
 A network is an object in two halves. What front ends ask of it stands here, without torch: a `Model`, whose fields are
 its keys; `FAMILIES` registers it. Its torch half is a `dlbench.node.models.build.Network`, in the module that
@@ -53,7 +53,7 @@ _READ = "workload.data.is_synthetic"
 
 @dataclass(frozen=True, kw_only=True)
 class MlperfRules:
-    """A rule set of MLPerf logging's checker: the last one that has the network."""
+    """The latest rule set of the MLPerf logging checker that includes the network."""
 
     usage: str
     ruleset: str
@@ -64,12 +64,12 @@ class MlperfRules:
 
     @property
     def command(self) -> str:
-        """How the checker is called; the file comes behind it."""
+        """The checker's command line, without the file."""
         return f"python -m mlperf_logging.compliance_checker --usage {self.usage} --ruleset {self.ruleset}"
 
 
 class Model(Spec):
-    """A network as front ends know it: its keys are fields, `family` first; subclasses override what differs."""
+    """A network without torch: its keys are fields, `family` first; subclasses override the class variables."""
 
     network: ClassVar[str]  # The module that has its torch half as `NETWORK`.
     sample_unit: ClassVar[str] = "samples"  # What a sample is called where the workload file does not say.
@@ -87,16 +87,16 @@ class Model(Spec):
 
     @property
     def order(self) -> MemoryFormat:
-        """Order of its activations, and of its weights where the engine allows it."""
+        """The memory format of activations, and of weights if the engine allows it."""
         return getattr(self, "memory_format", "contiguous")
 
     @property
     def padding(self) -> Literal["masked", "auto", "unpadded"]:
-        """What becomes of padding in a batch: a mask says where it is, always or where there is some; or it goes."""
+        """Treatment of padding: masked always, masked only if there is some, or removed."""
         return "masked"
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
-        """Returns multiply-adds of a sample's forward pass: those of a convolution of the input, and the rest."""
+        """Returns multiply-adds of a sample's forward pass: those of the first convolution, and the others."""
         layers = self.layer_table(data)
         if not layers:
             raise NotImplementedError
@@ -104,27 +104,29 @@ class Model(Spec):
         return first, sum(layer.macs for layer in layers) - first
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Its layers in the order of the forward pass; none: not known."""
+        """Returns the layers in the order of the forward pass; empty if not known."""
         return ()
 
     def training_flops(self, data: DataSpec) -> int:
-        """Returns FLOPs of training on a sample; the gradient of the sample itself is not computed."""
+        """Returns the training FLOPs per sample; the gradient of the input is not computed."""
         first, other_macs = self.forward_macs(data)
         return FLOPS_PER_MAC * (TRAINING_PASSES * other_macs + (TRAINING_PASSES - 1) * first)
 
     def sample_bytes(self, data: DataSpec) -> int:
-        """Bytes of one sample as the readers of `dlbench.node.data` hand it out, with a mask or index arrays."""
+        """Returns the bytes of one sample from `dlbench.node.data`, including a mask or index arrays."""
         raise NotImplementedError
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
-        """Raises ValueError where data or training do not fit this network."""
+        """Raises ValueError if data or training do not fit this network."""
 
     def captured(self, data: DataSpec) -> Self:
-        """The network as a captured step needs it, which is replayed with the same arguments."""
+        """Returns the network with settings under which a captured step has the same arguments in every replay."""
         return self
 
     def public_shapes(self) -> dict[str, Shape] | None:
-        """Name -> shape of every parameter, where files with public names are known of it; see `weights_file`."""
+        """Returns the shape of every parameter by name, if weights files with public names exist; see
+        `weights_file`.
+        """
         return None
 
 
@@ -156,7 +158,9 @@ class ResNetModel(Model):
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """A bottleneck's output has 4 times the channels of its inner convolutions; it is a block."""
+        """Returns the layers; a bottleneck is a block, and its output has 4 times the channels of its inner
+        convolutions.
+        """
         layers = Layers()
 
         def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
@@ -228,7 +232,9 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """An encoder layer is a block; the masked-LM head computes, and is counted for, max_predictions positions."""
+        """Returns the layers; an encoder layer is a block, and the masked-LM head computes max_predictions
+        positions.
+        """
         assert isinstance(data, TextData)  # `formats` holds that
         layers, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
@@ -344,7 +350,7 @@ class CosmoFlowModel(Model):
         return self
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Each convolution of edge 3 is followed by a pooling of 2; the two are a block, and so is each dense layer."""
+        """Returns the layers; a convolution with its pooling is a block, and so is each dense layer."""
         layers, edge, channels = Layers(), self.input_size, self.input_channels
         for number, filters in enumerate(self.conv_channels):
             cube, elements = (edge,) * 3, filters * edge**3
@@ -368,7 +374,7 @@ class CosmoFlowModel(Model):
 
 
 class PacedLayer(Spec):
-    """One layer of a paced network: what its gradient weighs, and how long its passes pause."""
+    """A layer of a paced network: the size of its gradient and the duration of its passes."""
 
     bytes: Bytes = Field(description="Size of its fp32 gradient, bytes: a multiple of 4.")
     forward_s: NonNegative = Field(description="Duration of its forward pass, seconds per sample.")
@@ -378,7 +384,7 @@ class PacedLayer(Spec):
 
 
 class PacedModel(Model):
-    """A rehearsal of a network without its GPUs: passes are pauses, gradients are real tensors and really travel."""
+    """A rehearsal of a network without GPUs: passes are pauses, but gradients are real tensors that are exchanged."""
 
     network = "dlbench.node.models.paced"
     formats = ("none",)
@@ -410,7 +416,7 @@ class PacedModel(Model):
         return 0, 0
 
     def sample_bytes(self, data: DataSpec) -> int:
-        """A rank's pace and a target, fp32."""
+        """Returns the bytes of a pace and a target, both fp32."""
         return 4 + 4
 
     def require(self, data: DataSpec, train: TrainSpec) -> None:
@@ -534,18 +540,18 @@ class _Data(Spec):
 
     @property
     def holds_samples(self) -> bool:
-        """Whether each rank has samples of its own."""
+        """Whether each rank has its own samples."""
         return self.shuffle != "global"
 
     @property
     def exchanged_share(self) -> float:
-        """Q of partial shuffling: the share of its samples that a rank exchanges per epoch; 0 under local, 1 global."""
+        """The share of its samples that a rank exchanges per epoch: Q of partial, 0 for local, 1 for global."""
         if self.shuffle.startswith("partial:"):
             return float(self.shuffle.removeprefix("partial:"))
         return 1.0 if self.shuffle == "global" else 0.0
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
-        """Whether volumes travel to the network as they are stored, on ranks that compute on GPUs, or on CPUs."""
+        """Whether volumes are sent to the device as stored (integer counts)."""
         return on_gpu
 
     @model_validator(mode="after")
@@ -573,7 +579,7 @@ class _Data(Spec):
 
 
 class ImageData(_Data):
-    """JPEGs of classes: a folder a class, or shards (tar, TFRecord)."""
+    """JPEG images of classes: a folder per class, or shards (tar, TFRecord)."""
 
     kinds = ("images", "image-shards")
 
@@ -581,7 +587,7 @@ class ImageData(_Data):
 
 
 class TextData(_Data):
-    """Raw text, masked on the fly, or samples prepared in HDF5."""
+    """Raw text that is masked during training, or samples prepared in HDF5."""
 
     kinds = ("text", "samples")
 
@@ -611,7 +617,7 @@ class DensityData(_Data):
 
 
 class NoData(_Data):
-    """Nothing is read: for networks that train on made batches alone, or whose passes are pauses."""
+    """No data, for networks that train only on generated batches, or whose passes are pauses."""
 
     kinds: ClassVar[tuple[str, ...]] = ()
 
@@ -622,7 +628,7 @@ DataSpec = Annotated[ImageData | TextData | DensityData | NoData, Field(discrimi
 
 
 def _of_this_site() -> Iterator[type[Model]]:
-    """Yields networks of DLBENCH_PATH: a module next to the workload file of its name. What fails goes to `BROKEN`."""
+    """Yields networks of DLBENCH_PATH: Python modules next to a workload file of the same name."""
     folders = search_path("workloads")[:-1]
     package = types.ModuleType(SITE)
     package.__path__ = [str(folder) for folder in folders]
@@ -654,7 +660,7 @@ else:
 
 
 class Workload(Spec):
-    """One preset of one workload, decided."""
+    """One preset of one workload, with all values set."""
 
     name: Name = Field(description="Name of the workload, as in its file name.")
     title: str = Field(description="Description of the workload in words.")

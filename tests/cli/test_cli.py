@@ -158,7 +158,7 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
     assert max(map(len, lines)) <= 80
     assert "F set by resnet50.yaml; P set by preset ci; S set by --set;" in done.stdout
     for line in (
-        r"S batch_per_rank +16 +Samples a rank processes in one step\.",
+        r"S batch_per_rank +16 +Samples per rank and step\.",
         r"P image_size +64 +Height and width of the input, pixels\.",
         r"P learning_rate_scaling +linear +Scale the learning rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
@@ -373,7 +373,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr
     assert len(resumed.stdout.split()) == 1
-    assert "series s: 2 of 2 jobs submitted (1 now); next: dlbench status runs" in resumed.stderr
+    assert "series s: 2 of 2 jobs submitted, 1 of them by this command; next: dlbench status runs" in resumed.stderr
     again = cli("submit", "--resume", "s", PATH=path)
     assert (again.returncode, again.stdout) == (0, "")
     assert "series s: 2 of 2 jobs submitted: nothing left to submit; next:" in again.stderr

@@ -138,7 +138,7 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     several = str(CliRunner().invoke(command_line, [command, "my runs"]).exception)
     if command == "logs":
         one, other = (shlex.quote(str(path.relative_to(tmp_path))) for path in sorted(root.glob("*-*")))
-        assert several == f"my runs: holds 2 runs; name one: {one}, {other}"
+        assert several == f"my runs: contains 2 runs; name one: {one}, {other}"
     else:
         assert several == f"my runs: contains 2 series, other, s; name one, e.g. dlbench {command} other --out 'my runs'"
 
