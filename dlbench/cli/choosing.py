@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def runs_argument(*, default: str | None = None) -> Callable[[F], F]:
     """Returns the argument RUNS of a command that reads any number of folders."""
-    default_paths = None if default is None else (Path(default),)
+    default_paths = () if default is None else (Path(default),)
     return click.argument(
         "runs",
         nargs=-1,
@@ -51,7 +51,7 @@ def parse_where(texts: Sequence[str], option: str) -> dict[str, str]:
         if not equals or not key or not value:
             raise UserError(f"{option} {text}: must be KEY=VALUE, e.g. series=nightly")
         if value_by_key.setdefault(key, value) != value:
-            raise UserError(f"{option} {key}: is given two values, {value_by_key[key]} and {value}; no run has both")
+            raise UserError(f"{option} {key}: is given twice, as {value_by_key[key]} and {value}; no run has both")
     return value_by_key
 
 
@@ -73,7 +73,7 @@ def read_runs(paths: Sequence[Path], where: Sequence[str] = ()) -> Scan:
 def read_one_run(path: Path) -> Run:
     """Returns the training run in a folder. Raises `UserError`: it is not the folder of one run."""
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder of a run")
+        raise UserError(f"{path}: no such run folder")
     from dlbench.records.folder import RunFolder
     from dlbench.records.scan import read_run, run_folders
     from dlbench.report.wording import runs_text
@@ -81,7 +81,7 @@ def read_one_run(path: Path) -> Run:
     if not RunFolder(path).plan.exists():
         inside = [folder.path for folder in run_folders(path) if folder.plan.exists()]
         if inside:
-            raise UserError(f"{path}: holds {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
+            raise UserError(f"{path}: contains {runs_text(len(inside))}; name one of them, e.g. {inside[0]}")
     return read_run(path)
 
 
@@ -122,9 +122,10 @@ def _note_withheld(lines: Sequence[str]) -> None:
 
     earlier = [line for line in lines if line.endswith(EARLIER)]
     if len(earlier) > 1:
-        lines = [*(line for line in lines if line not in earlier), f"{len(earlier)} runs, the first {earlier[0]}"]
-    context = click.get_current_context(silent=True)
-    noted: set[str] = set() if context is None else context.find_root().meta.setdefault("dlbench.withheld", set())
+        lines = [line for line in lines if line not in earlier] + [f"{len(earlier)} runs, the first {earlier[0]}"]
+    noted: set[str] = set()
+    if context := click.get_current_context(silent=True):
+        noted = context.find_root().meta.setdefault("dlbench.withheld", noted)
     for line in lines:
         if line not in noted:
             noted.add(line)
@@ -139,7 +140,7 @@ def expanded(paths: Iterable[Path]) -> list[Path]:
         if not glob.has_magic(text) or path.exists():
             matched.append(path)
             continue
-        matches = sorted(glob.glob(text))  # noqa: PTH207  # of a whole path, absolute or not
+        matches = sorted(glob.glob(text))  # noqa: PTH207  # the pattern may be absolute
         if not matches:
             raise UserError(f"{text}: matches no folder of runs")
         matched += [Path(match) for match in matches if Path(match).is_dir()]
@@ -153,7 +154,7 @@ def open_store(store: Path | None, *, create: bool = False) -> History:
     if store is None:
         raise UserError("no history was named: give --store DIR, or set DLBENCH_HISTORY")
     opened = open_history(store, create=create, notify=note)
-    gc.freeze()  # Entries stay, in no cycles: looking for some among a hundred thousand takes a sixth of a page.
+    gc.freeze()  # Searching the many entries, which live to the end, for cycles would take a sixth of the time.
     return opened
 
 

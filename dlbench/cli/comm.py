@@ -74,8 +74,10 @@ def report(
     comm_report = assemble(read_comm_runs(runs, where))
     emit(document_of(comm_report), chosen, output, table or "points", full=full)
     note_counts(output, comm_report)
-    problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
-    finish(comm_report.damaged, "" if comm_report.groups or comm_report.pairs else problem)
+    problem = ""
+    if not comm_report.groups and not comm_report.pairs:
+        problem = f"{named(runs)}: no run of the collective benchmark has figures; the report says why"
+    finish(comm_report.damaged, problem)
 
 
 @click.command()
@@ -181,9 +183,9 @@ def _require_known(option: str, name: str, valid_names: Collection[str]) -> None
 
 def _require_counts(options: Mapping[str, Any], *names: str) -> None:
     for name in names:
-        value, minimum = options[name], 0 if name == "warmup" else 1
-        if value is not None and value < minimum:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be {minimum} or more")
+        minimum = 0 if name == "warmup" else 1
+        if options[name] is not None and options[name] < minimum:
+            raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be {minimum} or more")
 
 
 @click.command("table")
@@ -218,14 +220,16 @@ def table_(
     _require_known("--collective", collective, ALGORITHMS)
     _require_counts({"group_size": group_size, "shards": shards}, "group_size", "shards")
     if network is not None and network.is_dir():
-        raise UserError(f"{network}: folders of runs have their costs in `dlbench comm report RUNS --full`")
+        raise UserError(f"{network}: is a folder; `dlbench comm report RUNS --full` prints the costs of runs")
     fitted = None if network is None else read_network(network)
     request = PredictionRequest(collective=cast("Collective", collective), sizes=(size,), group_size=group_size)
     tables = {}
     for count in parse_counts(ranks, "--ranks"):
         layout = layout_asked(count, request)
-        groups = f" in {layout.num_groups} groups of {layout.group_size}" if layout.num_groups > 1 else ""
-        tables[f"{count} ranks{groups}"] = [
+        title = f"{count} ranks"
+        if layout.num_groups > 1:
+            title += f" in {layout.num_groups} groups of {layout.group_size}"
+        tables[title] = [
             cost(request.collective, name, layout, size, "fp32", fitted, shards) for name in permitted(request, layout)
         ]
     emit(costs_document(f"Cost of {COLLECTIVE_TITLES[collective]}", tables, size), "text", None)
@@ -289,21 +293,24 @@ def predict(
     if (network is None) == (topology is None):
         raise UserError("give either a file NETWORK of fitted costs, or --topology FILE")
     if topology is not None and options["leaf_size"] is not None:
-        raise UserError("--leaf-size: the topology says which hosts share a switch")
+        raise UserError("--leaf-size has no effect with --topology, which defines the leaf switches")
     _require_known("--collective", options["collective"], ALGORITHMS)
     _require_known("--dtype", dtype, ELEMENT_BYTES)
     precision = cast("Precision", dtype)
     _require_counts(options, "group_size", "leaf_size", "shards")
     counts = parse_counts(ranks, "--ranks")
     request = PredictionRequest(
-        algorithms=tuple(algorithms.split(",")) if algorithms else (),
+        algorithms=tuple(algorithms.split(",") if algorithms else ()),
         sizes=parse_sizes(sizes, precision),
         dtype=precision,
         topology=None if topology is None else read_topology(topology),
         **options,
     )
-    modelled = NetworkModel(system=str(topology), transport=CABLES)
-    predictions = predict_all(modelled if network is None else read_network(network), counts, request)
+    if network is not None:
+        costs = read_network(network)
+    else:
+        costs = NetworkModel(system=str(topology), transport=CABLES)
+    predictions = predict_all(costs, counts, request)
     emit(predictions_document(predictions), format_name, None, full=full)
 
 
@@ -446,12 +453,9 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench comm submit --system my-cluster.yaml --nodes 2,4,8 --algorithms ring,hierarchical
     """
     from dlbench.cli.submit import campaign_from, print_scripts, require_scheduler, submit_all
-    from dlbench.specs.requests import parse_counts
 
-    if (nodes is None) == (ranks is None):
-        raise UserError("give either --nodes or --ranks, e.g. --nodes 2,4")
-    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
-    comm_runs = runs_of(options, system=system, points=points, points_are="ranks" if nodes is None else "nodes")
+    points, points_are = shared.parse_points(nodes, ranks)
+    comm_runs = runs_of(options, system=system, points=points, points_are=points_are)
     require_scheduler(comm_runs.plans[0].system, options["out"], "dlbench comm run")
     campaign = campaign_from(comm_runs.plans, options)
     shared.require_ranks_needs(comm_runs.plans, is_dry=options["dry_run"])

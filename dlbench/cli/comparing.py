@@ -40,13 +40,15 @@ _MOST = 10.0  # Largest share that --tolerance and --detect take: 1,000 %.
 def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, click.Parameter, str], float]:
     def convert(ctx: click.Context, param: click.Parameter, text: str) -> float:
         match = re.fullmatch(r"\s*([0-9]{1,9}(?:\.[0-9]{1,12})?)\s*(%?)\s*", text)
-        share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
-        if match and not match[2] and share >= 1:
-            raise UserError(f"--{param.name} {text}: 1 or more is taken in percent only: write {text.strip()}%")
+        share = float(match[1]) if match else -1.0
+        if match and match[2]:
+            share /= 100
+        elif share >= 1:
+            raise UserError(f"--{param.name} {text}: 1 or more must be given in percent: write {text.strip()}%")
         if not (0 <= share <= max_share and (share > 0 or with_zero)):
             lower_bound = "from 0" if with_zero else "above 0"
             raise UserError(
-                f"--{param.name} {text}: is no share {lower_bound} to {max_share * 100:g}%, such as 2% or 0.02"
+                f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2% or 0.02"
             )
         return share
 
@@ -137,10 +139,9 @@ def metric_names(requested: Sequence[str]) -> tuple[str, ...]:
 
 
 def read_side(path: Path, where: Sequence[str], where_side: Sequence[str], options: tuple[str, str]) -> GateSide:
-    """One side: a folder of runs, one run, a history, or a baseline file.
+    """Returns a side of the comparison: a folder of runs, one run, a history, or a baseline file.
 
-    `where`: properties of both sides, `own`: of this one. `options`: that choose the runs of this side, and of the
-    other.
+    `where`: conditions of both sides; `where_side`: of this side. `options`: their names for this and the other side.
     """
     from dlbench.gate.baseline import read_baseline, side_of_baseline
     from dlbench.gate.sides import TITLES, side_of_runs
@@ -169,17 +170,18 @@ def read_history(path: Path, sides: Sequence[GateSide]) -> GateSide:
     if path.is_file():
         return side_of_baseline(read_baseline(path), str(path), {}, "--history")
     history = runs_at(path)
-    workload_sizes = {(point.content.registered["workload"], *point.place) for side in sides for point in side.points}
-    like = [
+    points = [point for side in sides for point in side.points]
+    compared = {(point.content.registered["workload"], *point.place) for point in points}
+    runs = [
         run
         for run in history.runs
-        if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in workload_sizes
+        if (run.plan.workload.name, run.plan.layout.ranks, run.plan.layout.nodes) in compared
     ]
-    if not like:
-        raise UserError(f"--history {path}: holds no run of these workloads and sizes")
-    # Other modules or nodes are another machine: its nights may scatter otherwise.
-    newest_system = system_content(like[-1].plan)
-    history.runs = [run for run in like if system_content(run.plan) == newest_system]
+    if not runs:
+        raise UserError(f"--history {path}: contains no run of these workloads and sizes")
+    # Other modules or nodes make another machine, whose sessions may differ more or less.
+    newest_system = system_content(runs[-1].plan)
+    history.runs = [run for run in runs if system_content(run.plan) == newest_system]
     return side_of_runs(history, str(path), {}, "--history")
 
 
@@ -210,9 +212,9 @@ def paired_comparison(
     from dlbench.gate.comparison import compare_pairs, paired_points
 
     if options["allow"]:
-        raise UserError("--allow: has no effect with --paired; the sides may differ in what run --ab set on them")
+        raise UserError("--allow: has no effect with --paired; the sides may differ in the settings of run --ab")
     if options["history"] is not None:
-        raise UserError("--history: has no effect with --paired; a session falls on both sides of a pair alike")
+        raise UserError("--history: has no effect with --paired; both sides of a pair are in the same session")
     points, both = paired_points(runs_at(path), str(path), parse_where(where, "--where"))
     return compare_pairs(
         points, both=both, metrics=metric_names(options["metrics"]), rule=rule_of(options), floors=floors
@@ -224,14 +226,15 @@ def write(report: ComparisonReport, options: dict[str, Any], *, exit_zero: bool,
     from dlbench.gate.page import document_of, to_junit
 
     def rendered(form: FormatName, *, full: bool = True) -> bytes:
-        text = to_junit(report, name) if form == "junit" else render(document_of(report), form, full=full)
-        return text.encode("utf-8")
+        if form == "junit":
+            return to_junit(report, name).encode("utf-8")
+        return render(document_of(report), form, full=full).encode("utf-8")
 
     if options["junit_file"] is not None:
         write_output(rendered("junit"), options["junit_file"])
     if (summary := options["summary_file"]) is not None:
         try:
-            # Others write to it as well: a CI step's summary.
+            # A CI system may write to the file as well.
             with summary.open("ab") as file:
                 file.write(rendered("md"))
         except OSError as error:
@@ -288,9 +291,10 @@ def compare(
       dlbench compare runs-old runs-new --allow system -o comparison.md
       dlbench compare runs --paired
     """
-    if len(paths) != (1 if paired else 2):
-        expected = "one folder of runs with --paired" if paired else "two sides, A and B (or one folder with --paired)"
-        raise UserError(f"compare: takes {expected}, not {len(paths)}")
+    if paired and len(paths) != 1:
+        raise UserError(f"compare: needs one folder of runs with --paired, not {len(paths)}")
+    if not paired and len(paths) != 2:
+        raise UserError(f"compare: needs two sides, A and B (or one folder with --paired), not {len(paths)}")
     if paired and (where_a or where_b):
         raise UserError("--where-a, --where-b: have no effect with --paired; use --where")
     prepare("compare", options)

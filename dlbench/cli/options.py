@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from dlbench.errors import EnvironmentLacksError, MachineError, RunError, UserError
 from dlbench.removed import removed_command
+from dlbench.units import counted, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.datasets.account import Account
@@ -28,8 +29,9 @@ def value_option(
     names: str, metavar: str | None, text: str, default: Any = None, **attributes: Any
 ) -> Callable[[F], F]:
     """Returns an option with one value, whose default is shown; `names`: separated by blanks."""
-    default_attributes = {} if default is None else {"default": default, "show_default": True}
-    return click.option(*names.split(), metavar=metavar, help=text, **default_attributes, **attributes)
+    if default is not None:
+        attributes |= {"default": default, "show_default": True}
+    return click.option(*names.split(), metavar=metavar, help=text, **attributes)
 
 
 FILE = click.Path(path_type=Path)
@@ -47,7 +49,7 @@ REPEATS = value_option("--repeats", "N", "Number of runs per point; the repeats 
 KEYS = value_option("--set overrides", "KEY=VALUE", "Set a key (`dlbench show` lists them), repeatable.", multiple=True)
 OUTPUT = value_option("-o --output", None, "File to write (default: standard output).", type=FILE)
 
-COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Where GitLab CI and GitHub Actions say which commit is tested.
+COMMIT_VARIABLES = ("CI_COMMIT_SHA", "GITHUB_SHA")  # Variables with the tested commit in GitLab CI and GitHub Actions.
 INSTALL_NODE = "pip install 'dlbench[node]'"
 
 OPTION_GROUPS = {
@@ -83,19 +85,21 @@ def _require_preset_for_cpus(request: Request, plans: Sequence[RunPlan], cores: 
 
     file, preset = WorkloadFile(find("workloads", request.workload)), plans[0].workload.preset
     default = file.default_preset
-    # What a person without a GPU means: the last that is neither the default nor made for GPUs.
+    # The best preset without a GPU is the last that is neither the default nor made for GPUs.
     others = [name for name in file.presets if name != default and not file.is_meant_for_gpus(name)]
+    suggestion = f"did you mean --preset {others[-1]}? " if others else ""
     if request.preset is None and others and preset == default:
         raise UserError(
             f"{request.workload}: no --preset is given, and this machine has no GPU: preset {default}, the default, "
-            f"{_duration(plans, cores)}did you mean --preset {others[-1]}? --preset {default} runs it all the same"
+            f"{_duration(plans, cores)}{suggestion}--preset {default} runs it anyway"
         )
     if any(plan.workload.meant_for == "gpu" for plan in plans):
-        hidden = hidden_gpus()
+        problem = "this machine has none"
+        if hidden := hidden_gpus():
+            problem = f"this machine shows none ({hidden.reason}; {hidden.remedy})"
         raise UserError(
-            f"{request.workload}: preset {preset} is made for GPUs, and this machine "
-            f"{f'shows none ({hidden.reason}; {hidden.remedy})' if hidden else 'has none'}: "
-            f"{f'did you mean --preset {others[-1]}? ' if others else ''}--set meant_for=any runs it all the same"
+            f"{request.workload}: preset {preset} is made for GPUs, and {problem}: "
+            f"{suggestion}--set meant_for=any runs it anyway"
         )
 
 
@@ -111,8 +115,9 @@ def _default_note(request: Request, plans: Sequence[RunPlan]) -> str | None:
     because = f"preset {preset}, because no --preset is given and system {system.name}"
     if preset == GPU_PRESET:
         return f"{because} has GPUs (node.gpus); on CPUs it would be {file.default_preset}"
-    has_gpu_here = system.scheduler == "none" and has_gpu()
-    return f"{because} names no GPUs (node.gpus); for the GPU here: --preset {GPU_PRESET}" if has_gpu_here else None
+    if system.scheduler == "none" and has_gpu():
+        return f"{because} names no GPUs (node.gpus); for the GPU of this machine: --preset {GPU_PRESET}"
+    return None
 
 
 def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
@@ -124,14 +129,14 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
         recipe_note(plan.workload.train, global_batch=plan.global_batch, to_quality=plan.measure.until == "quality")
         for plan in plans
     ]
-    # Settings of sbatch in this shell, the account that a site's profile sets among them.
+    # A site's profile may set e.g. the account.
     sbatch = ", ".join(sorted(name for name in os.environ if name.startswith("SBATCH_")))
     missing: list[str | None] = []
     for system in (plan.system for plan in plans):
         missing.append(_variable_missing(system))
         if system.scheduler == "slurm" and sbatch:
             missing.append(
-                f"{sbatch}: set here and not used: jobs are asked for as system {system.name} says (slurm.*)"
+                f"{sbatch}: set in this shell and not used: jobs are requested as in system {system.name} (slurm.*)"
             )
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
@@ -142,11 +147,12 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
 
 def _variable_missing(system: SystemSpec) -> str | None:
     for name, value in system.launch.environment.items():
-        source = None if isinstance(value, str) else value.variable
-        if system.scheduler == "slurm" and source is not None and source not in os.environ:
+        if isinstance(value, str) or value.variable is None or system.scheduler != "slurm":
+            continue
+        if value.variable not in os.environ:
             return (
-                f"launch.environment.{name}: {source} is not set here: a job fails where its modules and setup do not "
-                "set it"
+                f"launch.environment.{name}: {value.variable} is not set in this shell: a job fails unless its modules "
+                "or setup set it"
             )
     return None
 
@@ -158,7 +164,7 @@ def _asks_for_no_gpus(plan: RunPlan) -> str | None:
         return None
     return (
         f"preset {workload.preset} of {workload.name} is made for GPUs, and system {system.name} has none (node.gpus) "
-        "and asks for none (slurm.gpu_request)"
+        "and requests none (slurm.gpu_request)"
     )
 
 
@@ -168,15 +174,14 @@ def _gpus_not_asked(plan: RunPlan) -> str:
     if system.scheduler != "slurm" or not system.node.gpus or is_asked:
         return ""
     return (
-        f"system {system.name} has GPUs (node.gpus {system.node.gpus}), and its jobs ask for none: ranks may see none, "
-        "and train on CPUs; set slurm.gpu_request to gres, gpus-per-node or gpus-per-task"
+        f"system {system.name} has GPUs (node.gpus {system.node.gpus}), but its jobs request none: ranks may see "
+        "none and train on CPUs; set slurm.gpu_request to gres, gpus-per-node or gpus-per-task"
     )
 
 
 def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     """Returns e.g. ``takes at least 2 h 05 min on 2 cores (...); ``; empty if the time is not known."""
     from dlbench.jobs.local import product_rate
-    from dlbench.units import format_seconds
 
     if any(plan.measure.until != "steps" for plan in plans):
         return ""
@@ -188,10 +193,11 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
         steps = plan.measure.warmup_steps + plan.measure.measured_steps
         flops = plan.workload.model.training_flops(plan.workload.data) * plan.global_batch * steps
         seconds += max(flops / (rate * cores), plan.least_training_s)
-    runs = "" if len(plans) == 1 else f" for {len(plans)} runs"
+    scope = counted(cores, "core")
+    if len(plans) > 1:
+        scope += f" for {len(plans)} runs"
     return (
-        f"takes at least {format_seconds(seconds)} on {cores} core{'s' * (cores > 1)}{runs} (its model "
-        f"FLOPs at the rate of a matrix product here); "
+        f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product here); "
     )
 
 
@@ -200,9 +206,11 @@ class GroupedCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        # click's own option has another name in each of its versions.
-        option_by_name = {"help" if "--help" in option.opts else option.name: option for option in options}
-        lines = {name: line for name, option in option_by_name.items() if (line := option.get_help_record(ctx))}
+        lines: dict[str, tuple[str, str]] = {}
+        for option in options:
+            if line := option.get_help_record(ctx):
+                # The name of click's help option differs between versions.
+                lines["help" if "--help" in option.opts else str(option.name)] = line
         width = max(len(words) for words, _ in lines.values())
         groups = {title: names.split() for title, names in OPTION_GROUPS.items()}
         for title, names in {**groups, "Other options": [*lines]}.items():
@@ -223,9 +231,7 @@ def plan_options(function: F) -> F:
             "Folder of the data set, or `synthetic`: random tensors (default: the workload's).",
         ),
         click.option(
-            "--to-accuracy",
-            is_flag=True,
-            help="Train until the workload's target quality, instead of timing steps.",
+            "--to-accuracy", is_flag=True, help="Train until the workload's target quality, instead of timing steps."
         ),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
         REPEATS,
@@ -377,12 +383,25 @@ def decorated(function: F, decorators: Sequence[Callable[[F], F]]) -> F:
     return function
 
 
-def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: str) -> Request:
+def parse_points(nodes: str | None, ranks: str | None) -> tuple[tuple[int, ...], Literal["ranks", "nodes"]]:
+    """Returns the counts of --nodes or --ranks, and which was given. Raises `UserError`: both or neither."""
+    from dlbench.specs.requests import parse_counts
+
+    if (nodes is None) == (ranks is None):
+        raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
+    if nodes is not None:
+        return parse_counts(nodes, "--nodes"), "nodes"
+    return parse_counts(ranks or "", "--ranks"), "ranks"
+
+
+def request_from(
+    options: dict[str, Any], *, system: str, points: tuple[int, ...], points_are: Literal["ranks", "nodes"]
+) -> Request:
     """Returns the request for the options of `plan_options`. Raises `UserError`: one of them is malformed."""
     from dlbench.specs.requests import Request, parse_set, parse_sides, parse_sweep, parse_tags, tag_value
 
     tags = parse_tags(options["tags"])
-    for name in COMMIT_VARIABLES:  # The commit that a CI names.
+    for name in COMMIT_VARIABLES:  # The commit that a CI system tests.
         if "commit" not in tags and os.environ.get(name):
             tags["commit"] = tag_value(os.environ[name], f"tag commit from the variable {name}")
     for name in ("repeats", "ranks_per_node"):
@@ -403,7 +422,7 @@ def request_from(options: dict[str, Any], *, system: str, points: tuple[int, ...
         **{name: options[name] for name in (*same_names, "launcher", "series")},
         system=system,
         points=points,
-        points_are="nodes" if points_are == "nodes" else "ranks",
+        points_are=points_are,
         overrides=parse_set(options["overrides"]),
         sweep=parse_sweep(options["sweep"]),
         decompose=options.get("decompose", False),
@@ -418,8 +437,8 @@ def note_few_pairs(request: Request) -> None:
     from dlbench.stats.estimates import MIN_RUNS
 
     if request.sides and request.repeats < MIN_RUNS:
-        pairs = f"{request.repeats} pair{'' if request.repeats == 1 else 's'} of runs"
-        click.echo(f"note: --ab: {pairs} per point will give no verdict: use --repeats {MIN_RUNS} or more", err=True)
+        pairs = counted(request.repeats, "pair")
+        click.echo(f"note: --ab: {pairs} of runs per point give no verdict: use --repeats {MIN_RUNS} or more", err=True)
 
 
 def systems_of(plans: Sequence[RunPlan]) -> list[SystemSpec]:
@@ -507,7 +526,7 @@ def require_fitting_data(plans: Sequence[RunPlan]) -> None:
             lines.add(line)
             click.echo(clean(line), err=True)
         if not answers:
-            click.echo(f"note: {plan.workload.data.source} does not answer: not looked at before the run", err=True)
+            click.echo(f"note: {plan.workload.data.source} does not answer: not checked before the run", err=True)
             return
 
 
@@ -540,8 +559,13 @@ def require_torch(system: SystemSpec) -> None:
 
 def precision_words(plan: RunPlan) -> str:
     """Returns the precision of a run as text, e.g. ``strict fp32 (TF32 off)``."""
-    of = {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32", "bf16": "bf16 autocast", "fp16": "fp16 autocast"}
-    return of[plan.workload.train.precision]
+    words = {
+        "fp32": "strict fp32 (TF32 off)",
+        "tf32": "fp32 with TF32",
+        "bf16": "bf16 autocast",
+        "fp16": "fp16 autocast",
+    }
+    return words[plan.workload.train.precision]
 
 
 def describe_plan(plan: LaunchPlan) -> str:
@@ -558,23 +582,26 @@ def describe_point(plan: LaunchPlan) -> str:
     from dlbench.specs.comm import CommPlan
     from dlbench.specs.plan import RunPlan, value_text
 
-    size = f"{plan.layout.ranks} rank{'s' if plan.layout.ranks > 1 else ''}"
-    size += f" on {plan.layout.nodes} nodes" if plan.layout.nodes > 1 else ""
+    size = counted(plan.layout.ranks, "rank")
+    if plan.layout.nodes > 1:
+        size += f" on {plan.layout.nodes} nodes"
     if isinstance(plan, CommPlan):
         return f"{plan.title}, {size}"
     assert isinstance(plan, RunPlan)
+    parts = [f"{plan.workload.name} ({plan.workload.preset})", plan.engine_words, size]
     # On one line, because `run --dry-run` prints it in a comment.
-    values = {key: " ".join(value_text(key, value).splitlines()) for key, value in plan.series.named.items()}
-    axes = "".join(f", {key}={value}" for key, value in values.items())
-    variant = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    side = f", side {plan.series.side}" if plan.series.side else ""
-    return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine_words}, {size}{axes}{variant}{side}"
+    parts += [f"{key}={' '.join(value_text(key, value).splitlines())}" for key, value in plan.series.named.items()]
+    if plan.series.variant != "plain":
+        parts.append(plan.series.variant)
+    if plan.series.side:
+        parts.append(f"side {plan.series.side}")
+    return ", ".join(parts)
 
 
 def write_output(content: bytes, output: Path | None) -> None:
     """Writes bytes to a file atomically, or to standard output."""
     if output is None:
-        # Bytes, because a batch job's locale may not know the characters.
+        # Bytes, because the encoding of a batch job may lack the characters.
         click.echo(content, nl=False)
         return
     from dlbench.records.files import write_result
@@ -582,4 +609,5 @@ def write_output(content: bytes, output: Path | None) -> None:
     try:
         write_result(output, content)
     except RunError as error:
-        raise (type(error) if isinstance(error, MachineError) else UserError)(f"-o {error}") from None
+        kind = type(error) if isinstance(error, MachineError) else UserError
+        raise kind(f"-o {error}") from None

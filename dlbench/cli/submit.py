@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -59,33 +59,28 @@ def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool,
       dlbench submit --resume nightly --max-jobs 10
     """
     from dlbench.cli.series import resume_series
-    from dlbench.specs.requests import parse_counts
     from dlbench.specs.series import left_out
 
     if options["workload"] is None and options["resume"] is not None:
         of_series = {"resume", "workload", "out", "max_jobs", "cancelled", "dry_run", "all_scripts", "write_only"}
         others = {param.name or "" for param in click.get_current_context().command.params} - of_series
         for option in shared.given_options(*others):
-            raise UserError(f"--resume {options['resume']} alone: the series has its {option} already")
+            raise UserError(f"--resume {options['resume']} alone: the series already has {option}")
         refuse_beside_write_only(options, "dry_run", "cancelled", "max_jobs")
         resume_series({**options, "all_scripts": all_scripts})
         return
     if options["cancelled"]:
-        raise UserError("--cancelled goes with --resume SERIES alone")
+        raise UserError("--cancelled needs --resume SERIES without WORKLOAD")
     if options["workload"] is None:
         raise UserError("give a WORKLOAD, e.g. resnet50; or --resume SERIES alone")
     if system is None:
         raise UserError("give --system NAME or FILE; it must have a scheduler")
-    if (nodes is None) == (ranks is None):
-        raise UserError("give either --nodes or --ranks, e.g. --nodes 1,2")
-    points = parse_counts(nodes, "--nodes") if nodes is not None else parse_counts(ranks or "", "--ranks")
-    request = shared.request_from(
-        options, system=system, points=points, points_are="ranks" if nodes is None else "nodes"
-    )
+    points, points_are = shared.parse_points(nodes, ranks)
+    request = shared.request_from(options, system=system, points=points, points_are=points_are)
     plans = _on_nodes(shared.expand_request(request), options)
     for system_spec in shared.systems_of(plans):
         require_scheduler(system_spec, options["out"], "dlbench run")
-    campaign = campaign_from(plans, options)  # what it refuses is said alone
+    campaign = campaign_from(plans, options)  # its errors come before any note
     shared.require_fitting_data(plans)
     shared.note_few_pairs(request)
     for line in left_out(request, plans):
@@ -105,7 +100,8 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
         raise UserError("--same-nodes and --rotate-nodes exclude each other")
     if not same and not rotate:
         return plans
-    return on_node_sets(plans, "same" if same else "rotate", same or rotate, share_one_job=options["pack"] == "all")
+    kind: Literal["same", "rotate"] = "same" if same else "rotate"
+    return on_node_sets(plans, kind, same or rotate, share_one_job=options["pack"] == "all")
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
@@ -134,10 +130,11 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     max_node_hours = options["max_node_hours"]
     if max_node_hours is not None and not 0 < max_node_hours < float("inf"):
         raise UserError(f"--max-node-hours {max_node_hours:g}: must be a number above zero")
+    packing: Literal["points", "all", "runs"] = "runs" if options["one_run_per_job"] else options["pack"]
     campaign = campaign_of(
         plans,
         options["out"],
-        packing="runs" if options["one_run_per_job"] else options["pack"],
+        packing=packing,
         chain=options["chain"],
         time=options["time"],
     )
@@ -154,7 +151,7 @@ def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
     if system.scheduler != "slurm":
         raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
     if "\\" in str(out.absolute()):
-        raise UserError(f"--out {out}: sbatch takes a backslash in a path for a sign of its own; rename the folder")
+        raise UserError(f"--out {out}: sbatch interprets a backslash in a path; rename the folder")
 
 
 def print_scripts(campaign: Campaign, out: Path, *, all_scripts: bool) -> None:

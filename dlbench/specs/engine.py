@@ -143,8 +143,7 @@ class DdpSettings(Spec):
 
     backend: Literal["auto", "gloo", "nccl"] = Field("auto", description="auto: nccl on GPUs, gloo otherwise.")
     gradient_as_bucket_view: Literal["auto"] | Flag = Field(
-        "auto",
-        description="Gradients are views of the buckets, which saves a copy and memory; auto: true on GPUs.",
+        "auto", description="Gradients are views of the buckets, which saves a copy and memory; auto: true on GPUs."
     )
     static_graph: Flag = Field(False, description="Assume that every step uses the same parameters in the same order.")
     shard_optimizer: Flag = Field(

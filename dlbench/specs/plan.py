@@ -183,8 +183,7 @@ class SeriesSpec(Spec):
         "", description="Side of a paired comparison (run --ab A B) with interleaved runs; empty: no comparison."
     )
     sides: dict[Side, dict[str, AxisValue]] = Field(
-        default_factory=dict,
-        description="Settings of each side of a paired comparison, by key; empty: no comparison.",
+        default_factory=dict, description="Settings of each side of a paired comparison, by key; empty: no comparison."
     )
 
     @property

@@ -473,8 +473,7 @@ class _Data(Spec):
         "synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors in memory."
     )
     synthetic_on: Literal["host", "device"] = Field(
-        "host",
-        description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy).",
+        "host", description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy)."
     )
     reader: Literal["dlbench", "nvimagecodec"] = Field(
         "dlbench",
