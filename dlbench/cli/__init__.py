@@ -55,7 +55,7 @@ GROUPS: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("setup", "setup", "Build Horovod and the image decoder for this machine."),
     ),
 }
-"""Groups of commands as a newcomer meets them: name, module, one line of help (so that --help imports no command)."""
+"""Commands by purpose: name, module, one line of help (so that --help imports no command)."""
 
 COMMANDS: tuple[tuple[str, str, str], ...] = tuple(command for commands in GROUPS.values() for command in commands)
 
@@ -79,8 +79,9 @@ class CommandGroups(click.Group):
                 from dlbench.specs.files import control_character
 
                 if problem := control_character(word):
-                    option = f"{before} " if before.startswith("-") and "=" not in before else ""
-                    raise UserError(f"{option}{word[:80]!a}: {problem}")
+                    if before.startswith("-") and "=" not in before:
+                        raise UserError(f"{before} {word[:80]!a}: {problem}")
+                    raise UserError(f"{word[:80]!a}: {problem}")
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -95,7 +96,7 @@ class CommandGroups(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            # Of standard output and error none comes here; click would end with 1, as a failed check does.
+            # It does not come from standard output or error; click would exit with 1, the code of a failed check.
             raise EnvironmentLacksError(os_error_words(error)) from error
 
     def resolve_command(
@@ -136,7 +137,7 @@ def main() -> None:
     if lost is not None:
         _say(f"dlbench: error: standard output: {lost.strerror or lost}; not all results could be written there")
         if code in (ExitCode.OK, ExitCode.REGRESSION, ExitCode.INCONCLUSIVE):
-            # No verdict: who reads the results has none.
+            # Without the results a reader has no verdict.
             code = int(ExitCode.ENVIRONMENT)
     sys.exit(code)
 
@@ -147,7 +148,7 @@ def _run() -> int:
         returned = cli(standalone_mode=False)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # It ends already: a second Ctrl-C must not change how it is said to have ended.
+            # The command is ending: a second Ctrl-C must not change the reported cause.
             if callable(signal.getsignal(number)):
                 signal.signal(number, signal.SIG_IGN)
         ending = ending_of(error)

@@ -16,7 +16,7 @@ import click
 from dlbench.cli.options import FILE, InOrder, value_option
 from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode, UserError
-from dlbench.units import format_bytes
+from dlbench.units import counted, format_bytes
 
 if TYPE_CHECKING:
     from dlbench.datasets.making.catalogue import BuildPlan
@@ -132,25 +132,25 @@ def manufacture(build: BuildPlan, folder: Path, workers: int | None) -> None:
     """Makes a data set; prints its path on standard output and a summary on standard error."""
     from dlbench.datasets.making.production import produce
 
-    unsaid = iter(build.remarks)  # said once work begins, so that a refusal stays one line
-    max_workers = available_cores() if build.most_workers is None else build.most_workers
+    remarks = iter(build.remarks)  # printed when work begins, so that an error before stays a single line
+    workers = workers or build.most_workers or available_cores()
     begun = False
     with meter() as report:
 
         def progress(done: int, total: int, _num_bytes: int) -> None:
             nonlocal begun
-            _remark(unsaid)
+            _remark(remarks)
             if done and not begun:
-                click.echo(f"{build.unit}: {done:,} of {total:,} are there already", err=True)
+                click.echo(f"{build.unit}: {done:,} of {total:,} exist already", err=True)
             begun = True
             report(build.unit, done, total)
 
         try:
-            manifest = produce(build.recipe, folder, workers=workers or max_workers, progress=progress)
+            manifest = produce(build.recipe, folder, workers=workers, progress=progress)
         except KeyboardInterrupt:
             click.echo(f"{folder}: not finished; the same command continues", err=True)
             raise
-    _remark(unsaid)
+    _remark(remarks)
     click.echo(folder)
     counts = " and ".join(f"{num:,} {build.unit} in {split}" for split, num in manifest.counts.items())
     text = f"{counts}; {format_bytes(manifest.num_bytes)} in {manifest.num_files:,} files"
@@ -199,17 +199,16 @@ def summary(verdict: DatasetCheck) -> list[str]:
 
     counts = ", ".join(f"{num:,} in {split}" for split, num in verdict.samples.items())
     checksums = {"none": "no manifest", "whole": "all checksums agree", "altered": "checksums differ"}
-    lines = [f"{verdict.source}: {KINDS[verdict.kind].title}" + (f", {counts}" if counts else "")]
+    lines = [f"{verdict.source}: {', '.join(filter(None, (KINDS[verdict.kind].title, counts)))}"]
     if verdict.account is not None:
         lines.append(verdict.account.line())
     if verdict.public_set is not None:
         if verdict.lacking or verdict.faults:
-            lines += [f"not the whole {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
+            lines += [f"not the complete {verdict.public_set}: {line}" for line in verdict.lacking or ["see above"]]
         else:
-            lines.append(f"by its counts the whole {verdict.public_set}")
-    bad = len(verdict.faults)
-    summary_text = "whole" if not bad else f"{bad:,} fault{'s' if bad > 1 else ''}, listed above"
-    lines.append(f"{summary_text} ({checksums[verdict.manifest]})")
+            lines.append(f"by its counts the complete {verdict.public_set}")
+    result = f"{counted(len(verdict.faults), 'bad file')}, listed above" if verdict.faults else "all files are good"
+    lines.append(f"{result} ({checksums[verdict.manifest]})")
     return lines
 
 

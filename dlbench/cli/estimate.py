@@ -16,7 +16,7 @@ from dlbench.cli.options import AS_JSON, FILE, duration, given_options, value_op
 from dlbench.cli.report import emit, finish, prepared, require_modules
 from dlbench.errors import ExitCode, UserError
 from dlbench.perfmodels.training_time import TimeVerdict, consistency
-from dlbench.units import format_number, format_seconds
+from dlbench.units import first_of, format_number, format_seconds, plural
 
 _CURRENCY = r"(?!GPU|node|core|rank|per\b|h(?:rs?|ours?)?\b)[A-Z]{2,6}(?![A-Z_-])|[€$£¥]"
 _AMOUNT = re.compile(
@@ -125,10 +125,12 @@ def estimate(
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
-            raise UserError(f"{option} {value:g}: --samples {samples} says already how much is trained; drop one")
+            raise UserError(
+                f"{option} {value:g}: --samples {samples} sets the amount of training already; leave one out"
+            )
     if throughput is None:
         for option in given_options("per_rank", "ranks", "efficiency", "stated"):
-            raise UserError(f"{option}: runs have their own speed; it belongs to WORKLOAD --throughput")
+            raise UserError(f"{option}: only for WORKLOAD --throughput; runs have a measured speed")
         if epoch_samples is not None and epochs is None:
             raise UserError(f"--epoch-samples {epoch_samples}: has no effect without --epochs")
         fields = {"epochs": epochs, "epoch_samples": epoch_samples, "samples": samples, "deadline_s": deadline}
@@ -136,10 +138,10 @@ def estimate(
         return
     if len(what) > 1 or Path(what[0]).is_dir():
         raise UserError(
-            f"--throughput {throughput:g}: is of one WORKLOAD; runs ({what[-1]}) have their own, leave it out"
+            f"--throughput {throughput:g}: needs one WORKLOAD; leave it out for runs ({what[-1]}), which have their own"
         )
     for option in given_options("where", "price", "deadline", "budget", "as_json"):
-        raise UserError(f"{option}: is of RUNS, and --throughput of a WORKLOAD")
+        raise UserError(f"{option}: only for RUNS, not for WORKLOAD --throughput")
     if per_rank and ranks is None:
         raise UserError("--per-rank: needs the number of ranks: give --ranks")
     for option, value in (("--ranks", ranks), ("--efficiency", efficiency)):
@@ -163,12 +165,18 @@ def _estimate_workload(
     """Prints the time to train a workload; `ranks`: None if the throughput is that of all ranks."""
     unit, own_samples, data_set = _workload(workload)
     per_epoch, passes, amount = _amount(workload, own_samples, unit, epochs, epoch_samples, samples)
-    total = throughput * ranks * (efficiency or 1.0) if ranks else throughput
     _row("training", amount)
-    if samples is None:
-        _row("data set", "--epoch-samples" if epoch_samples else data_set)
-    parts = f" ({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})" if ranks else ""
-    _row("throughput", f"{_count(total)} {unit}/s{parts}")
+    if samples is None and epoch_samples:
+        _row("data set", "--epoch-samples")
+    elif samples is None:
+        _row("data set", data_set)
+    total = throughput
+    if ranks:
+        total *= ranks * (efficiency or 1.0)
+        factors = f"({format_number(throughput)} x {ranks} ranks x {efficiency or 1.0:g})"
+        _row("throughput", f"{_count(total)} {unit}/s {factors}")
+    else:
+        _row("throughput", f"{_count(total)} {unit}/s")
     _row("time to train", _time(per_epoch * passes / total))
     if stated is None:
         return
@@ -176,8 +184,8 @@ def _estimate_workload(
     _row("stated time", f"{_time(stated)}: needs {_count(verdict.needed_throughput)} {unit}/s")
     _row("verdict", _words(verdict))
     if verdict.group is not None and verdict.group_s is not None:
-        whose = "--ranks counts nodes" if ranks else "the throughput is that of a node"
-        _row("perhaps", f"{whose} of {verdict.group}: then it takes")
+        assumption = "--ranks counts nodes" if ranks else "the throughput is that of a node"
+        _row("perhaps", f"{assumption} of {verdict.group}: then it takes")
         _row("", f"{_time(verdict.group_s)}, {verdict.group_s / stated - 1:+.0%} against the stated time")
     if verdict.status == "impossible":
         sys.exit(int(ExitCode.REGRESSION))
@@ -192,13 +200,13 @@ def amount_of(option: str, text: str | None) -> tuple[float | None, str, str]:
         raise UserError(f"{option} {text[:80]!r}: must be an amount above zero, e.g. {form}")
     currency, resource = (match["before"] or match["behind"] or "").upper(), (match["held"] or "").lower()
     if match["hours"] and not resource:
-        raise UserError(f"{option} {text[:80]!r}: hours of what? e.g. {form}")
-    # A price is per hour, and a budget one of both.
-    if (
-        (resource and not match["per"])
-        if option.startswith("--price")
-        else (match["per"] or bool(resource) == bool(currency))
-    ):
+        raise UserError(f"{option} {text[:80]!r}: the resource of the hours is missing, e.g. {form}")
+    # A price is per hour of a resource; a budget is either hours of a resource or money.
+    if option.startswith("--price"):
+        is_wrong = bool(resource and not match["per"])
+    else:
+        is_wrong = bool(match["per"]) or bool(resource) == bool(currency)
+    if is_wrong:
         raise UserError(f"{option} {text[:80]!r}: must be {description}, e.g. {form}")
     return float(match["number"]), currency, resource.replace("gpu", "GPU")
 
@@ -207,17 +215,19 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
     cost, currency, cost_of = amount_of("--price", price)
     limit, money, limit_of = amount_of("--budget", budget)
     if budget and not limit_of and money != currency:
-        have = f"--price is in {currency}" if currency else f"needs --price in {money}"
-        raise UserError(f"--budget {budget}: {have}; an amount of hours is e.g. '500 GPU-hours'")
+        problem = f"--price is in {currency}" if currency else f"needs --price in {money}"
+        raise UserError(f"--budget {budget}: {problem}; an amount of hours is e.g. '500 GPU-hours'")
     if cost_of and limit_of and cost_of != limit_of:
-        raise UserError(f"--budget {budget}: is in {limit_of}-hours, --price per {cost_of}-hour; give both in one")
+        raise UserError(
+            f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use the same resource"
+        )
     resource = cost_of or limit_of or None
     return {"price": cost, "currency": currency, "held": resource, "budget": limit, "is_money": bool(money)}
 
 
 def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dict[str, Any], as_json: bool) -> None:
     if not any(path.is_dir() or glob.has_magic(str(path)) for path in runs):
-        raise UserError(f"{runs[0]}: is no folder of runs; for a workload --throughput NUMBER is missing")
+        raise UserError(f"{runs[0]}: is not a folder of runs; for a workload, --throughput NUMBER is missing")
     require_modules("estimate", "numpy")
     from dlbench.views.estimate import estimate as estimate_of
     from dlbench.views.time_to_train import Asked, TimeToTrain
@@ -225,7 +235,8 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
     report, document = estimate_of(read_runs(runs, where), Asked(**question))
     emit(document, "json" if as_json else "text", None, full=True)
     times = [time_to_train for group in report.groups if (time_to_train := group.of(TimeToTrain))]
-    finish(report.damaged, "" if times else f"{named(runs)}: no run has figures of speed; dlbench report says why")
+    problem = f"{named(runs)}: no run has figures of speed; `dlbench report` says why"
+    finish(report.damaged, problem, unless=times)
     if not all(answer.is_met for time_to_train in times for answer in time_to_train.answers):
         sys.exit(int(ExitCode.REGRESSION))
 
@@ -259,9 +270,9 @@ def _amount(
             "(train.schedule.epoch_samples): give that N with --epochs, or --samples 2500000 alone"
         )
     if epochs is None:
-        raise UserError("--epochs: missing; say how much is trained, e.g. --epochs 90, or --samples 2500000")
+        raise UserError("--epochs: missing; set the amount of training, e.g. --epochs 90, or --samples 2500000")
     total = round(per_epoch * epochs)
-    return per_epoch, epochs, f"{epochs:g} epoch{'s' * (epochs != 1)} x {per_epoch:,} = {total:,} {unit}"
+    return per_epoch, epochs, f"{epochs:g} {plural('epoch', epochs)} x {per_epoch:,} = {total:,} {unit}"
 
 
 def _words(verdict: TimeVerdict) -> str:
@@ -275,12 +286,16 @@ def _words(verdict: TimeVerdict) -> str:
 
 def _count(value: float) -> str:
     """Formats a rate: whole numbers from 1,000 on, else four significant digits."""
-    return f"{value:,.0f}" if value >= 1000 else format_number(value)
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return format_number(value)
 
 
 def _time(seconds: float) -> str:
     """Formats a duration; from one minute on also in minutes, as publications do."""
-    return format_seconds(seconds) + (f" ({format_number(seconds / 60, 3)} min)" if seconds >= 60 else "")
+    if seconds < 60:
+        return format_seconds(seconds)
+    return f"{format_seconds(seconds)} ({format_number(seconds / 60, 3)} min)"
 
 
 def _row(title: str, text: str) -> None:
@@ -319,9 +334,8 @@ def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, fu
     runs_with_cost, why_not = with_accounting(scanned.runs)
     total_cost = campaign_cost(runs_with_cost)
     for reason in dict.fromkeys(why_not.values()):
-        names = [name for name, text in why_not.items() if text == reason]
-        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        click.echo(f"dlbench: no cost of {clean(names[0])}{others}: {clean(reason)}", err=True)
+        names = [clean(name) for name, text in why_not.items() if text == reason]
+        click.echo(f"dlbench: no cost of {first_of(names, 1)}: {clean(reason)}", err=True)
     for problem in scanned.problems:
         click.echo(f"dlbench: damaged: {problem}", err=True)
     if total_cost is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -119,9 +120,11 @@ def system(run: Path, output: Path | None, org: str | None, platform: str | None
 def _statement(org: str | None, platform: str | None, status: Status, cache_cleared: bool = False) -> Statement:
     for option, text in (("--org", org), ("--platform", platform)):
         if text is not None and not text.strip():
-            raise UserError(f"{option}: is empty; give a name, or leave the option out")
-    organisation = {} if org is None else {"org": org}
-    return Statement(platform=platform, status=status, cache_cleared=cache_cleared, **organisation)
+            raise UserError(f"{option}: is empty; give a name or leave it out")
+    statement = Statement(platform=platform, status=status, cache_cleared=cache_cleared)
+    if org is not None:
+        statement = replace(statement, org=org)
+    return statement
 
 
 def _read(path: Path, output: Path | None) -> Run:
@@ -129,7 +132,7 @@ def _read(path: Path, output: Path | None) -> Run:
     check_writable(output)
     run = read_one_run(path)
     if run.record is None:
-        raise IncompleteDataError(f"{path}: {run.state}, there is no record to export: {run.detail}")
+        raise IncompleteDataError(f"{path}: {run.state}, without a record to export: {run.detail}")
     if run.record.state != "valid":
-        raise RunError(f"{path}: a sanity check failed, such a run is not exported: {run.detail}")
+        raise RunError(f"{path}: a sanity check failed; only valid runs are exported: {run.detail}")
     return run

@@ -91,12 +91,16 @@ def import_runs(runs: tuple[Path, ...], store: Path | None) -> None:
         for outcome in history_import.import_runs(opened, _candidates(runs, room), room):
             counts[outcome.verdict] += 1
             if outcome.verdict != "already there":
-                line = f"{outcome.verdict:<9} {outcome.name}" + f": {outcome.why}" * bool(outcome.why)
+                line = ": ".join(filter(None, (f"{outcome.verdict:<9} {outcome.name}", outcome.why)))
                 click.echo(printable(line), err=outcome.verdict in ("refused", "damaged"))
     for path in runs:
-        new, problems = bring(path, opened.store.path) if path.is_dir() else (0, ())
-        for line in (*([f"{path}: {new} recorded projections imported"] if new else []), *problems):
-            click.echo(printable(line), err=line in problems)
+        if not path.is_dir():
+            continue
+        num_projections, problems = bring(path, opened.store.path)
+        if num_projections:
+            click.echo(printable(f"{path}: {num_projections} recorded projections imported"))
+        for problem in problems:
+            click.echo(printable(problem), err=True)
         counts["damaged"] += len(problems)
     click.echo(", ".join(f"{counts[verdict]} {verdict}" for verdict in _VERDICTS if counts[verdict]) or "no runs")
     if counts["damaged"]:
@@ -121,7 +125,7 @@ def _folders(path: Path) -> list[RunFolder]:
     from dlbench.records.scan import run_folders
 
     if is_there(path / MARKER):
-        return Store.at(path).folders(lambda folder: note(f"{folder!a}: a name that no run has; passed over"))
+        return Store.at(path).folders(lambda folder: note(f"{folder!a}: not the name of a run; skipped"))
     try:
         return run_folders(path)
     except OSError as error:
@@ -212,7 +216,7 @@ def trends(
 
     for name in metrics:
         if name not in by_name():
-            raise UserError(f"--metric {name}: is no figure of a run: {nearest(name, by_name())}")
+            raise UserError(f"--metric {name}: unknown metric: {nearest(name, by_name())}")
     followed = metrics or FOLLOWED
     opened = open_store(store)
     report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
@@ -256,27 +260,26 @@ def acknowledge(series: str, day: str, reason: str, store: Path | None, where: t
     from dlbench.history.words import percent_change
 
     if not reason.strip() or len(reason) > MAX_REASON:
-        raise UserError(f"--reason: must say why, in 1 to {MAX_REASON} characters")
+        raise UserError(f"--reason: must have 1 to {MAX_REASON} characters")
     opened = open_store(store)
     metric = series.rpartition("-")[2]
     followed = FOLLOWED if metric in FOLLOWED else (metric,)
     report = trends_of(opened.entries(parse_where(where)), followed, read_acknowledged(opened.store))
     trend = next((trend for trend in report.series if trend.id == series), None)
     if trend is None:
-        changed_series = ", ".join(trend.id for trend in report.series if trend.changes) or "none has changes"
-        raise UserError(f"{series}: is no series of this history; with changes: {changed_series}")
+        changed_series = ", ".join(trend.id for trend in report.series if trend.changes) or "none"
+        raise UserError(f"{series}: no such series in this history; series with changes: {changed_series}")
     of_day = [change for change in trend.changes if change.time[:10] == day]
     change = next((change for change in of_day if change.acknowledged is None), next(iter(of_day), None))
     if change is None:
         days = ", ".join(change.time[:10] for change in trend.changes) or "none"
-        raise UserError(f"{day}: {series} has no change of that day; it has: {days}")
-    if change.acknowledged is not None:
-        word = change.acknowledged
-        raise UserError(f"{day}: is acknowledged by {word.by} on {word.written[:10]}: {word.reason}")
+        raise UserError(f"{day}: {series} has no change on that day, only: {days}")
+    if (earlier := change.acknowledged) is not None:
+        raise UserError(f"{day}: was acknowledged by {earlier.by} on {earlier.written[:10]}: {earlier.reason}")
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container whose user has no name.
+        # In a container the user may have no name.
         user = f"user {os.getuid()}"
     acknowledgement = Acknowledgement(
         group=trend.group,
@@ -328,7 +331,7 @@ def slow_nodes(
     needs = ("numpy", "scipy")
     chosen = prepared("history slow-nodes", output, format_name, suffixes=suffixes, needs=needs)
     if exclude and chosen != "text":
-        raise UserError(f"--exclude: prints an option, not {chosen}; leave one of the two out")
+        raise UserError(f"--exclude: cannot be combined with format {chosen}: it prints a Slurm option")
     from dlbench.history.document import nodes_document
     from dlbench.history.entry import parse_where
     from dlbench.history.slow_months import slow_months
@@ -340,7 +343,8 @@ def slow_nodes(
         for host in report.slow:
             mark = "slow" if host.verdict in TO_EXCLUDE else "not excluded"
             click.echo(f"dlbench: {mark}: {host.sentence}", err=True)
-        write_output(f"{report.exclude_option}\n".encode() if report.exclude else b"", output)
+        option = f"{report.exclude_option}\n" if report.exclude else ""
+        write_output(option.encode(), output)
         for line in report.unsafe_lines:
             click.echo(f"dlbench: {clean(line)}", err=True)
     else:

@@ -12,8 +12,10 @@ import click
 
 from dlbench.cli import options as shared
 from dlbench.errors import UserError
+from dlbench.units import counted
 
 if TYPE_CHECKING:
+    from dlbench.cli.report import FormatName
     from dlbench.perfmodels.storage_demand import Demand
     from dlbench.report.document import Document
     from dlbench.specs.plan import RunPlan
@@ -24,8 +26,8 @@ DEFAULT_SECONDS = 5.0
 MAX_SECONDS = 3600.0
 MAX_REPEATS = 1000
 
-_OF_TIERS = ("engine", "launcher", "ranks_per_node", "series", "out", "no_progress")
-_OF_READERS = ("seconds", "like", "rate")
+_TIERS_OPTIONS = ("engine", "launcher", "ranks_per_node", "series", "out", "no_progress")
+_READER_OPTIONS = ("seconds", "like", "rate")
 
 
 def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
@@ -90,12 +92,16 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
       dlbench io cosmoflow --preset ci --data data/demo/density --like runs/RUN
       dlbench io resnet50 --preset ci --data data/demo/images --tiers --repeats 5
     """
-    # Options of the one do nothing in the other.
-    for option in shared.given_options(*(_OF_READERS if tiers else _OF_TIERS)):
-        trains = "is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)"
-        raise UserError(f"{option}: {'is of the readers alone: leave out --tiers' if tiers else trains}")
+    if tiers:
+        for option in shared.given_options(*_READER_OPTIONS):
+            raise UserError(f"{option}: has no effect with --tiers")
+    else:
+        for option in shared.given_options(*_TIERS_OPTIONS):
+            raise UserError(
+                f"{option}: needs --tiers: without it nothing is trained or stored (figures: --json > FILE)"
+            )
     if options["like"] is not None and options["rate"] is not None:
-        raise UserError("--like and --rate exclude each other: both say what an accelerator needs")
+        raise UserError("--like and --rate exclude each other: both set the required rate")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
         raise UserError(f"--seconds {options['seconds']:g}: must be at most {MAX_SECONDS:g}")
     if not 1 <= repeats <= MAX_REPEATS:
@@ -143,7 +149,8 @@ def _tiers(request: Request, options: dict[str, Any], *, as_json: bool) -> int:
     code = run_all(plans, options["out"], following, fail_fast=False, bar=bar)
     from dlbench.views.stalls import stalls, stalls_document
 
-    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), "json" if as_json else "text", None)
+    form: FormatName = "json" if as_json else "text"
+    emit(stalls_document(stalls(runs_found(plans, options["out"]).runs)), form, None)
     return int(code)
 
 
@@ -153,9 +160,9 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     plans = shared.expand_request(request, trains=False)
     first = plans[0]
     if first.workload.data.is_synthetic:
-        raise UserError("io: synthetic data is read from nowhere: give --data PATH")
+        raise UserError("io: synthetic data is not read from storage: give --data PATH")
     if "data.cache" in request.overrides:
-        raise UserError("--set data.cache: io reads with a cold and with a warm cache")
+        raise UserError("--set data.cache: has no effect; io measures a cold and a warm cache")
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
@@ -173,7 +180,8 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
         return
     require_modules("io", "numpy")
     shared.require_torch(first.system)
-    emit(_measured(first, orders, demands), "json" if as_json else "text", None)
+    form: FormatName = "json" if as_json else "text"
+    emit(_measured(first, orders, demands), form, None)
 
 
 def _order(plan: RunPlan, cache: str, seconds: float, repeats: int) -> dict[str, Any]:
@@ -202,8 +210,8 @@ def _measured(plan: RunPlan, orders: list[dict[str, Any]], demands: tuple[Demand
     with interrupted_by_signals():
         for number, order in enumerate(orders, 1):
             cache = order["data"]["cache"]
-            size = f"{order['processes']} rank{'s' * (order['processes'] > 1)}"
-            click.echo(f"[{number}/{len(orders)}] reading, {size}, page cache {cache}", err=True)
+            ranks = counted(order["processes"], "rank")
+            click.echo(f"[{number}/{len(orders)}] reading, {ranks}, page cache {cache}", err=True)
             answers.append(answer_of(command, order, ReadingRate, "the readers' process"))
     supplies = tuple(map(supply_of, answers))
     return io_document(
@@ -239,16 +247,15 @@ def _demands(plan: RunPlan, options: dict[str, Any]) -> tuple[Demand, ...]:
         raise UserError(f"--like {options['like']}: the run is {run.state} and has no figures")
     if run.plan.workload.model.family != plan.workload.model.family:
         raise UserError(
-            f"--like {options['like']}: is a run of {run.plan.workload.name}, not of {plan.workload.name}: its rate "
-            "says nothing here"
+            f"--like {options['like']}: is a run of {run.plan.workload.name}, not of {plan.workload.name}; their rates "
+            "cannot be compared"
         )
     longest = max(rank.measured_s for rank in record.ranks)
     samples = sum(rank.samples for rank in record.ranks)
     if not longest or not samples:
         raise UserError(f"--like {options['like']}: the run measured no samples")
-    waited = (
-        "" if run.plan.workload.data.is_synthetic else "; it read real data: a run with --data synthetic never waits"
-    )
-    source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}{waited}"
+    source = f"measured by run {run.plan.run_id} on {record.ranks[0].device}"
+    if not run.plan.workload.data.is_synthetic:
+        source += "; it read real data: a run with --data synthetic never waits"
     rate = samples / longest / len(record.ranks)
     return (Demand(accelerator="rank of that run", samples_per_s=rate, source=source),)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES: dict[str, FormatName] = {".html": "html", ".htm": "html", ".json": "json", ".md": "md", ".txt": "text"}
 _DECIDED = ("train.recompute", "train.swap", "train.memory.capacity", "train.batch_per_rank")
-"""Keys that options of this command stand for, or that it compares."""
+"""Keys that this command sets by its options, or compares."""
 
 
 @click.group()
@@ -63,15 +63,15 @@ def plan(subject: str, batch: int | None, capacity: str | None, **options: Any) 
       dlbench memory plan cosmoflow --preset ci --batch 32 --capacity 90%
       dlbench memory plan runs/RUN --capacity 1GiB --batch 128
     """
-    from dlbench.cli.report import check_writable, format_by_suffix, require_modules
+    from dlbench.cli.report import FORMAT_MODULES, check_writable, format_by_suffix, require_modules
 
     output = options["output"]
     if options["as_json"] and output is not None:
-        raise UserError("--json and -o exclude each other: a name that ends in .json says it as well")
+        raise UserError("--json and -o exclude each other: a file name that ends in .json selects JSON as well")
     check_writable(output)
-    chosen: FormatName = format_by_suffix(output, "json" if options["as_json"] else None, _SUFFIXES, "text")
+    chosen: FormatName = "json" if options["as_json"] else format_by_suffix(output, None, _SUFFIXES, "text")
     if not options["dry_run"]:
-        require_modules("memory plan", "numpy", *(("altair", "vl_convert") if chosen == "html" else ()))
+        require_modules("memory plan", "numpy", *FORMAT_MODULES.get(chosen, ()))
     if Path(subject).is_dir():
         capacity_plan = _of_run(Path(subject), batch, capacity)
     else:
@@ -95,11 +95,11 @@ def _asked(workload: str, batch: int | None, capacity: str | None, options: dict
     from dlbench.specs.requests import Request, parse_set
 
     if capacity is None:
-        raise UserError("give --capacity, e.g. 8GiB, or 50% of what training holds in core")
+        raise UserError("give --capacity, e.g. 8GiB, or 50% of the memory without a plan")
     overrides = parse_set(options["overrides"])
     for key in overrides:
         if key in _DECIDED:
-            raise UserError(f"--set {key}: is decided by this command (--batch, --capacity); all methods are compared")
+            raise UserError(f"--set {key}: is set by this command (--batch, --capacity); all methods are compared")
     decided = {"train.recompute": "planned", "train.swap": "planned", "train.memory.capacity": capacity}
     if batch is not None:
         decided["train.batch_per_rank"] = batch  # type: ignore[assignment]
@@ -153,14 +153,14 @@ def _of_run(folder: Path, batch: int | None, capacity: str | None) -> CapacityPl
     from dlbench.specs.out_of_core import MemorySpec
 
     for option in shared.given_options("preset", "overrides", "system", "dry_run"):
-        raise UserError(f"{option}: has no effect on a finished run, which decided that")
+        raise UserError(f"{option}: has no effect on a finished run, which has fixed it")
     run = read_run(folder)
     memory = None if run.record is None else run.record.memory
     if run.record is None or memory is None:
+        reason = f"is {run.state}" if run.record is None else "did not recompute or swap"
         raise UserError(
-            f"{folder}: the run {'is ' + run.state if run.record is None else 'trained in core'} and says nothing of "
-            f"its activations; measure its workload: dlbench memory plan {run.plan.workload.name} --preset "
-            f"{run.plan.workload.preset} --capacity {capacity or '50%'}"
+            f"{folder}: the run {reason} and has no measurements of activations; measure its workload: dlbench memory "
+            f"plan {run.plan.workload.name} --preset {run.plan.workload.preset} --capacity {capacity or '50%'}"
         )
     chain, warnings = memory.chain, []
     if batch is not None:

@@ -16,7 +16,7 @@ from dlbench.cli.streams import cleaned, terminal
 from dlbench.errors import ExitCode
 from dlbench.specs.comm import CommPlan, CommSeries
 from dlbench.specs.plan import LaunchPlan, RunPlan, SeriesSpec
-from dlbench.units import format_number, format_seconds
+from dlbench.units import counted, format_number, format_seconds
 
 if TYPE_CHECKING:
     from dlbench.jobs.local import RunOutcome
@@ -75,19 +75,23 @@ class SeriesProgress:
         """Steps per second of the current run; None before the first measurement."""
         if self._first is None or self._last is None:
             return None
-        (first, low), (last, high) = self._first, self._last
-        return (high - low) / (last - first) if last > first and high > low else None
+        (first_s, first_step), (last_s, last_step) = self._first, self._last
+        if last_s <= first_s or last_step <= first_step:
+            return None
+        return (last_step - first_step) / (last_s - first_s)
 
     @property
     def left_of_run_s(self) -> float | None:
         """Seconds until the end of the current run, from its steps or from similar runs; None if neither is known."""
         rate = self.steps_per_s
-        # Points of collectives take unequally long.
+        # The points of a collective benchmark differ in duration.
         is_training = isinstance(self._plans[self.num_done], RunPlan)
         if rate is not None and self._last is not None and self._of and is_training:
             return max(0.0, self._of - self._last[1]) / rate
-        expected = self._expected(self._plans[self.num_done])
-        return None if expected is None else max(0.0, expected - (self._clock() - self._begun))
+        expected_s = self._expected_s(self._plans[self.num_done])
+        if expected_s is None:
+            return None
+        return max(0.0, expected_s - (self._clock() - self._begun))
 
     def left_s(self, *, is_between: bool) -> float | None:
         """Returns the seconds until the end of the series; `is_between`: no run is active. None if not known."""
@@ -95,33 +99,45 @@ class SeriesProgress:
         run_left_s = 0.0 if is_between else self.left_of_run_s
         if run_left_s is None:
             return None
-        run_s = run_left_s + self._clock() - self._begun
-        return run_left_s + sum(run_s if (expected_s := self._expected(plan)) is None else expected_s for plan in later)
+        left_s = run_left_s
+        for plan in later:
+            expected_s = self._expected_s(plan)
+            if expected_s is None:
+                # No run has ended: the current one is the best estimate.
+                expected_s = run_left_s + self._clock() - self._begun
+            left_s += expected_s
+        return left_s
 
-    def _expected(self, plan: LaunchPlan) -> float | None:
-        alike = [took for ended_plan, took in self._took if _kind(ended_plan) == _kind(plan)]
-        return mean(alike or [took for _, took in self._took]) if self._took else None
+    def _expected_s(self, plan: LaunchPlan) -> float | None:
+        """Returns the mean duration of similar runs, else of all runs; None before the first has ended."""
+        if not self._took:
+            return None
+        similar = [took_s for ended_plan, took_s in self._took if _kind(ended_plan) == _kind(plan)]
+        return mean(similar or [took_s for _, took_s in self._took])
 
     def now(self, plan: LaunchPlan) -> str:
         """The progress of the current run as text: ``step 37 of 60, 301 images/s, 20 s left; all: 2 min``."""
         with self._lock:
             if self.num_done == len(self._plans):
                 return ""
-            done = self._last[1] if self._last is not None else 0
             parts = [self._stage or "starting"]
-            if done and self._of:
-                is_comm = isinstance(plan, CommPlan)
-                parts = [f"point {done} of {self._of} ({self._stage})" if is_comm else f"step {done} of {self._of}"]
+            if self._last is not None and self._last[1] and self._of:
+                parts = [f"step {self._last[1]} of {self._of}"]
+                if isinstance(plan, CommPlan):
+                    parts = [f"point {self._last[1]} of {self._of} ({self._stage})"]
             rate = self.steps_per_s
             if rate is not None and isinstance(plan, RunPlan):
                 parts.append(_throughput(plan, rate * plan.global_batch))
-            bound = "at most " if isinstance(plan, RunPlan) and plan.measure.until == "quality" else ""
             run_left_s, series_left_s = self.left_of_run_s, self.left_s(is_between=False)
-            if run_left_s is not None:
-                parts.append(f"{bound}{_roughly(run_left_s)} left")
+            ends_early = isinstance(plan, RunPlan) and plan.measure.until == "quality"
+            if run_left_s is not None and ends_early:
+                parts.append(f"at most {_roughly(run_left_s)} left")
+            elif run_left_s is not None:
+                parts.append(f"{_roughly(run_left_s)} left")
             text = ", ".join(parts)
-            is_last = self.num_done + 1 == len(self._plans)
-            return text if series_left_s is None or is_last else f"{text}; all: {_roughly(series_left_s)}"
+            if series_left_s is not None and self.num_done + 1 < len(self._plans):
+                text += f"; all: {_roughly(series_left_s)}"
+            return text
 
 
 def _kind(plan: LaunchPlan) -> tuple[object, ...]:
@@ -137,7 +153,9 @@ def _roughly(seconds: float) -> str:
     """Formats an estimated time, to the minute at most, e.g. ``54 s``, ``3 min``, ``2 h 05 min``."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
-    return f"{round(seconds / 60)} min" if seconds < 6000 else format_seconds(seconds)
+    if seconds < 6000:
+        return f"{round(seconds / 60)} min"
+    return format_seconds(seconds)
 
 
 def _throughput(plan: RunPlan, per_s: float) -> str:
@@ -153,8 +171,7 @@ class ProgressLines:
 
     def begin(self, plan: LaunchPlan) -> OnProgress:
         if self.progress.num_done == 0:
-            count = f"{len(self._plans)} run{'s' * (len(self._plans) > 1)}"
-            self._say(f"{count} of {_what(plan)}, series {_series(plan).id}")
+            self._say(f"{counted(len(self._plans), 'run')} of {_description(plan)}, series {_series(plan).id}")
         self.progress.begin()
         return self.progress.report
 
@@ -167,18 +184,23 @@ class ProgressLines:
         if outcome.detail:
             how = "INTERRUPTED" if outcome.exit_code is ExitCode.REQUEUE else "FAILED"
             return f"{head}: {how} after {format_seconds(took)}: {outcome.detail}"
-        rate = outcome.throughput
-        parts = [_throughput(plan, rate)] if rate is not None and isinstance(plan, RunPlan) else []
-        parts += [format_seconds(took), *([outcome.quality] if outcome.quality else [])]
+        parts = [format_seconds(took)]
+        if outcome.throughput is not None and isinstance(plan, RunPlan):
+            parts.insert(0, _throughput(plan, outcome.throughput))
+        if outcome.quality:
+            parts.append(outcome.quality)
+        line = f"{head}: {', '.join(parts)}"
         series_left_s = self.progress.left_s(is_between=True)
-        is_last = self.progress.num_done == len(self._plans)
-        later = "" if series_left_s is None or is_last else f"; about {_roughly(series_left_s)} left"
-        return f"{head}: {', '.join(parts)}{later}"
+        if series_left_s is not None and self.progress.num_done < len(self._plans):
+            line += f"; about {_roughly(series_left_s)} left"
+        return line
 
     def _place(self, plan: LaunchPlan) -> str:
-        words = describe_plan(plan).removeprefix(f"{_what(plan)}, ").rpartition(", repeat ")[0]
+        words = describe_plan(plan).removeprefix(f"{_description(plan)}, ").rpartition(", repeat ")[0]
         series = _series(plan)
-        return words if series.repeats == 1 else f"{words}, repeat {series.repeat + 1}"
+        if series.repeats > 1:
+            words += f", repeat {series.repeat + 1}"
+        return words
 
     def _say(self, text: str, *, is_bad: bool = False) -> None:
         click.echo(text, err=True)
@@ -198,7 +220,8 @@ class Bar(ProgressLines):
 
         def show(number: int, of: int, stage: str) -> None:
             report(number, of, stage)
-            self._show(plan, number / of if of else 0.0)
+            share = number / of if of else 0.0
+            self._show(plan, share)
 
         return show
 
@@ -213,10 +236,11 @@ class Bar(ProgressLines):
         from rich.text import Text
 
         self._bar.update(self._task, completed=self.progress.num_done)
-        self._bar.console.print(Text(cleaned(text), style="red" if is_bad else ""), soft_wrap=True)
+        style = "red" if is_bad else ""
+        self._bar.console.print(Text(cleaned(text), style=style), soft_wrap=True)
 
 
-def _what(plan: LaunchPlan) -> str:
+def _description(plan: LaunchPlan) -> str:
     """Returns the description that all runs of a series have in common."""
     if isinstance(plan, RunPlan):
         return f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
@@ -240,7 +264,7 @@ def progress(plans: Sequence[LaunchPlan], *, bar: bool) -> Iterator[ProgressLine
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     console = terminal()
     columns = (BarColumn(bar_width=20), text) if console.width >= WIDE else (text,)
-    # Gone when the last run has ended: its line and the result stay.
+    # The live line disappears at the end; the lines of the runs and the result stay.
     with Progress(
         *columns, console=console, refresh_per_second=DRAWN_PER_S, expand=True, transient=True
     ) as progress_bar:

@@ -54,7 +54,7 @@ class Sources(InOrder):
     """The commands of `dlbench project`; command lines of earlier versions are answered with the new form."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = args[0] if args else ""
+        first = next(iter(args), "")
         is_option = first.startswith("-") and first not in ctx.help_option_names
         is_path = first != "" and first not in self.commands and Path(first).exists()
         if is_option or is_path:
@@ -66,7 +66,7 @@ def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, 
     """Returns the folders. Raises `UserError`: there are none."""
     if not paths:
         command = ctx.command_path
-        raise UserError(f"{command}: RUNS is missing; name the folders of runs behind it, e.g. {command} my-runs")
+        raise UserError(f"{command}: RUNS is missing; add the folders of the runs, e.g. {command} my-runs")
     return paths
 
 
@@ -82,7 +82,7 @@ def _machine(_ctx: click.Context, _param: click.Parameter, name: str | None) -> 
 def _node_price(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float | None, str]:
     price, currency, hours_of = amount_of("--price-per-node-hour", text)
     if hours_of not in ("", "node"):
-        raise UserError(f"--price-per-node-hour {text}: is of a {hours_of}-hour; give that of a node-hour")
+        raise UserError(f"--price-per-node-hour {text}: must be the price of a node-hour, not of a {hours_of}-hour")
     return price, currency
 
 
@@ -172,7 +172,9 @@ def project_runs(
     groups = projecting.with_costs(measured.groups, question, runs)
     is_changed = question.overrides or question.system or not all(group.configuration for group in groups)
     if record and is_changed:
-        raise UserError("--record keeps what later runs can score; none can with --set, --system or another --scaling")
+        raise UserError(
+            "--record cannot be combined with --set, --system or another --scaling: no later run could score it"
+        )
     recorded, problems = ledger.read_ledger(*expanded(runs))
     rows = ledger.against(recorded, measured.runs)
     projecting.write_ingredients(groups, ingredients)
@@ -275,16 +277,17 @@ def project_spec(
     from dlbench.projection.strategies.section import chosen
     from dlbench.specs.requests import parse_counts
 
+    strategies = ("data",) if strategy is None else chosen(strategy)
     document, is_answered = by_data_sheet(
         workload_for(workload, preset, system),
         system,
         parse_counts(to, "--to"),
-        strategies=("data",) if strategy is None else chosen(strategy),
+        strategies=strategies,
         is_strong=scaling == "strong",
         memory_limit=memory_limit,
     )
     write(document, "strategies")
-    finish((), "" if is_answered else f"{to}: no strategy of these fits; the report says why")
+    finish((), f"{to}: none of these strategies fits; the report says why", unless=is_answered)
 
 
 @project.command("score")
@@ -309,5 +312,5 @@ def project_score(runs: tuple[Path, ...], where: tuple[str, ...], write: Write) 
     rows = against(recorded, measured.runs)
     report = ProjectionReport(as_of=measured.as_of, groups=(), ledger=rows, damaged=problems)
     write(document_of(report), "ledger")
-    nothing = f"{named(runs)}: no recorded target was measured since; --record keeps a projection"
-    finish((*measured.damaged, *problems), "" if rows else nothing)
+    problem = f"{named(runs)}: no recorded projection was measured since; --record stores a projection"
+    finish((*measured.damaged, *problems), problem, unless=rows)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FormatT = TypeVar("FormatT", bound=str)
 
 LIST = "?"
+FORMAT_MODULES: Mapping[str, Sequence[str]] = {"html": ("altair", "vl_convert")}  # Modules that a format needs.
 
 FormatName = Literal["html", "json", "csv", "md", "text"]
 
@@ -97,20 +98,21 @@ def report(
       dlbench report runs --format csv --table runs > runs.csv
       dlbench report runs --table '?'
     """
-    chosen = prepared("report", output, format_name, table=None if table == LIST else table)
+    csv_table = None if table == LIST else table
+    chosen = prepared("report", output, format_name, table=csv_table)
     from dlbench.jobs.slurm.accounting import with_accounting
     from dlbench.records.comm import read_network
     from dlbench.views.scaling_report import assemble, document_of
 
     costs = None if network is None else read_network(network)
-    # Records hold no cycles and stay to the end: looking for some among them takes a fifth of the time of reading.
+    # Records have no cycles and live to the end; searching them for cycles would take a fifth of the reading time.
     gc.disable()
     try:
         scanned = read_runs(runs, where)
     finally:
         gc.freeze()
         gc.enable()
-    # Slurm forgets: what it still knows of these runs is kept with them.
+    # Slurm deletes its accounting after some time, so that it is stored with the runs.
     scanned.runs = with_accounting(scanned.runs)[0]
     history = None
     if store is not None:
@@ -149,8 +151,8 @@ def prepared(
     check_writable(output)
     chosen = format_by_suffix(output, format_name, suffixes, "text")
     if table is not None and chosen != "csv":
-        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv holds one table")
-    require_modules(command, *needs, *(("altair", "vl_convert") if chosen == "html" else ()))
+        raise UserError(f"--table {table}: has no effect on --format {chosen}; only csv contains a single table")
+    require_modules(command, *needs, *FORMAT_MODULES.get(chosen, ()))
     return chosen
 
 
@@ -163,8 +165,10 @@ def note_counts(output: Path | None, report: Report | CollectivesReport) -> None
         click.echo(f"{output}: {counts}", err=True)
 
 
-def finish(damaged: Sequence[str], problem: str = "") -> None:
-    """Prints damaged files and another problem on standard error; exits with 4 if there are any."""
+def finish(damaged: Sequence[str], problem: str = "", *, unless: object = False) -> None:
+    """Prints damaged files and, unless `unless` is true, a problem on standard error; exits with 4 if there are any."""
+    if unless:
+        problem = ""
     for line in damaged:
         click.echo(f"dlbench: damaged: {line}", err=True)
     if problem:
@@ -184,7 +188,7 @@ def format_by_suffix(
     suffix = output.suffix.lower()
     if suffix not in suffixes:
         raise UserError(
-            f"-o {output}: --format is missing and the suffix {suffix!r} names none; {nearest(suffix, suffixes)}"
+            f"-o {output}: --format is missing and the suffix {suffix!r} is unknown; {nearest(suffix, suffixes)}"
         )
     return suffixes[suffix]
 
@@ -277,4 +281,5 @@ def diagnose(
 
     report, document = diagnosis(read_runs(runs, where))
     emit(document, chosen, output, full=full)
-    finish(report.damaged, "" if report.groups else f"{named(runs)}: no run has figures; the diagnosis says why")
+    problem = f"{named(runs)}: no run has figures; the diagnosis says why"
+    finish(report.damaged, problem, unless=report.groups)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dlbench.specs.requests import Request
     from dlbench.specs.system import SystemSpec
 
-MAX_RANKS_PER_CORE = 64  # Where there is no scheduler; to try layouts out, ranks may share cores.
+MAX_RANKS_PER_CORE = 64  # Without a scheduler; ranks may share cores, to try out layouts.
 
 
 @click.command(cls=shared.GroupedCommand)
@@ -94,8 +94,8 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
         return
     missing = [name for name in ("numpy", "pandas") if importlib.util.find_spec(name) is None]
     if missing:
-        names = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'}"
-        click.echo(f"no figures here: {names} not installed; remedy: pip install 'dlbench[analysis]'", err=True)
+        names = " and ".join(missing)
+        click.echo(f"no figures: {names} not installed; remedy: pip install 'dlbench[analysis]'", err=True)
     else:
         if not request.sides:
             from dlbench.cli.report import emit
@@ -110,7 +110,9 @@ def _tell_result(request: Request, plans: Sequence[RunPlan], out: Path) -> None:
         run_ids = {plan.run_id for plan in plans}
         series_scan.runs = [run for run in series_scan.runs if run.plan.run_id in run_ids]
         _tell_comparison(request, series_scan)
-    next_command = f"compare {shown(out)} --paired" if request.sides else f"report {shown(out)}"
+    next_command = f"report {shown(out)}"
+    if request.sides:
+        next_command = f"compare {shown(out)} --paired"
     click.echo(f"next: dlbench {next_command} --where series={series}", err=True)
 
 
@@ -151,7 +153,7 @@ def runs_found(plans: Sequence[RunPlan], out: Path) -> Scan:
 
     ended = Scan(root=out)
     for folder in (out / plan.run_id for plan in plans):
-        if not folder.exists():  # --fail-fast, or a machine that lacks something
+        if not folder.exists():  # the series may have stopped before this run
             continue
         try:
             ended.runs.append(read_run(folder))
@@ -164,7 +166,7 @@ def require_here(system: SystemSpec) -> None:
     """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
-            f"system {system.name} has a scheduler and this is no allocation: use `dlbench submit`, or salloc"
+            f"system {system.name} has a scheduler, and this is not inside an allocation: use `dlbench submit` or salloc"
         )
     from dlbench.jobs.local import require_launcher
 
@@ -177,8 +179,8 @@ def require_room(plans: Sequence[LaunchPlan]) -> None:
     ranks = max((plan.layout.ranks for plan in plans if plan.system.scheduler == "none"), default=0)
     if ranks > MAX_RANKS_PER_CORE * cores:
         raise UserError(
-            f"--ranks {ranks}: {MAX_RANKS_PER_CORE * cores} is the most on this machine, {MAX_RANKS_PER_CORE} for each "
-            f"of its {cores} cores: more would measure how processes wait for memory and cores"
+            f"--ranks {ranks}: this machine takes at most {MAX_RANKS_PER_CORE * cores}, {MAX_RANKS_PER_CORE} for each "
+            f"of its {cores} cores: more would only measure how processes wait for memory and cores"
         )
 
 
@@ -189,17 +191,17 @@ def print_commands(plans: Sequence[LaunchPlan], out: Path) -> None:
     from dlbench.records.folder import RunFolder
 
     if any(plan.system.launch.launcher == "local" for plan in plans):
-        click.echo("# Each command once per rank, with its own DLBENCH_RANK:")
+        click.echo("# Each command is started once per rank, with DLBENCH_RANK set:")
     for plan in plans:
         folder = RunFolder(out.absolute() / plan.run_id)
-        # Bytes: of text, click takes terminal sequences out where no terminal reads.
+        # Bytes, because click removes terminal sequences from text if standard output is no terminal.
         if has_script(plan):
             click.echo(render_run_script(plan, folder, sys.executable).encode(), nl=False)
         else:
             click.echo(quoted(start_command(plan, folder, sys.executable)).encode())
     points = Counter((shared.describe_point(plan), *_conditions(plan)) for plan in plans)
     rows = [[point, f"{runs:,}", *conditions] for (point, *conditions), runs in points.items()]
-    for line in aligned([["point", "runs", "precision", "batch per rank", "steps last at least"], *rows]):
+    for line in aligned([["point", "runs", "precision", "batch per rank", "minimum time"], *rows]):
         click.echo(f"# {line}")
 
 
@@ -225,14 +227,14 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
 
     for plan in plans:
         resolve(launch.rank_environment(plan))  # before anything is made
-    # What modules and setup lines make of PATH is known when they have run.
+    # PATH is known here only for plans without modules and setup lines.
     for python in dict.fromkeys(plan.system.python for plan in plans if not has_script(plan)):
         if python is not None:
             local.require_python(python)
     root = prepare_output(out)
     worst, valid, missed = ExitCode.OK, 0, 0
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # A cancelled CI job or a closed terminal ends the ranks as Ctrl-C does; nohup asks for the contrary.
+        # A cancelled CI job or a closed terminal ends the ranks like Ctrl-C; with nohup the signal stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
     with progress(plans, bar=bar) as lines:
@@ -241,14 +243,18 @@ def run_all(plans: Sequence[LaunchPlan], out: Path, following: str, *, fail_fast
             valid += outcome.exit_code is ExitCode.OK
             missed += not outcome.reached
             if outcome.exit_code is not ExitCode.OK:
-                worst = outcome.exit_code if worst is ExitCode.OK else worst
-                # What the machine lacks for one run it lacks for the next.
-                # Nor does it go on after it was asked to stop.
+                if worst is ExitCode.OK:
+                    worst = outcome.exit_code
+                # The next run would lack the same, and a request to stop ends the whole series.
                 if fail_fast or outcome.exit_code in (ExitCode.ENVIRONMENT, ExitCode.USAGE, ExitCode.REQUEUE):
                     break
-    then = f"; next: {following}" if valid and following else ""
-    short = f", {missed} of them did NOT reach the target" if missed else ""
-    click.echo(f"{valid} of {len(plans)} runs valid{short}, in {root}{then}", err=True)
+    line = f"{valid} of {len(plans)} runs valid"
+    if missed:
+        line += f", {missed} of them did NOT reach the target"
+    line += f", in {root}"
+    if valid and following:
+        line += f"; next: {following}"
+    click.echo(line, err=True)
     return worst
 
 
