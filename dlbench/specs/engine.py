@@ -20,7 +20,7 @@ HOROVOD_VARIABLES = {
     "autotune_steps_per_sample": "engine.horovod.autotune_steps_per_sample",
     "autotune_bayes_opt_max_samples": "engine.horovod.autotune_max_samples",
 }
-"""Horovod's variables that dlbench sets, in small letters and without ``HOROVOD_``, and the key that says to what."""
+"""Keys that set Horovod's variables, by the variable in lower case without ``HOROVOD_``."""
 
 _OTHER_NAMES = {
     **dict.fromkeys(
@@ -34,15 +34,15 @@ _OTHER_NAMES = {
 class EngineKind:
     """Properties of an engine that are known without importing its library."""
 
-    title: str  # As reports call it.
-    on_ranks: str  # `module:class` of its half that ranks import, a `dlbench.node.sync.engine.Engine`.
-    synchronises: bool = True  # Whether it takes two ranks or more.
-    fusion: Fusion = UNFUSED  # The size up to which its library fuses messages by default.
-    package: str = ""  # What ranks import for it besides torch.
+    title: str  # Name in reports.
+    on_ranks: str  # `module:class` that ranks import, a `dlbench.node.sync.engine.Engine`.
+    synchronises: bool = True  # Whether it supports two ranks or more.
+    fusion: Fusion = UNFUSED  # Default fusion of its library.
+    package: str = ""  # Package that ranks import besides torch.
     overlaps_compiled: bool = False
-    """Whether a compiled backward pass hands over gradients before its end, as torch.compile splits graphs for DDP."""
-    capture_passes: int = 3  # Passes before a CUDA graph is captured, by the documentation of `make_graphed_callables`.
-    contiguous_only: bool = False  # Whether it takes contiguous tensors alone, also to broadcast weights.
+    """Whether gradients leave a compiled backward pass before its end, as torch.compile splits graphs for DDP."""
+    capture_passes: int = 3  # Passes before a CUDA graph is captured, see `make_graphed_callables`.
+    contiguous_only: bool = False  # Whether it supports only contiguous tensors, also to broadcast weights.
 
 
 ENGINES = {
@@ -67,12 +67,14 @@ ENGINES = {
     ),
     "single": EngineKind(title="single process", on_ranks="dlbench.node.sync.engine:SingleEngine", synchronises=False),
 }
-"""Every engine by its name: the one place that a new engine is entered in."""
+"""Every engine by its name; a new engine is registered here."""
 
 
 def engine_title(name: str) -> str:
     """Returns an engine's title for reports; an unknown name is returned unchanged."""
-    return ENGINES[name].title if name in ENGINES else name
+    if name not in ENGINES:
+        return name
+    return ENGINES[name].title
 
 
 def _known_engine(value: object) -> str:
@@ -88,7 +90,9 @@ EngineName = Annotated[str, BeforeValidator(_known_engine), WithJsonSchema({"enu
 def key_for_name(name: str) -> str | None:
     """Returns the key for a name such as ``HOROVOD_FUSION_THRESHOLD`` or ``bucket_cap_mb``; None: unknown name."""
     key = (HOROVOD_VARIABLES | _OTHER_NAMES).get(name.lower().removeprefix("horovod_"))
-    return f"{key}, e.g. {key}=25MiB" if key == "sync.fusion" else key
+    if key == "sync.fusion":
+        return f"{key}, e.g. {key}=25MiB"
+    return key
 
 
 class HorovodSettings(Spec):
@@ -99,7 +103,7 @@ class HorovodSettings(Spec):
             "cycle_time_ms",
             "engine.autotunes",
             False,
-            why="engine.horovod.autotune searches fusion and cycle time itself",
+            why="engine.horovod.autotune tunes fusion and cycle time",
         ),
         ActsIf(
             "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",

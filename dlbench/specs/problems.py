@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import types
 import typing
@@ -16,8 +17,8 @@ from pydantic_core import ErrorDetails
 from dlbench.errors import nearest
 from dlbench.specs.base import MAX_COUNT, Form, size_in_bytes
 
-_SHOWN = 80  # Characters of a wrong value that are repeated.
-_MOST_OTHERS = 8  # Further wrong places that are named with what would be right.
+_SHOWN = 80  # Largest number of characters of a wrong value in a message.
+_MOST_OTHERS = 8  # Largest number of further problems in a message.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,19 +44,20 @@ def keys_of(model: type[BaseModel], values: Mapping[str, Any], path: tuple[str, 
     """Yields the keys of a specification in the order of its fields; `values` select branches of unions."""
     for name, field in model.model_fields.items():
         value = values.get(name)
-        below = value if isinstance(value, Mapping) else {}
-        # A mapping has keys of the site's own choice (``launch.environment``).
-        models = [] if typing.get_origin(field.annotation) is dict else chosen(models_in(field.annotation), below)
-        if not models:
+        below: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+        models = chosen(models_in(field.annotation), below)
+        # The keys of a mapping such as ``launch.environment`` are not fixed.
+        if not models or typing.get_origin(field.annotation) is dict:
             yield Key(path=(*path, name), field=field)
+            continue
         for inner in models:
             yield from keys_of(inner, below, (*path, name))
 
 
 def chosen(models: list[type[BaseModel]], values: Mapping[str, Any]) -> list[type[BaseModel]]:
     """Returns the branches of a union that ``family`` or ``format`` in the values select; all if none does."""
-    matching = [m for m in models if any(values.get(name) in tags_of(m) for name in ("family", "format"))]
-    return matching or models
+    tags = {values.get("family"), values.get("format")}
+    return [model for model in models if not tags.isdisjoint(tags_of(model))] or models
 
 
 def tags_of(model: type[BaseModel]) -> tuple[object, ...]:
@@ -72,7 +74,8 @@ def models_in(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if typing.get_origin(annotation) in (typing.Union, types.UnionType, typing.Annotated, dict):
-        return [m for part in typing.get_args(annotation) for m in models_in(part)]
+        parts = map(models_in, typing.get_args(annotation))
+        return list(itertools.chain.from_iterable(parts))
     return []
 
 
@@ -85,7 +88,9 @@ def branches(annotation: object, metadata: tuple[object, ...] = ()) -> Iterator[
         for argument in arguments:
             yield from branches(argument, metadata)
     else:
-        flat = (part for entry in metadata for part in (entry.metadata if isinstance(entry, FieldInfo) else (entry,)))
+        flat: list[object] = []
+        for entry in metadata:
+            flat += entry.metadata if isinstance(entry, FieldInfo) else [entry]
         yield annotation, tuple(flat)
 
 
@@ -98,19 +103,20 @@ def is_size_reader(metadata: object) -> bool:
 class Problem:
     """The first problem of some settings in parts, and the others as text."""
 
-    path: tuple[str, ...]  # Keys that lead to it, and numbers of entries of a list; empty: the whole.
-    what: str  # What would be right.
-    known: tuple[str, ...]  # Of an unknown key: those that may stand there; else empty.
-    others: tuple[str, ...]  # Further places where something is wrong, each with what would be right.
+    path: tuple[str, ...]  # Keys and list indices that lead to the wrong value; empty: the whole.
+    what: str  # The problem and its remedy, e.g. ``must be 1 or more``.
+    known: tuple[str, ...]  # For an unknown key the valid keys of its section; else empty.
+    others: tuple[str, ...]  # Further problems as text.
 
     def __str__(self) -> str:
-        places = [_said(self.path, self.what), *self.others[:_MOST_OTHERS]]
-        num_hidden = len(self.others) - _MOST_OTHERS
-        return "; ".join(places) + (f" (and {num_hidden} more)" if num_hidden > 0 else "")
+        text = "; ".join([_problem_text(self.path, self.what), *self.others[:_MOST_OTHERS]])
+        if len(self.others) > _MOST_OTHERS:
+            text += f" (and {len(self.others) - _MOST_OTHERS} more)"
+        return text
 
 
-def _said(path: tuple[str, ...], words: str) -> str:
-    return f"{'.'.join(path)}: {words}" if path else words
+def _problem_text(path: tuple[str, ...], words: str) -> str:
+    return ": ".join(filter(None, (".".join(path), words)))
 
 
 def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
@@ -120,19 +126,17 @@ def problem_of(model: type[BaseModel], error: ValidationError) -> Problem:
     words_by_path: dict[tuple[str, ...], str] = {}
     for item in (first, *details):
         place = _place(model, item)
-        for key in _required(place) if item["type"] == "missing" else [place]:
-            words_by_path.setdefault(key.path, _what(item, key))
-    path, *others = words_by_path
-    valid_keys = _known(_place(model, first)) if first["type"] == "extra_forbidden" else ()
-    return Problem(
-        path,
-        words_by_path[path],
-        valid_keys,
-        tuple(_said(other_path, words_by_path[other_path]) for other_path in others),
-    )
+        keys = _required(place) if item["type"] == "missing" else [place]
+        for key in keys:
+            words_by_path.setdefault(key.path, _explanation(item, key))
+    valid_keys: tuple[str, ...] = ()
+    if first["type"] == "extra_forbidden":
+        valid_keys = _valid_keys(_place(model, first))
+    (path, words), *others = words_by_path.items()
+    return Problem(path, words, valid_keys, tuple(itertools.starmap(_problem_text, others)))
 
 
-def _known(place: _Place) -> tuple[str, ...]:
+def _valid_keys(place: _Place) -> tuple[str, ...]:
     return tuple(sorted({name for model in models_in(place.annotation) for name in model.model_fields}))
 
 
@@ -149,9 +153,11 @@ class _Place:
 def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
     """Returns the position of an error, without the tags of unions, which pydantic inserts between keys."""
     place = _Place((), model)
-    # A list that is too short lacks an entry: what is wrong is the list.
-    in_list = error["type"] == "missing" and isinstance(error["loc"][-1], int)
-    for part in error["loc"][:-1] if in_list else error["loc"]:
+    location = error["loc"]
+    if error["type"] == "missing" and isinstance(location[-1], int):
+        # A list is too short: the problem is that of the list, not of the missing entry.
+        location = location[:-1]
+    for part in location:
         place = _below(place, part)
     if error["type"] == "extra_forbidden":
         return _Place((*place.path, str(error["loc"][-1])), place.annotation)
@@ -163,12 +169,14 @@ def _place(model: type[BaseModel], error: ErrorDetails) -> _Place:
 def _required(place: _Place) -> Iterator[_Place]:
     """Yields the keys without a default in a missing section (in a union, its tag), or the position itself."""
     models = models_in(place.annotation)
-    names = [
-        name for model_type in models[:1] for name, field in model_type.model_fields.items() if field.is_required()
-    ]
+    names: list[str] = []
+    if models:
+        names = [name for name, field in models[0].model_fields.items() if field.is_required()]
+    if len(models) > 1:
+        names = names[:1]
     if not names:
         yield place
-    for name in names if len(models) == 1 else names[:1]:
+    for name in names:
         yield from _required(_below(place, name))
 
 
@@ -181,30 +189,33 @@ def _below(place: _Place, part: int | str) -> _Place:
         if origin is dict:
             return _Place(path, arguments[1])
         if origin is tuple and isinstance(part, int):
-            return _Place(path, arguments[0 if Ellipsis in arguments else part])
-    fields = [
-        model_type.model_fields[str(part)]
-        for model_type in models_in(place.annotation)
-        if part in model_type.model_fields
-    ]
+            if Ellipsis in arguments:
+                part = 0
+            return _Place(path, arguments[part])
+    models = models_in(place.annotation)
+    fields = [model.model_fields[str(part)] for model in models if part in model.model_fields]
     if fields:
-        # Of a union before its tag is known: the tag's own values of all branches.
-        annotation = fields[0].annotation if len(fields) == 1 else typing.Union[*(field.annotation for field in fields)]
+        # Several fields are the tag of a union, whose value is not known yet.
+        types_allowed: object = fields[0].annotation
+        if len(fields) > 1:
+            types_allowed = typing.Union[*(field.annotation for field in fields)]
         default = fields[0].get_default(call_default_factory=True)
-        return _Place(path, annotation, tuple(fields[0].metadata), default)
-    tagged = [model_type for model_type in models_in(place.annotation) if part in tags_of(model_type)]
-    return _Place(place.path, tagged[0]) if tagged else place
+        return _Place(path, types_allowed, tuple(fields[0].metadata), default)
+    for model in models:
+        if part in tags_of(model):
+            return _Place(place.path, model)
+    return place
 
 
-def _what(error: ErrorDetails, place: _Place) -> str:
+def _explanation(error: ErrorDetails, place: _Place) -> str:
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
-        return f"unknown key; {nearest(place.path[-1], _known(place))}"
+        return f"unknown key; {nearest(place.path[-1], _valid_keys(place))}"
     if kind in ("value_error", "assertion_error"):
         message = error["msg"].partition(", ")[2]
         return message[:1].lower() + message[1:]
     if kind == "json_invalid":
-        return "is no JSON"
+        return "is not JSON"
     if kind == "union_tag_invalid":
         value = value[place.path[-1]] if isinstance(value, Mapping) else getattr(value, place.path[-1])
     right = _right(place, value, is_too_large=kind.startswith("less_than"))
@@ -218,7 +229,9 @@ def _shown(value: object) -> str:
         return "keys and values"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_shown, value))}]"[:_SHOWN]
-    return json.dumps(value) if isinstance(value, bool | None) else repr(value)[:_SHOWN]
+    if isinstance(value, bool | None):
+        return json.dumps(value)
+    return repr(value)[:_SHOWN]
 
 
 def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -> str:
@@ -239,34 +252,55 @@ def _right(place: _Place, value: object = None, *, is_too_large: bool = False) -
         elif annotation in (int, float):
             words.append(_number_words(annotation, metadata, is_too_large))
         elif annotation is str:
-            max_length, min_length = _bound(metadata, "max_length"), _bound(metadata, "min_length")
-            form = " of the form that `dlbench show` gives" if _bound(metadata, "pattern") is not None else ""
-            form += f" of at most {max_length} characters" if max_length else ""
-            words.append(f"a text{form}{' that is not empty' if min_length else ''}")
+            words.append(_text_words(metadata))
         elif annotation is not type(None):
-            keys = [
-                name
-                for model_type in models_in(annotation)
-                if model_type is annotation
-                for name in model_type.model_fields
-            ]
-            words.append(f"keys and values{': ' if keys else ''}{', '.join(keys[:3])}{', ...' if keys[3:] else ''}")
-    chosen = " or ".join(filter(None, (", ".join(literals[:-1]), *literals[-1:])))
-    null = "null" if any(annotation is type(None) for annotation, _ in branches(place.annotation)) else ""
-    return ", or ".join(dict.fromkeys(filter(None, (*words, chosen, null))))
+            words.append(_keys_words(annotation))
+    if literals:
+        words.append(" or ".join(filter(None, (", ".join(literals[:-1]), literals[-1]))))
+    if any(annotation is type(None) for annotation, _ in branches(place.annotation)):
+        words.append("null")
+    return ", or ".join(dict.fromkeys(words))
+
+
+def _keys_words(annotation: object) -> str:
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return "keys and values"
+    keys = list(annotation.model_fields)
+    text = f"keys and values: {', '.join(keys[:3])}"
+    if len(keys) > 3:
+        text += ", ..."
+    return text
+
+
+def _text_words(metadata: tuple[object, ...]) -> str:
+    words = "a text"
+    if _bound(metadata, "pattern") is not None:
+        words += " of the form that `dlbench show` prints"
+    if max_length := _bound(metadata, "max_length"):
+        words += f" of at most {max_length} characters"
+    if _bound(metadata, "min_length"):
+        words += " that is not empty"
+    return words
 
 
 def _list_words(arguments: tuple[object, ...], metadata: tuple[object, ...], place: _Place, value: object) -> str:
     """Returns an example of a list, e.g. its default; for a value without brackets, the same in brackets."""
-    count = "" if Ellipsis in arguments else f" of {len(arguments)}"
-    min_length = _bound(metadata, "min_length")
     element = _right(_Place((), arguments[0]))
-    example = _shown(place.default) if isinstance(place.default, tuple) and place.default else ""
+    words = "a list"
+    if Ellipsis not in arguments:
+        words += f" of {len(arguments)}"
+    if min_length := _bound(metadata, "min_length"):
+        words += f" of {min_length} or more"
+    words += f" in brackets, each {element}"
+    example = ""
+    if isinstance(place.default, tuple) and place.default:
+        example = _shown(place.default)
     is_number = type(value) is int and value > 0 and Ellipsis in arguments and element.startswith("a whole number")
     if is_number or (isinstance(value, str) and "," in value):
         example = f"[{value}]"
-    hint = f", e.g. {example}" if example and " e.g. " not in element else ""
-    return f"a list{count}{f' of {min_length} or more' if min_length else ''} in brackets, each {element}{hint}"
+    if example and " e.g. " not in element:
+        words += f", e.g. {example}"
+    return words
 
 
 def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool) -> str:
@@ -276,15 +310,19 @@ def _number_words(kind: object, metadata: tuple[object, ...], is_too_large: bool
         minimum, above = above + 1, None
     if kind is int and (below := _bound(metadata, "lt")) is not None:
         maximum = below - 1
-    if maximum is None or (maximum == MAX_COUNT and not is_too_large):  # which nobody comes near to
-        if minimum is not None:
-            return f"{noun} of {minimum:,} or more"
-        return noun if above is None else f"{noun} above {above:g}"
-    return (
-        f"{noun} above {above:g}, at most {maximum:,}" if minimum is None else f"{noun} from {minimum:,} to {maximum:,}"
-    )
+    # MAX_COUNT is mentioned only if the value exceeds it.
+    is_limited = maximum is not None and (maximum != MAX_COUNT or is_too_large)
+    if minimum is not None and is_limited:
+        return f"{noun} from {minimum:,} to {maximum:,}"
+    if minimum is not None:
+        return f"{noun} of {minimum:,} or more"
+    if is_limited:
+        return f"{noun} above {above:g}, at most {maximum:,}"
+    if above is not None:
+        return f"{noun} above {above:g}"
+    return noun
 
 
 def _bound(metadata: tuple[object, ...], name: str) -> typing.Any:
-    values = [value for entry in metadata if (value := getattr(entry, name, None)) is not None]
-    return values[-1] if values else None
+    values = [getattr(entry, name, None) for entry in metadata]
+    return next((value for value in reversed(values) if value is not None), None)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainSerializer, PlainValidator, WithJsonSchema, model_validator
 
 from dlbench.specs.base import MAX_COUNT, ActsIf, Bytes, Count, CountOrZero, Flag, Ranks, Spec
-from dlbench.units import exact_bytes, format_bytes, parse_bytes
+from dlbench.units import counted, exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
-ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # What they do not send is added to the next step's gradients.
-GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # Those that treat ranks of a group apart.
+ERROR_FEEDBACK: tuple[Wire, ...] = (
+    "topk",
+    "powersgd",
+)  # Formats that add unsent values to the gradients of the next step.
+GROUPED: tuple[Exchange, ...] = (
+    "hierarchical",
+    "leader",
+    "hybrid",
+)  # Exchanges in two levels: within groups of ranks, and across.
 NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
-"""Those that the engine's library does by itself, and none; all others are made of dlbench's own messages."""
+"""Exchanges of the engine's library, and none; all others consist of dlbench's own messages."""
 UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
-MGWFBP_STEPS = 4  # Warm-up steps that own:mgwfbp needs before it can merge: one that sets up, three watched.
+MGWFBP_STEPS = 4  # Warm-up steps of own:mgwfbp before it merges: one for set-up, three observed.
 
 _RULE_WORDS = {"none": "own message per tensor", "single": "own single message", "mgwfbp": "own buckets by MG-WFBP"}
-OWN_AUTO = "own:25MiB"  # What `auto` is where dlbench itself exchanges: the size of DDP's buckets.
-_LEAST_FUSION = 1024  # Bytes. What is less is a number of MiB without its unit, as DDP's bucket_cap_mb takes it.
+OWN_AUTO = "own:25MiB"  # Meaning of `auto` if dlbench exchanges: the size of DDP's buckets.
+_LEAST_FUSION = 1024  # Bytes; a smaller number is probably in MiB without its unit, as in DDP's bucket_cap_mb.
 _FORMER = {"backend": "auto", "single": "own:single", "mgwfbp": "own:mgwfbp"}
 
 
@@ -31,11 +39,12 @@ class Fusion:
 
     by: Literal["library", "dlbench"]
     rule: Literal["auto", "none", "size", "single", "mgwfbp"]
-    bytes: int | None = None  # Of rule `size`: the size of a message, or at least so much where dlbench joins.
+    bytes: int | None = None  # For rule `size`: the message size; the minimum size if dlbench joins.
 
     def __str__(self) -> str:
-        text = self.rule if self.bytes is None else exact_bytes(self.bytes)
-        return text if self.by == "library" else f"own:{text}"
+        prefix = "" if self.by == "library" else "own:"
+        size = self.rule if self.bytes is None else exact_bytes(self.bytes)
+        return f"{prefix}{size}"
 
     @property
     def words(self) -> str:
@@ -57,26 +66,26 @@ def read_fusion(value: object) -> Fusion:
     if text in _BY_NAME:
         return _BY_NAME[text]
     if text in _FORMER:
-        raise ValueError(f"{text} is spelt {_FORMER[text]}")
+        raise ValueError(f"{text} was renamed to {_FORMER[text]}")
     prefix = "own:" if text.startswith("own:") else ""
     size = text.removeprefix(prefix).removeprefix("size:")
-    try:
-        num_bytes = -1 if isinstance(value, bool | float) else parse_bytes(size)
-    except ValueError:
-        num_bytes = -1
+    num_bytes = -1
+    if not isinstance(value, bool | float):
+        with contextlib.suppress(ValueError):
+            num_bytes = parse_bytes(size)
     if not 0 <= num_bytes <= MAX_COUNT:
         raise ValueError(
-            "must be auto, none, or a size such as 64MiB, by which Horovod or DDP fuses; or dlbench's own buckets: "
+            "must be auto, none, or a size such as 64MiB for the fusion of Horovod or DDP; or dlbench's own buckets: "
             f"own:64MiB, own:none, own:single or own:mgwfbp; got {value!r}"
         )
     if num_bytes == 0:
         raise ValueError(f"fusion is switched off by {prefix}none, not by {text}")
     if text.startswith("size:"):
-        raise ValueError(f"dlbench's own buckets are spelt own:{size}; {size} is the fusion of Horovod or DDP")
+        raise ValueError(f"dlbench's own buckets are written own:{size}; {size} is the fusion of Horovod or DDP")
     if num_bytes < _LEAST_FUSION:
-        unit = "byte" if num_bytes == 1 else "bytes"
-        raise ValueError(f"{text} is {num_bytes} {unit}: write {prefix}{num_bytes}MiB (least: 1KiB)")
-    return Fusion(by="dlbench" if prefix else "library", rule="size", bytes=num_bytes)
+        raise ValueError(f"{text} is {counted(num_bytes, 'byte')}: write {prefix}{num_bytes}MiB (minimum: 1KiB)")
+    by: Literal["library", "dlbench"] = "dlbench" if prefix else "library"
+    return Fusion(by=by, rule="size", bytes=num_bytes)
 
 
 FusionSetting = Annotated[
@@ -190,7 +199,9 @@ class SyncSpec(Spec):
     @property
     def fusion_in_force(self) -> Fusion:
         """The fusion, with `auto` resolved if dlbench exchanges; otherwise `auto` means the library's size."""
-        return read_fusion(OWN_AUTO) if self.is_own and self.fusion == AUTO else self.fusion
+        if self.is_own and self.fusion == AUTO:
+            return read_fusion(OWN_AUTO)
+        return self.fusion
 
     @property
     def library_fusion(self) -> Fusion:
@@ -251,5 +262,5 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
             "sync.fusion"
         )
     if sync.wire == "topk" and sync.exchange != "flat":
-        return "sync.wire topk: sparse messages go flat only; use sync.exchange flat"
+        return "sync.wire topk: sparse messages need the flat exchange; use sync.exchange flat"
     return None

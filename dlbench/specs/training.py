@@ -20,11 +20,11 @@ from dlbench.specs.out_of_core import MemorySpec, Recompute, Swap
 
 Where = Literal["row", "below", "between", "beyond"]
 
-DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Forms of decay with a last step and a rate of their own there.
+DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Decays with a last step and an end rate.
 
 WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Seconds of warm-up and measurement on GPUs, unless the plan says others: clocks and temperature settle in tens of
-seconds, and power is read once a second."""
+"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power is
+read once per second."""
 
 TABLE = "train.optimizer.learning_rate_table"
 
@@ -57,35 +57,40 @@ class Place:
     """The position of a global batch in a learning rate table."""
 
     where: Where
-    row: RatePoint  # That batch's row, else the nearest below it; below the first row, the first.
-    above: RatePoint | None  # The next row, where the batch lies between two.
-    learning_rate: float  # As the table has it; see `place_in`.
+    row: RatePoint  # The batch's row, else the nearest below it; below the first row, the first.
+    above: RatePoint | None  # The next row, if the batch is between two.
+    learning_rate: float  # From the table; see `place_in`.
 
 
 def place_in(table: Sequence[RatePoint], batch: int, *, below: Literal["linear", "sqrt"]) -> Place:
     """Returns the learning rate of a global batch.
 
-    A row's batch has the row's rate. Between two rows the rate is interpolated linearly in the batch, so it never
-    leaves what was published on either side, and the rest is the lower row's. Below the first row the rate is scaled
-    down from it. Beyond the last one it is the last row's: no published rule holds there.
+    Between two rows the rate is interpolated linearly in the batch, so that it stays between the published rates; all
+    other values are those of the lower row. Below the first row the rate is scaled down from it. Beyond the last row it
+    is constant, because no published rule applies there.
 
-    `batch`: samples of one step over all ranks. `below`: how rates are scaled below the first row: linear (Goyal et al.
-    2017, section 2.1) or with the square root (You et al. 2019, section 4, for LAMB).
+    `batch`: samples per step over all ranks. `below`: scaling below the first row: linear (Goyal et al. 2017, section
+    2.1) or with the square root (You et al. 2019, section 4, for LAMB).
     """
     first, last = table[0], table[-1]
     for row in table:
         if row.batch == batch:
             return Place(where="row", row=row, above=None, learning_rate=row.learning_rate)
     if batch < first.batch:
-        ratio = batch / first.batch
-        rate = first.learning_rate * (ratio if below == "linear" else math.sqrt(ratio))
-        return Place(where="below", row=first, above=None, learning_rate=rate)
+        scale = _batch_scale(batch / first.batch, below)
+        return Place(where="below", row=first, above=None, learning_rate=first.learning_rate * scale)
     for row, above in pairwise(table):
         if row.batch < batch < above.batch:
             share = (batch - row.batch) / (above.batch - row.batch)
             rate = row.learning_rate + (above.learning_rate - row.learning_rate) * share
             return Place(where="between", row=row, above=above, learning_rate=rate)
     return Place(where="beyond", row=last, above=None, learning_rate=last.learning_rate)
+
+
+def _batch_scale(ratio: float, rule: str) -> float:
+    if rule == "linear":
+        return ratio
+    return math.sqrt(ratio)
 
 
 def table_problem(table: Sequence[RatePoint], reference_batch: int | None) -> str | None:
@@ -96,7 +101,7 @@ def table_problem(table: Sequence[RatePoint], reference_batch: int | None) -> st
     if batches != sorted(set(batches)):
         return "the batches of learning_rate_table must ascend"
     if reference_batch is not None and reference_batch not in batches:
-        return f"reference_batch {reference_batch} is no row of learning_rate_table"
+        return f"reference_batch {reference_batch} is not a row of learning_rate_table"
     for row in table:
         for steps, epochs in (("warmup_steps", "warmup_epochs"), ("total_steps", "total_epochs")):
             if getattr(row, steps) is not None and getattr(row, epochs) is not None:
@@ -160,8 +165,8 @@ class OptimizerSpec(Spec):
     def peak(self, global_batch: int) -> float:
         """Returns the learning rate after warm-up, scaled with the global batch (samples) if that is set.
 
-        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; all of
-        its rates are multiplied with what learning_rate is over that of the row of reference_batch.
+        Linear: Goyal et al. 2017, section 2.1. Square root: You et al. 2019, for LAMB. Table: see `place_in`; its rates
+        are scaled so that the row of reference_batch has learning_rate.
         """
         if self.learning_rate_scaling == "none" or self.reference_batch is None:
             return self.learning_rate
@@ -169,14 +174,14 @@ class OptimizerSpec(Spec):
         if place is not None:
             reference_row = next(row for row in self.learning_rate_table if row.batch == self.reference_batch)
             return place.learning_rate * (self.learning_rate / reference_row.learning_rate)
-        ratio = global_batch / self.reference_batch
-        return self.learning_rate * (ratio if self.learning_rate_scaling == "linear" else math.sqrt(ratio))
+        return self.learning_rate * _batch_scale(global_batch / self.reference_batch, self.learning_rate_scaling)
 
     def place(self, global_batch: int) -> Place | None:
         """Returns the position of a global batch in the table; None without a table."""
         if self.learning_rate_scaling != "table":
             return None
-        return place_in(self.learning_rate_table, global_batch, below="sqrt" if self.name == "lamb" else "linear")
+        below: Literal["linear", "sqrt"] = "sqrt" if self.name == "lamb" else "linear"
+        return place_in(self.learning_rate_table, global_batch, below=below)
 
     @model_validator(mode="after")
     def _scaling_has_reference(self) -> Self:
@@ -258,8 +263,8 @@ class ScheduleSpec(Spec):
             ("total_steps", "total_epochs", self.total_steps is not None and self.total_epochs is not None),
             ("step_boundaries", "epoch_boundaries", bool(self.step_boundaries) and bool(self.epoch_boundaries)),
         )
-        for steps, epochs, both in pairs:
-            if both:
+        for steps, epochs, are_both_set in pairs:
+            if are_both_set:
                 raise ValueError(f"{steps} and {epochs} exclude each other")
         if self.decay in DECAYS_TO_AN_END and self.total_steps is None and self.total_epochs is None:
             raise ValueError(f"decay {self.decay} needs total_steps or total_epochs")
@@ -355,7 +360,8 @@ class TrainSpec(Spec):
         for part in ("warmup", "total"):
             steps, epochs = getattr(row, f"{part}_steps"), getattr(row, f"{part}_epochs")
             if epochs is not None:
-                schedule |= {f"{part}_epochs": epochs, f"{part}_steps": 0 if part == "warmup" else None}
+                no_steps = 0 if part == "warmup" else None
+                schedule |= {f"{part}_epochs": epochs, f"{part}_steps": no_steps}
             elif steps is not None:
                 schedule |= {f"{part}_steps": round(steps * ratio), f"{part}_epochs": None}
         return self.model_copy(
@@ -372,13 +378,17 @@ class TrainSpec(Spec):
             return schedule.total_epochs / preset_schedule.total_epochs
         own_samples = self._total_samples(preset_schedule, self.optimizer.reference_batch or global_batch)
         samples = self._total_samples(schedule, global_batch)
-        return samples / own_samples if own_samples and samples else 1.0
+        if not own_samples or not samples:
+            return 1.0
+        return samples / own_samples
 
     @staticmethod
     def _total_samples(schedule: ScheduleSpec, batch: int) -> float | None:
-        if schedule.total_epochs is not None:
-            return schedule.total_epochs * schedule.epoch_samples if schedule.epoch_samples else None
-        return None if schedule.total_steps is None else float(schedule.total_steps * batch)
+        if schedule.total_epochs is not None and schedule.epoch_samples:
+            return schedule.total_epochs * schedule.epoch_samples
+        if schedule.total_epochs is None and schedule.total_steps is not None:
+            return float(schedule.total_steps * batch)
+        return None
 
     @property
     def is_in_core(self) -> bool:
@@ -400,8 +410,8 @@ class TrainSpec(Spec):
     @model_validator(mode="after")
     def _memory_methods_agree(self) -> Self:
         if self.is_planned and self.memory.capacity is None:
-            which = "recompute" if self.recompute == "planned" else "swap"
-            raise ValueError(f"{which} planned needs memory.capacity, e.g. 8GiB or 50%")
+            key = "recompute" if self.recompute == "planned" else "swap"
+            raise ValueError(f"{key} planned needs memory.capacity, e.g. 8GiB or 50%")
         if (self.recompute, self.swap) in (("blocks", "planned"), ("planned", "offload"), ("planned", "streamed")):
             raise ValueError(
                 f"recompute {self.recompute} and swap {self.swap} exclude each other: a plan decides for every block; "
@@ -413,7 +423,9 @@ class TrainSpec(Spec):
 
     @model_validator(mode="after")
     def _graphs_are_possible(self) -> Self:
-        setting = f"compile {self.compile}" if self.compile in ("reduce-overhead", "max-autotune") else ""
+        setting = ""
+        if self.compile in ("reduce-overhead", "max-autotune"):
+            setting = f"compile {self.compile}"
         if self.cuda_graphs != "none":
             setting = f"cuda_graphs {self.cuda_graphs}"
             if self.compile != "none":
@@ -422,13 +434,13 @@ class TrainSpec(Spec):
                 )
             if self.optimizer_state == "host":
                 raise ValueError(
-                    f"{setting} and optimizer_state host exclude each other: a replay waits for no parameter"
+                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for updated parameters"
                 )
         if setting and not self.is_in_core:
-            raise ValueError(f"{setting} needs recompute and swap none: a replay frees and brings back nothing")
+            raise ValueError(f"{setting} needs recompute and swap none: a replay cannot free or restore activations")
         if setting and self.gradient_accumulation > 1:
             raise ValueError(
-                f"{setting} needs gradient_accumulation 1: each replay writes its gradients over those of the part before"
+                f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients of the part before"
             )
         return self
 
@@ -485,7 +497,7 @@ class MeasureSpec(Spec):
             why="measure.until quality ends by its target",
         ),
         ActsIf(
-            "noise_scale", "workload.model.computes", why="gradients of a paced network are made up, and have no noise"
+            "noise_scale", "workload.model.computes", why="gradients of a paced network are generated, without noise"
         ),
     )
 
@@ -516,24 +528,25 @@ class MeasureSpec(Spec):
         if self.until != "steps":
             return 0.0, 0.0
         warmup_s, measured_s = (WARMUP_S, MEASURED_S) if on_gpu else (0.0, 0.0)
-        return (
-            warmup_s if self.warmup_s is None else self.warmup_s,
-            measured_s if self.measured_s is None else self.measured_s,
-        )
+        if self.warmup_s is not None:
+            warmup_s = self.warmup_s
+        if self.measured_s is not None:
+            measured_s = self.measured_s
+        return warmup_s, measured_s
 
 
 def goal_problem(train: TrainSpec, quality: QualitySpec, *, global_batch: int, starts_from: str | None) -> str | None:
     """Returns why training to the target is refused, with a remedy; `starts_from` None: random weights."""
     if quality.starts_from == "checkpoint" and starts_from is None:
         return (
-            f"this recipe reaches {quality.target:g} from trained weights only: give checkpoint.initialize_from a "
-            "checkpoint of the phase before (a published one as safetensors, or dlbench's own)"
+            f"this recipe reaches {quality.target:g} from trained weights only: set checkpoint.initialize_from to a "
+            "checkpoint of the previous phase (a published one as safetensors, or dlbench's own)"
         )
     place = train.optimizer.place(global_batch)
     if place is not None and place.where == "beyond":
         return (
-            f"a global batch of {global_batch:,} is beyond the last row of {TABLE} ({place.row.batch:,}): no rate is "
-            "published that reaches the target there; use fewer ranks or a smaller train.batch_per_rank"
+            f"a global batch of {global_batch:,} is beyond the last row of {TABLE} ({place.row.batch:,}): no "
+            "published rate reaches the target there; use fewer ranks or a smaller train.batch_per_rank"
         )
     return None
 
@@ -546,13 +559,13 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
     batch, row = f"a global batch of {global_batch:,}", f"{place.row.batch:,}"
     if place.where == "beyond":
         return (
-            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate it keeps: speed is measured, but its "
-            "losses show no recipe that converges"
+            f"{batch} is beyond the last row of {TABLE} ({row}), whose rate is used: speed is measured, but the recipe "
+            "is not known to converge"
         )
     if place.where == "below":
-        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from there, not published"
+        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from that row, and not published"
     assert place.above is not None
     return (
-        f"{batch} lies between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, not "
+        f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "
         "published"
     )
