@@ -310,7 +310,7 @@ def test_other_sizes_are_refused_or_named(tmp_path: Path, old: Path) -> None:
     # What the baseline has and the candidate lacks must not pass.
     result = call("check", "--baseline", both, "--candidate", old)
     assert result.exit_code == 6
-    assert "B has no run with figures here" in " ".join(result.output.split())
+    assert "B has no run with figures at this point" in " ".join(result.output.split())
 
 
 def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
