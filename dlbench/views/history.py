@@ -29,7 +29,7 @@ class HistoryView(ReportView):
         words = (
             found.finding,
             *[f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED],
-            *(f"{one.label}: {one.odd_nights}" for one in found.series if one.newest),
+            *(f"{one.label}: {one.newest_nights_text}" for one in found.series if one.newest),
             *(f"Slow now: {host.sentence}." for host in found.nodes.slow),
         )
         changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
