@@ -151,7 +151,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     """
     check_writable(output)
     require_modules("comm import", "numpy", "scipy")
-    from dlbench.comm.imports import import_tables
+    from dlbench.comm.imports import ImportOptions, import_tables
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.units import utc_now
 
@@ -160,7 +160,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    found = import_tables(files, system=system, fitted=utc_now(), **unsaid)
+    found = import_tables(files, system=system, fitted=utc_now(), options=ImportOptions(**unsaid))
     _show_fit(found, output)
 
 
