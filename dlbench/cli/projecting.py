@@ -95,7 +95,7 @@ def projected(
     if there is not None and there.system == group.system:
         group, there = there, None
     way = _way(question.overrides, there or group)
-    projection = step.project(group, question.targets, way=way, misses=misses_of(rows, group.system), there=there)
+    projection = step.project(group, question.targets, method=way, misses=misses_of(rows, group.system), other_system=there)
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:
@@ -106,7 +106,7 @@ def projected(
             sections.append(cost)
         elif question.price[0] is not None:
             click.echo(f"dlbench: --price-per-node-hour: no price of {group.title}: its batch is not known", err=True)
-    return projected_group(name, group, projection, ledger=rows, more=sections)
+    return projected_group(name, group, projection, ledger=rows, more_sections=sections)
 
 
 def _strategies_section(
@@ -122,7 +122,7 @@ def _strategies_section(
     # Of another system no run is a measurement.
     measured = () if there else measured_rows(case, group, asked.groups)
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
-    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked.names, own=strategy)
+    rows = projected_rows(case, projection.targets, is_strong=is_strong, strategies=asked.names, own_strategy=strategy)
     return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 
 
