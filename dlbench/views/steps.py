@@ -159,7 +159,7 @@ def steps_sheet(found: StepDistribution) -> Sheet[StepPoint]:
             StepPoint,
             *("ranks", "nodes", "is_baseline", "run_ids", "num_steps", "num_warmup"),
             *("p50", "p95", "p99", "longest", "fence", "outlier_share"),
-            Column("outlier_steps", "Outliers" if has_outliers else "", lambda one: one.num_outliers, outliers),
+            Column("outlier_steps", "Outliers" if has_outliers else "", "num_outliers", outliers),
             *("autocorrelation", "interval=p50.kind"),
             titles=hidden | ({} if has_outliers else {"fence_s": ""}),
         ),
