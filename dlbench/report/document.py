@@ -24,7 +24,6 @@ FEW_CARDS = 6  # Cards with facts below a wide picture at most; more become line
 
 
 def _clean(instance: object, *names: str) -> None:
-    """Cleans the texts in fields of a frozen dataclass, also within tuples."""
     for name in names:
         object.__setattr__(instance, name, cleaned(getattr(instance, name)))
 

@@ -176,16 +176,9 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
 ) -> dict[str, Any]:
     """Returns metadata of a dataclass field that is a column; `columns_of` reads it.
 
-    Args:
-        title: Title for people; empty: for programs only.
-        name: Name for programs; None: the name of the field; empty: for people only.
-        value: Makes the raw value of the field's value; not called for None.
-        text: Makes the text for people of the field's value; not called for None.
-        missing: Text for people in place of None.
-        unit: Unit of plain numbers.
-        has_interval: Whether programs get the interval; None: fields annotated as `Estimate` do.
-        is_brief: Whether narrow formats show it.
-        limit: Characters of a text.
+    The arguments are those of `Column`. Without a name the column has that of the field. `value` and `text` are
+    functions of the field's value, and not called for None, for which people read `missing`. Without `has_interval`
+    fields annotated as `Estimate` have an interval.
     """
 
     def raw(field_value: Any) -> Value:

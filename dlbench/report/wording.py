@@ -168,11 +168,7 @@ def estimate_parts(figure: Estimate, decimals: int | None = None) -> tuple[str, 
     decimals and one unit. Without an interval, or if its ends are equal in these digits, the unit decides.
 
     The interval is ``[low, high]`` if it has a level, ``(low to high)`` for a range, empty if there is none; the unit
-    is empty if table headers name it.
-
-    Args:
-        figure: The estimate.
-        decimals: Decimals of a factor without an interval; None: those of its unit.
+    is empty if table headers name it. `decimals` are those of a factor without an interval.
     """
     value, low, high = figure.value, figure.low, figure.high
     if low is None or high is None or is_point(figure) or not all(map(math.isfinite, (value, low, high))):

@@ -257,7 +257,6 @@ def _sentences(point: Decomposition) -> Iterator[str]:
 
 
 def _turned(estimate: Estimate, is_turned: bool) -> Estimate:
-    """Returns an estimate with the opposite sign, if wanted."""
     return estimate.mapped(operator.neg, estimate.unit) if is_turned else estimate
 
 

@@ -74,7 +74,6 @@ def _small_print(group: Section) -> Iterator[str]:
 
 
 def _without_repeated(group: Section, repeated: Sequence[str]) -> Section:
-    """Returns a group without the small print that is repeated in others; other sections are left alone."""
     if not group.is_group:
         return group
     sections = []

@@ -115,7 +115,6 @@ def _difference(
     expected: bool = False,
     keeps_apart: bool = False,
 ) -> RunDifference:
-    """Returns a difference; `groups` holds the group of each run, by run id."""
     different_values = []
     for value, run_ids in values:
         value_groups = tuple(dict.fromkeys(groups[run_id] for run_id in run_ids))
@@ -132,7 +131,6 @@ def _difference(
 
 
 def _overlap(groups_of_values: Sequence[tuple[str, ...]]) -> bool:
-    """Returns whether a group has more than one of the values."""
     groups = list(itertools.chain.from_iterable(groups_of_values))
     return len(groups) > len(set(groups))
 
@@ -193,7 +191,6 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _several_values(values_of_runs: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, Values]]:
-    """Yields keys that have several values among the runs (by run id), in the order of the runs and their keys."""
     keys: dict[str, None] = {}
     for values in values_of_runs.values():
         keys |= dict.fromkeys(values)

@@ -38,7 +38,6 @@ def run_doubts(run: Run) -> list[Doubt]:
 
 
 def _run_doubts(run: Run) -> list[Doubt]:
-    """Returns the warnings on a run, without those that concern all runs of a group together."""
     if run.record is None:
         return []
     ids = (run.plan.run_id,)
@@ -146,7 +145,6 @@ def _training(run: Run, record: Record, throughput: float) -> Warnings:
 
 
 def _of_attempt(run: Run, record: Record) -> tuple[str, Severity, str]:
-    """Returns the warning that earlier attempts at the run were interrupted, and how they affect its figures."""
     after = f"after interruption (attempt {record.attempt})"
     if not record.goes_on:
         return "attempt", "note", f"started again {after}: nothing of earlier attempts is in its figures"
@@ -231,7 +229,6 @@ def group_doubts(group: Group, table: RunTable) -> list[Doubt]:
 
 
 def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
-    """Yields warnings on ranks of one series with unequal cores or threads, which the series measures too."""
     cores: dict[str, set[int]] = {}
     threads: dict[str, set[int]] = {}
     for run in runs:
@@ -249,7 +246,6 @@ def _cores(runs: Sequence[Run]) -> Iterator[Doubt]:
 
 
 def _sessions(group: Group, table: RunTable) -> Iterator[Doubt]:
-    """Yields notes on runs that were not interleaved, and on pooled sessions."""
     unpaired = [point for point in group.points[1:] if not point.paired_with_baseline]
     if unpaired and len({run.plan.series.id for run in group.runs}) > 1:
         counts = f"runs at {', '.join(ranks_text(point.ranks) for point in unpaired)} and at the baseline"

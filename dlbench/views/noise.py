@@ -106,7 +106,6 @@ def samples_over(share: Estimate, large: int, small: int) -> Estimate:
 
 
 def _advice_text(share: Estimate | None, num_runs: int) -> str:
-    """Returns the advice in words; `num_runs` is the number of runs that measured the noise scale."""
     if share is None:
         return (
             f"unknown: the mean estimate of the squared gradient or of its variance is not positive in "

@@ -68,7 +68,6 @@ def _has_near(rank: RankResult) -> bool:
 
 
 def _unreachable(record: Record) -> str:
-    """Returns why GPUs of a node exchanged by the host's memory, or may have; empty if they did not."""
     num_gpus = Counter(rank.node_rank for rank in record.ranks if rank.gpu is not None)
     if max(num_gpus.values(), default=0) < 2:
         return ""

@@ -111,6 +111,7 @@ def _settings(groups: Sequence[ReportGroup]) -> list[str]:
     if len(groups) < 2:
         return [""] * len(groups)
     values = [dict(group.settings) for group in groups]
+
     def is_different(key: str) -> bool:
         return len({group_values.get(key) for group_values in values}) > 1
 
@@ -150,7 +151,6 @@ def _doubts(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[Doub
 
 
 def _words(groups: Sequence[ReportGroup], settings: Sequence[str]) -> list[str]:
-    """Returns the verdict of a single setting; of several the loss of each, and their common next step."""
     if len(groups) == 1:
         lines = [groups[0].verdict]
     else:

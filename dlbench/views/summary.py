@@ -62,7 +62,6 @@ def rating(group: ReportGroup, report: Report) -> Rating | None:
 
 
 def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
-    """Returns an efficiency to compare the largest point with, a fraction, and its description."""
     if len(group.points) == 1:
         return None
     last = group.largest
@@ -115,7 +114,6 @@ def _usual(trend: Trend) -> Rating:
 
 
 def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> list[Chart]:
-    """Returns the picture; none if no group has a second rank count."""
     if all(len(group.points) == 1 for group in groups):
         return []
     is_wide = len(groups) <= FEW_CARDS
@@ -143,7 +141,6 @@ def _efficiency_chart(groups: Sequence[ReportGroup], names: Sequence[str]) -> li
 
 
 def _rows(group: ReportGroup, name: str, *, is_wide: bool) -> list[dict[str, Any]]:
-    """Returns every rank count but the baseline, which is 100 % by definition; a group without others says so."""
     if len(group.points) == 1:
         place, ranks = place_of(group.baseline), group.baseline.ranks
         lone = {"value": None, "low": None, "high": None, "shown": "not measured", "basis": "", "is_last": True}
@@ -277,7 +274,6 @@ def _headline(group: ReportGroup) -> tuple[str, tuple[str, ...]]:
 
 
 def _machine(group: ReportGroup, report: Report) -> str:
-    """Returns nodes, GPU or CPU model and cores, as far as the runs' records have them."""
     name = group.condition("system")
     system = next((system for system in report.all_of(SystemDescription) if system.name == name), None)
     nodes = counted(group.largest.nodes, "node")

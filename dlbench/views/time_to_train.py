@@ -287,7 +287,6 @@ def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
 
 
 def _start_s(run: Run) -> float:
-    """Returns the seconds from the start of the slowest process to the first step, staging included."""
     if run.record is None:
         return 0.0
     return max((rank.startup_s for rank in run.record.ranks), default=0.0)
@@ -390,13 +389,11 @@ def _answer(goal: Goal, points: Sequence[TrainingPoint], limits: Sequence[_Limit
 
 
 def _may_meet(limit: _Limit, point: TrainingPoint) -> bool:
-    """Returns whether the interval of a figure reaches below the limit."""
     low = limit.figure(point).low
     return low is not None and low <= limit.most
 
 
 def _summary(point: TrainingPoint) -> str:
-    """Returns e.g. ``2.10 days [2.02, 2.18] for 806 GPU-hours [776, 837], 2,015 EUR [1,940, 2,093]``."""
     size, name = unit_of(point.time.value)
     costs = [_with_unit(figure) for figure in (point.hours, point.price) if figure]
     return f"{_with_unit(point.time.scaled(1 / size, name))} for {', '.join(costs)}"
@@ -487,12 +484,7 @@ def times_over(
 ) -> list[Chart]:
     """Returns a chart of seconds over `nodes` (or `ranks`, if these do not follow from the nodes); none of few counts.
 
-    Args:
-        x: Field of the horizontal axis.
-        subject: The subject of the chart.
-        quantity: Name of the time.
-        times: Name of the line, row with ranks and nodes, and time of each point.
-        table: The numbers.
+    `times` has the name of the line, a row with ranks and nodes, and the time of each point.
     """
     by_place = {(line, row.ranks, row.nodes): time for line, row, time in times if time is not None}
     places = {(ranks, nodes) for _, ranks, nodes in by_place}

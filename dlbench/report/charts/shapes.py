@@ -66,18 +66,9 @@ def lines(  # noqa: PLR0913  # A chart has that many parts.
 ) -> Any:
     """Returns lines with points and intervals over a logarithmic axis (base 2) with a tick for each number of the rows.
 
-    Args:
-        rows: The points.
-        y: The vertical axis.
-        by: A line for each, or the one colour.
-        tooltip: As for `tooltips`.
-        x: Field of the horizontal axis.
-        title: Title of the horizontal axis.
-        room: Factor by which the axis extends beyond its ends.
-        reach: Further numbers that the axis contains, without a tick.
-        x_axis: Another axis.
-        ideal: Field of the ideal, drawn as a dashed line.
-        is_forecast: Nobody measured this: lines are dotted, points hollow.
+    `by` is a series with a line for each name, or the colour of one line. The axis, unless `x_axis` replaces it,
+    contains the numbers of `reach` without a tick, and extends by the factor `room`. `ideal` is a field that is drawn
+    as a dashed line. Forecasts have dotted lines and hollow points.
     """
     if x_axis is None:
         counts = sorted({row[x] for row in rows})
@@ -207,7 +198,6 @@ def _constant(by: Series | str) -> dict[str, Any]:
 
 
 def _legend(kind: Any, rows: Rows, by: Series) -> Any:
-    """Returns the colour or the shape of a series; without a legend if that has no columns."""
     present = {row[by.field] for row in rows}
     names = [name for name in by.colours if name in present]
     scale: dict[str, Any] = {"domain": names}

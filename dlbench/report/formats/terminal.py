@@ -95,7 +95,6 @@ def _blocks(document: Document, width: int, full: bool) -> Iterator[Block]:
 
 
 def _has_evidence(document: Document) -> bool:
-    """Returns whether the full form has more sections of a group than the brief form."""
     for group in document.sections:
         if group.is_group and any(inner.level != "answer" or inner.sections for inner in group.sections):
             return True
@@ -147,7 +146,6 @@ def _is_shortened(section: Section, sheet: Sheet[Any], width: int) -> bool:
 
 
 def _screen(group: Section, width: int) -> list[Block]:
-    """Returns a group in the brief form: label, conditions, finding, answers, warnings, the next step."""
     blocks: list[Block] = []
     for max_rows, max_marks in _TRIMMED:
         blocks = [Block(tuple(_wrapped(group.title, width)), "heading"), *_brief(group, width, max_rows)]
@@ -163,7 +161,6 @@ def _screen(group: Section, width: int) -> list[Block]:
 
 
 def _marks(group: Section, width: int, max_marks: int) -> Iterator[Block]:
-    """Yields the first marks of a group and of its answers, serious ones first, and counts the others."""
     marks = list(group.marks)
     for section in group.sections:
         if section.level == "answer":
@@ -232,7 +229,6 @@ def _missing(section: Section, width: int) -> Iterator[Block]:
 
 
 def _full(section: Section, width: int) -> Iterator[Block]:
-    """Yields all words and tables of a section without its inner ones, the finding first."""
     if section.headline:
         yield from _sentences([section.headline], width)
     yield from _sentences(section.about, width)
@@ -285,7 +281,6 @@ def _last_column(table: TextTable, width: int) -> int:
 
 
 def _methods(section: Section, width: int) -> Iterator[Block]:
-    """Yields the first sentences of the first definitions, and where all of them are."""
     for name, text in section.facts[:MAX_METHODS]:
         first_sentence = re.split(r"(?<=\w\w\.) (?=[A-Z])", text, maxsplit=1)[0]
         yield from _sentences([f"- {name}: {first_sentence}"], width)
@@ -365,7 +360,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Returns the characters of the longest cell of each column."""
     return [max(map(len, cells)) for cells in zip(*rows, strict=True)]
 
 
@@ -426,7 +420,6 @@ def whole_table(table: TextTable, width: int) -> list[str]:
 
 
 def _split_table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Returns a table as several below each other, each with the first column."""
     lines: list[str] = []
     for start, end in _column_ranges(_widths(rows), width):
         if lines:
@@ -487,7 +480,6 @@ def shorten(text: str, width: int) -> str:
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    """Returns lines; further lines of a list item are indented."""
     if text[:2] in _SIGNS.values():
         return _wrap(text, width, subsequent_indent="  ")
     return _wrap(text, width)

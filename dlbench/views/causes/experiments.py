@@ -163,7 +163,6 @@ def _for_exchange(case: Case) -> Iterator[Experiment]:
 
 
 def _can_change(plan: RunPlan, key: str, value: object) -> bool:
-    """Returns whether a setting of the exchange can have a value here, and has another one now."""
     if plan.engine.name == "single" or getattr(plan.sync, key) == value:
         return False
     changed = plan.sync.model_copy(update={key: value})

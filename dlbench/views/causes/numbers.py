@@ -69,12 +69,8 @@ class Diagnosis:
 def adjusted_p(points: Sequence[Sequence[Part]], num_groups: int = 1) -> list[dict[str, float]]:
     """Returns p values of losses by cause for each point, after Holm over all points and Bonferroni over groups.
 
-    With nothing lost, the chance that any cause of a report is called found is at most 5 %. Without values for the
-    baseline, and for causes that took no time anywhere.
-
-    Args:
-        points: The measured causes of each rank count of a group, the baseline's too.
-        num_groups: Groups of the report with several rank counts.
+    With nothing lost, the chance that any cause of a report is called found is at most 5 %. `points` are the measured
+    causes of each rank count of a group, the baseline's too, which gets no values; `num_groups` have several counts.
     """
     tested = []
     for index, parts in enumerate(points):
@@ -182,7 +178,6 @@ def _next_text(case: Case, finding: Finding, largest: Part | None, experiments: 
 
 
 def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[Part]) -> str:
-    """Returns `Diagnosis.line`."""
     if finding == "baseline":
         text = f"baseline: {percent(_share(case, case.part('compute')))} of a step is compute"
         if largest is None:
@@ -204,7 +199,6 @@ def _line(case: Case, finding: Finding, largest: Part | None, certain: Sequence[
 
 
 def _undecided_text(case: Case, finding: Finding) -> str:
-    """Returns why no cause of a loss is named."""
     lost = case.whole.lost
     in_runs = units_text(lost)
     amount = f"loss of {lost_text(lost)}" if lost.value >= 0 else f"gain of {_gain(lost)}"
@@ -280,7 +274,6 @@ def loss_in_brief(point: CausePoint | None) -> str:
 
 
 def _late(case: Case, largest: Part) -> str:
-    """Returns for whom ranks wait, if it is mostly one rank, or the ranks of one host."""
     if largest.name != "straggler" or not case.hosts:
         return ""
     late = case.main_straggler

@@ -115,7 +115,6 @@ def account_sheet(points: Sequence[CausePoint]) -> Sheet[AccountRow]:
 
 
 def _rows(point: CausePoint) -> Iterator[AccountRow]:
-    """Yields terms of the sum, each with its parts; exchange on the wire and waiting are below their phase."""
     for share in point.causes:
         if share.name == "exchange":
             yield AccountRow(point, point.exchange_phase, ROW_TITLES[EXCHANGE_PHASE])

@@ -301,7 +301,6 @@ def _unit(result: QualityResult) -> str:
 
 
 def _headline(quality: GroupQuality) -> tuple[str, str]:
-    """Returns the number of the summary's card and its meaning; a failure has precedence over every speed-up."""
     base, last = quality.points[0], quality.points[-1]
     if quality.num_reached < quality.num_runs:
         big = f"{quality.num_reached} of {quality.num_runs}"

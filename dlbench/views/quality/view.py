@@ -121,7 +121,6 @@ def _time_at(point: QualityPoint) -> str:
 
 
 def _why(factors: Factors) -> str:
-    """Returns the factors of a speed-up in words."""
     is_faster, needs_more = factors.throughput.value >= 1, factors.samples.value < 1
     text = f"throughput is {times_text(factors.throughput)}"
     if not is_faster:

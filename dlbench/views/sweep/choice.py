@@ -46,7 +46,6 @@ class SettingChoice:
         self.needed_repeats = self._needed_repeats(family_size)
 
     def _is_tie(self, setting: SweptSetting) -> bool:
-        """Returns whether a setting cannot be distinguished from the best one."""
         if self.best is None or setting is self.best or setting.inert:
             return False
         best_runs = self.draft.settings[self.settings.index(self.best)]

@@ -144,7 +144,6 @@ def _series(run: Run) -> tuple[str, str]:
 
 
 def _drafts(runs: Sequence[Run], table: RunTable) -> tuple[list[Draft], list[str]]:
-    """Returns rank counts with two settings and a run with figures, and sentences on those where no swept key acts."""
     drafts: list[Draft] = []
     idle: list[str] = []
     for (ranks, nodes, *_), group in sorted(alike(sorted(runs, key=_order), _conditions).items()):
@@ -298,7 +297,6 @@ def _draft(runs: Sequence[Run], table: RunTable, first: Sequence[SettingRuns]) -
 
 
 def _times_to_target(runs: Sequence[Run], table: RunTable) -> dict[RunKey, float]:
-    """Returns the seconds to the target of the runs that met it."""
     times_s = {}
     for run in runs:
         quality = run.record and run.record.quality

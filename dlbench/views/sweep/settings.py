@@ -251,10 +251,7 @@ def costs(runs: Sequence[Run], table: RunTable) -> dict[str, float | None]:
 def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTable) -> Losses | None:
     """Returns the loss of a setting that changes the arithmetic of the exchange or what ranks share, with a reference.
 
-    Args:
-        runs: The setting's runs with figures.
-        all_runs: The runs of the cell, by setting, this one and the baseline among them.
-        table: All runs.
+    `all_runs` are the runs of all settings at the rank count.
     """
     if not runs or _is_plain(runs[0].plan):
         return None
@@ -296,7 +293,6 @@ def _is_plain(plan: RunPlan) -> bool:
 
 
 def _other_axes(runs: Sequence[Run]) -> dict[str, AxisValue]:
-    """Returns the swept values of keys that do not change the loss."""
     return {key: value for key, value in runs[0].plan.series.axes.items() if not key.startswith(_CHANGE_LOSS)}
 
 

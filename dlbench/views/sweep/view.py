@@ -93,7 +93,6 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
 
 
 def _titles(sweep: Sweep, cell: SweepCell) -> dict[str, str]:
-    """Returns the titles that depend on the sweep, by column; empty for columns that are for programs alone."""
     titles = {"throughput_per_s": f"Throughput, {sweep.sample_unit}/s"}
     if cell.steps:
         titles = {"throughput_per_s": f"{sweep.sample_unit}/s", "ratio": "In all", "verdict": "Pays"}
