@@ -194,8 +194,8 @@ def column(  # noqa: PLR0913  # Each argument is a property of the column.
             return raw(field_value)
         return text(field_value)
 
-    made = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
-    return {_COLUMN: _FieldColumn(name, has_interval, made)}
+    table_column = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
+    return {_COLUMN: _FieldColumn(name, has_interval, table_column)}
 
 
 def columns_of(
@@ -223,10 +223,12 @@ def columns_of(
         else:
             columns.append(_picked(kind, kind_fields, pick, read_object))
     titles = titles or {}
-    unknown = titles.keys() - {made.name for made in columns}
+    unknown = titles.keys() - {table_column.name for table_column in columns}
     if unknown:
         raise AttributeError(f"{kind.__name__} has no column {', '.join(sorted(unknown))}")
-    return tuple(replace(made, title=titles.get(made.name, made.title)) for made in columns)
+    return tuple(
+        replace(table_column, title=titles.get(table_column.name, table_column.title)) for table_column in columns
+    )
 
 
 def _picked(

@@ -118,24 +118,24 @@ def decompositions(runs: Sequence[Run]) -> tuple[Decomposition, ...]:
     return tuple(map(_point, twins(runs, ("plain", *TAKEN_AWAY.values()), is_decomposed)))
 
 
-def _point(found: Twins) -> Decomposition:
-    parts = {variant: found.of(variant, _parts) for variant in found.runs}
-    plain, missing, differences = parts["plain"], list(found.missing), []
+def _point(twin_runs: Twins) -> Decomposition:
+    parts = {variant: twin_runs.of(variant, _parts) for variant in twin_runs.runs}
+    plain, missing, differences = parts["plain"], list(twin_runs.missing), []
     for phase, variant in TAKEN_AWAY.items():
-        repeats = found.repeats(("plain", variant))
+        repeats = twin_runs.repeats(("plain", variant))
         if repeats:
             pairs = {key: (plain[key], parts[variant][key]) for key in repeats}
             differences.append(difference(phase, pairs))
-        elif variant in found.planned:
+        elif variant in twin_runs.planned:
             missing.append(f"{phase}: no repeat has figures both with and without it")
     facts: dict[str, dict[str, Mapping[str, str]]] = {}
-    for variant, by_repeat in found.runs.items():
+    for variant, by_repeat in twin_runs.runs.items():
         if by_repeat:
             facts[variant] = {run.plan.run_id: run_facts(run) for run, _ in by_repeat.values()}
     steps_s = {key: sum(run_parts.values()) for key, run_parts in plain.items()}
     return Decomposition(
-        **series_facts(found.plan),
-        scaling=found.plan.series.scaling,
+        **series_facts(twin_runs.plan),
+        scaling=twin_runs.plan.series.scaling,
         step_s=of_known(geometric_mean_estimate, steps_s, "s"),
         differences=tuple(differences),
         missing=tuple(missing),

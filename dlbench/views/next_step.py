@@ -76,9 +76,11 @@ def more_ranks(group: ReportGroup) -> str:
     return ",".join(map(str, counts))
 
 
-def rank_counts(ranks: int, factors: Sequence[int], most: int | None) -> list[int]:
+def rank_counts(ranks: int, factors: Sequence[int], machine_ranks: int | None) -> list[int]:
     """Returns multiples of a rank count, up to the ranks that a machine holds (`most_ranks`)."""
-    return [ranks * factor for factor in factors if factor == 1 or most is None or ranks * factor <= most]
+    return [
+        ranks * factor for factor in factors if factor == 1 or machine_ranks is None or ranks * factor <= machine_ranks
+    ]
 
 
 def most_ranks(plan: RunPlan) -> int | None:

@@ -127,8 +127,9 @@ def _advice_text(share: Estimate | None, num_runs: int) -> str:
     }[answer]
     low, high = (doubled_batch(max(0.0, end or 0.0)) for end in (share.low, share.high))
     fewer = _span([1 - low[0], 1 - high[0]])
-    more = _span([low[1] - 1, high[1] - 1])
-    return f"{text}: {word} (twice the batch: {fewer} fewer steps, {more} more samples to the same quality){unknown}"
+    extra_samples = _span([low[1] - 1, high[1] - 1])
+    effect = f"{fewer} fewer steps, {extra_samples} more samples to the same quality"
+    return f"{text}: {word} (twice the batch: {effect}){unknown}"
 
 
 def _span(fractions: Sequence[float]) -> str:

@@ -80,11 +80,11 @@ def _efficiency_reference(group: ReportGroup) -> tuple[float, str] | None:
 
 def _against(point: Point, reference: float, text: str) -> Rating:
     """Rates by the interval if it decides, else by the value and says so; a loss not worth explaining is no loss."""
-    least = reference - WORTH_EXPLAINING
-    position = placed(point.efficiency, least, max(1.0, reference))
+    lowest_good = reference - WORTH_EXPLAINING
+    position = placed(point.efficiency, lowest_good, max(1.0, reference))
     if position == "insufficient":
         return Rating(tone="unknown", text=f"no rating yet ({units_text(point.efficiency)}): {text}")
-    is_good = position in ("within", "above") or (position != "below" and point.efficiency.value >= least)
+    is_good = position in ("within", "above") or (position != "below" and point.efficiency.value >= lowest_good)
     tone: Literal["good", "low"] = "good" if is_good else "low"
     noise = " (within the noise)" if position == "undecided" else ""
     return Rating(tone=tone, text=f"{tone}{noise}: {text}")

@@ -50,7 +50,7 @@ _UNITS = ((86_400, "days"), (HOUR_S, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TrainingQuestion:
     """Options of `dlbench estimate`: length of the training, price and limits; by default the runs decide."""
 
     epochs: float | None = None
@@ -157,21 +157,21 @@ def _holds_nodes(run: Run) -> bool:
     return run.plan.system.scheduler != "none" and run.plan.system.slurm.exclusive
 
 
-def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
+def estimated(source: GroupSource, question: TrainingQuestion) -> TimeToTrain:
     """Returns the training at every rank count of a group, and the answers to the questions of `asked`.
 
     Raises `UserError`: an option needs what the runs do not have.
     """
     group, table = source.group, source.table
     firsts = [table.runs[point.run_ids[0]] for point in group.points]
-    unit = asked.held or _default_unit(firsts[0])
+    unit = question.held or _default_unit(firsts[0])
     quality = None
-    if asked.samples is None and asked.epochs is None:
+    if question.samples is None and question.epochs is None:
         quality = source.of(GroupQuality)
-    lengths = [_length(run, firsts[0], asked) for run in firsts]
+    lengths = [_length(run, firsts[0], question) for run in firsts]
     is_whole = quality is not None or lengths[0] is not None
-    if not is_whole and (asked.deadline_s or asked.budget):
-        option = "--deadline" if asked.deadline_s else "--budget"
+    if not is_whole and (question.deadline_s or question.budget):
+        option = "--deadline" if question.deadline_s else "--budget"
         raise UserError(f"{option}: {_workload(firsts[0])} names no length of a training; add --epochs or --samples")
     missed: dict[tuple[int, int], str] = {}  # Runs that met the target, by ranks and nodes where some missed it.
     for quality_point in quality.points if quality else ():
@@ -213,16 +213,16 @@ def estimated(source: GroupSource, asked: Asked) -> TimeToTrain:
             samples=samples if quality is None else None,
             time=time,
             hours=hours,
-            price=hours.scaled(asked.price, asked.currency) if asked.price else None,
+            price=hours.scaled(question.price, question.currency) if question.price else None,
             seconds=seconds,
         )
         points.append(training_point)
     return TimeToTrain(
         held=unit,
-        currency=asked.currency,
-        amount=_amount_text(firsts, lengths, quality, asked),
+        currency=question.currency,
+        amount=_amount_text(firsts, lengths, quality, question),
         points=tuple(points),
-        answers=answers(points, asked, unit),
+        answers=answers(points, question, unit),
         notes=(*notes, *_notes(firsts, unit, is_whole=is_whole, to_target=quality is not None)),
     )
 
@@ -269,16 +269,16 @@ def _workload(run: Run) -> str:
     return clean(f"{run.plan.workload.name}, {run.plan.workload.preset} preset")
 
 
-def _length(run: Run, base: Run, asked: Asked) -> TrainingLength | None:
+def _length(run: Run, base: Run, question: TrainingQuestion) -> TrainingLength | None:
     """Returns the training at the batch of a run; a recipe in steps has as many samples as at the baseline's batch."""
-    if asked.samples is not None:
-        return TrainingLength(epochs=None, samples=asked.samples, key="--samples", is_limit=False)
-    epoch_samples = asked.epoch_samples or run.epoch_samples
-    if asked.epochs is not None:
+    if question.samples is not None:
+        return TrainingLength(epochs=None, samples=question.samples, key="--samples", is_limit=False)
+    epoch_samples = question.epoch_samples or run.epoch_samples
+    if question.epochs is not None:
         if not epoch_samples:
             raise UserError(f"--epochs: data of {_workload(run)} names no size; add --epoch-samples, or give --samples")
-        samples = epoch_samples * asked.epochs
-        return TrainingLength(epochs=asked.epochs, samples=samples, key="--epochs", is_limit=False)
+        samples = epoch_samples * question.epochs
+        return TrainingLength(epochs=question.epochs, samples=samples, key="--epochs", is_limit=False)
     recipe = recipe_of(run.plan, epoch_samples)
     is_of_batch = run.plan.workload.train.optimizer.place(run.plan.global_batch) is not None
     if recipe is None or recipe.epochs is not None or is_of_batch:
@@ -293,7 +293,7 @@ def _start_s(run: Run) -> float:
 
 
 def _amount_text(
-    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, asked: Asked
+    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, question: TrainingQuestion
 ) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
@@ -304,7 +304,7 @@ def _amount_text(
     if first.epochs is None or last.epochs is None:
         amount = f"{_span(f'{first.samples:,.0f}', f'{last.samples:,.0f}')} {unit} ({first.key})"
     else:
-        epoch_samples = asked.epoch_samples or firsts[0].epoch_samples
+        epoch_samples = question.epoch_samples or firsts[0].epoch_samples
         epochs = _counted(_span(f"{first.epochs:g}", f"{last.epochs:g}"), "epochs")
         amount = f"{epochs} ({first.key}) of {epoch_samples:,} {unit}"
     if first.is_limit:
@@ -322,24 +322,24 @@ def _counted(number: str, units: str) -> str:
     return f"{number} {units}"
 
 
-def answers(points: Sequence[TrainingPoint], asked: Asked, unit: BilledUnit) -> tuple[TrainingAnswer, ...]:
+def answers(points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit) -> tuple[TrainingAnswer, ...]:
     """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
 
     Without either the fastest and the cheapest of all.
     """
     limits = []
-    if asked.deadline_s:
-        size, name = unit_of(asked.deadline_s)
-        words = f"under {_counted(f'{asked.deadline_s / size:g}', name)}"
-        limits.append(_Limit(words, "time", asked.deadline_s))
-    if asked.budget:
-        amount = f"{asked.budget:,.15g}"  # as it was typed
-        if asked.is_money:
-            limits.append(_Limit(f"within {amount} {asked.currency}", "price", asked.budget))
+    if question.deadline_s:
+        size, name = unit_of(question.deadline_s)
+        words = f"under {_counted(f'{question.deadline_s / size:g}', name)}"
+        limits.append(_Limit(words, "time", question.deadline_s))
+    if question.budget:
+        amount = f"{question.budget:,.15g}"  # as it was typed
+        if question.is_money:
+            limits.append(_Limit(f"within {amount} {question.currency}", "price", question.budget))
         else:
-            limits.append(_Limit(f"within {_counted(amount, f'{unit}-hours')}", "hours", asked.budget))
+            limits.append(_Limit(f"within {_counted(amount, f'{unit}-hours')}", "hours", question.budget))
     if limits:
-        goal: Goal = "cheapest" if asked.deadline_s else "fastest"
+        goal: Goal = "cheapest" if question.deadline_s else "fastest"
         return (_answer(goal, points, limits),)
     if not points:
         return ()
@@ -448,8 +448,8 @@ class TimeToTrainView(GroupView):
     key = "time_to_train"
     after = "scaling"
 
-    def __init__(self, asked: Asked | None = None) -> None:
-        self._asked = asked or Asked()
+    def __init__(self, question: TrainingQuestion | None = None) -> None:
+        self._asked = question or TrainingQuestion()
 
     def numbers(self, source: GroupSource) -> TimeToTrain | None:
         if source.group.sample.plan.measure.noise_scale:

@@ -180,16 +180,16 @@ def _for_stragglers(case: Case) -> Iterator[Experiment]:
     if late is None:
         yield Experiment("look for jitter: ranks take turns at being last (other work on the cores, uneven samples)")
         return
-    who, whose, which_host = f"rank {late.rank} on {late.host}", "its", "its"
+    subject, whose, which_host = f"rank {late.rank} on {late.host}", "its", "its"
     if late.rank is None:
-        who, whose, which_host = late.host, "its ranks'", "the"
+        subject, whose, which_host = late.host, "its ranks'", "the"
     where = {
         "input": f"{whose} input (storage of that node, loader workers)",
         "compute": f"{whose} computing (clocks, temperature, other work on its cores)",
         "host": f"{which_host} host between the steps (other processes, logging)",
         "unexplained": f"its link or other work on its cores, because nothing of {whose} own work explains it",
     }
-    yield Experiment(f"look at {who}: {where[late.late_by]}")
+    yield Experiment(f"look at {subject}: {where[late.late_by]}")
 
 
 def _for_input(case: Case) -> Iterator[Experiment]:

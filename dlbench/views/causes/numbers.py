@@ -93,22 +93,22 @@ def diagnose(case: Case) -> Diagnosis:
     by_loss = sorted(case.parts, key=_lost_points, reverse=True)
     certain = [part for part in by_loss if part.adjusted_p is not None and stands_out(part, part.adjusted_p)]
     finding = _finding(case, largest, certain)
-    named = certain[0] if finding == "partial" else largest
+    cause_part = certain[0] if finding == "partial" else largest
     name, cause, bound = "", "", None
     experiments: tuple[Experiment, ...] = ()
-    if named is not None and finding not in ("no loss", "small loss", "above ideal"):
-        cause = named.name
-        share = _share(case, named) if case.point.is_baseline else named.lost.value
+    if cause_part is not None and finding not in ("no loss", "small loss", "above ideal"):
+        cause = cause_part.name
+        share = _share(case, cause_part) if case.point.is_baseline else cause_part.lost.value
         if 0 < share < 1:
             bound = 1 / (1 - share) - 1
         if finding in ("found", "likely"):
             bound_by, make_experiments = RULES[cause]
             experiments = tuple(make_experiments(case))
-            if named.lost.value >= BOUND_SHARE * case.whole.lost.value:
+            if cause_part.lost.value >= BOUND_SHARE * case.whole.lost.value:
                 name = bound_by
     return Diagnosis(
-        line=_line(case, finding, named, certain),
-        next=_next_text(case, finding, named, experiments),
+        line=_line(case, finding, cause_part, certain),
+        next=_next_text(case, finding, cause_part, experiments),
         finding=finding,
         name=name,
         cause=cause,
@@ -279,10 +279,10 @@ def _late(case: Case, largest: Part) -> str:
     late = case.main_straggler
     if late is None:
         return ", for ranks in turns"
-    who, whose = f"rank {late.rank} on {late.host}", "its"
+    subject, whose = f"rank {late.rank} on {late.host}", "its"
     if late.rank is None:
-        who, whose = f"the ranks of {late.host}", "their"
-    return f", {percent(late.waited_share, 0)} for {who}, late {_LATE_TITLES[late.late_by].format(whose)}"
+        subject, whose = f"the ranks of {late.host}", "their"
+    return f", {percent(late.waited_share, 0)} for {subject}, late {_LATE_TITLES[late.late_by].format(whose)}"
 
 
 def bound_text(bound: float) -> str:

@@ -132,11 +132,11 @@ def _why(factors: Factors) -> str:
     else:
         only = "" if needs_more else "only "
         text += f"{only}{times_text(samples.inverted('ratio'))} as many samples were needed{_noise(samples)}"
-    rest = factors.rest
-    if abs(rest.value - 1) >= WORTH_SAYING:
-        verb = "cost" if rest.value < 1 else "gain"
-        factor = times_text(rest).replace("x", "")
-        text += f"; evaluation, checkpoints and waits {verb} a factor of {factor}{_noise(rest)}"
+    rest_factor = factors.rest
+    if abs(rest_factor.value - 1) >= WORTH_SAYING:
+        verb = "cost" if rest_factor.value < 1 else "gain"
+        factor = times_text(rest_factor).replace("x", "")
+        text += f"; evaluation, checkpoints and waits {verb} a factor of {factor}{_noise(rest_factor)}"
     return text
 
 

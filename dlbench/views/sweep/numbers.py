@@ -132,11 +132,11 @@ def sweeps(table: RunTable) -> tuple[Sweep, ...]:
         for draft in drafts:
             comparisons += draft.comparisons
     family = family_of(comparisons)
-    made = []
+    swept_series = []
     for number, (runs, drafts, idle) in enumerate(drafted, 1):
         cells = [cell_of(draft, family, table) for draft in drafts]
-        made.append(_sweep(runs, cells, idle, table, f"sweep-{number}"))
-    return tuple(made)
+        swept_series.append(_sweep(runs, cells, idle, table, f"sweep-{number}"))
+    return tuple(swept_series)
 
 
 def _series(run: Run) -> tuple[str, str]:

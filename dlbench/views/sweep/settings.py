@@ -255,9 +255,13 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     """
     if not runs or _is_plain(runs[0].plan):
         return None
-    own = {table.repeat_key(run): last_loss(run) for run in runs}
+    losses_by_key = {table.repeat_key(run): last_loss(run) for run in runs}
     without_reference = Losses(
-        own=_median(own), reference=None, reference_label="", difference=None, why="no run of replicas with fp32"
+        own=_median(losses_by_key),
+        reference=None,
+        reference_label="",
+        difference=None,
+        why="no run of replicas with fp32",
     )
     # The setting that differs in these keys alone; else the first that is plain, or trains as those do.
     in_fp32 = [setting for setting in all_runs if setting and setting[0].plan.sync.wire == "fp32"]
@@ -275,7 +279,7 @@ def losses(runs: Sequence[Run], all_runs: Sequence[Sequence[Run]], table: RunTab
     if len(samples) > 1:
         return replace(without_reference, why=f"unequal samples: {', '.join(map(str, sorted(samples)))}")
     differences: dict[RunKey, float | None] = {}
-    for key, loss in own.items():
+    for key, loss in losses_by_key.items():
         if key in base:
             base_loss = base[key]
             differences[key] = None if loss is None or base_loss is None else loss - base_loss

@@ -88,7 +88,10 @@ def settings_sheet(sweep: Sweep, cell: SweepCell) -> Sheet[SweptSetting]:
     )
     if cell.steps:
         brief = ("gain", "verdict", "throughput_per_s", "ratio", "published")
-        columns = tuple(replace(made, is_brief=made.name in brief or made.title == "step") for made in columns)
+        columns = tuple(
+            replace(table_column, is_brief=table_column.name in brief or table_column.title == "step")
+            for table_column in columns
+        )
     return Sheet(name="sweep", title="Settings", columns=columns, rows=cell.settings, in_terminal=True)
 
 
