@@ -293,7 +293,10 @@ def _start_s(run: Run) -> float:
 
 
 def _amount_text(
-    firsts: Sequence[Run], lengths: Sequence[TrainingLength | None], quality: GroupQuality | None, question: TrainingQuestion
+    firsts: Sequence[Run],
+    lengths: Sequence[TrainingLength | None],
+    quality: GroupQuality | None,
+    question: TrainingQuestion,
 ) -> str:
     unit = firsts[0].plan.workload.sample_unit
     first, last = lengths[0], lengths[-1]
@@ -322,7 +325,9 @@ def _counted(number: str, units: str) -> str:
     return f"{number} {units}"
 
 
-def answers(points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit) -> tuple[TrainingAnswer, ...]:
+def answers(
+    points: Sequence[TrainingPoint], question: TrainingQuestion, unit: BilledUnit
+) -> tuple[TrainingAnswer, ...]:
     """Returns with a deadline the cheapest rank count that meets it (and the budget), with a budget alone the fastest.
 
     Without either the fastest and the cheapest of all.

@@ -24,11 +24,11 @@ from dlbench.stats.estimates import by_definition, geometric_mean_estimate
 from dlbench.views.estimate import estimate
 from dlbench.views.scaling_report import assemble, document_of
 from dlbench.views.time_to_train import (
-    TrainingQuestion,
     TimeToTrain,
     TimeToTrainView,
     TrainingAnswer,
     TrainingPoint,
+    TrainingQuestion,
     answers,
     held_by,
 )
