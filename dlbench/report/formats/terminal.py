@@ -242,7 +242,9 @@ def _full(section: Section, width: int) -> Iterator[Block]:
     sheets = [sheet for sheet in section.sheets if not _is_left_out(sheet)]
     for sheet in sheets:
         if sheet.to_display().rows:
-            lines = [""]
+            lines = []
+            if section.about or section.words or len(sheets) > 1:  # A single table follows a headline directly.
+                lines.append("")
             if len(sheets) > 1 and sheet.title != section.title:
                 lines += _wrapped(sheet.title, width)
             lines += _full_table(section, sheet, width)
