@@ -514,14 +514,14 @@ def times_over(
             **figure_row(time.scaled(1 / size, unit)),
         }
         rows.append(row)
-    by: Series | str = MEASURED
+    series: Series | str = MEASURED
     if len(colours) > 1:
-        by = Series("line", colours)
+        series = Series("line", colours)
     tooltip = {"line": quantity, "place": "at", "shown": unit, "basis": "interval"}
     words = "; ".join(", ".join(filter(None, (row["line"], f"{row['place']}: {row['shown']}"))) for row in rows)
     origin = ", ".join(filter(None, (name, place_text(base_ranks, base_nodes))))
     chart = finish(
-        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), by, tooltip, x=x, title=x, ideal="ideal"),
+        lines(rows, Axis(unit, scale={"type": "log", "base": 2}), series, tooltip, x=x, title=x, ideal="ideal"),
         subject,
         name="times",
         title=f"{quantity} over {x} (dashed: ideal from {origin})",
