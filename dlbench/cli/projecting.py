@@ -95,7 +95,9 @@ def projected(
     if there is not None and there.system == group.system:
         group, there = there, None
     way = _way(question.overrides, there or group)
-    projection = step.project(group, question.targets, method=way, misses=misses_of(rows, group.system), other_system=there)
+    projection = step.project(
+        group, question.targets, method=way, misses=misses_of(rows, group.system), other_system=there
+    )
     name = group.configuration or group.digest
     sections: list[Section] = []
     if projection.targets:

@@ -154,7 +154,7 @@ def _objection(candidate: Candidate, entry: HistoryEntry) -> ImportOutcome | Non
 
 def _stage(chosen: tuple[Candidate, HistoryEntry, Path]) -> ImportOutcome | None:
     candidate, entry, target = chosen
-    if damaged := damaged_traces(candidate.folder.path, entry.run_id, whole=True):
+    if damaged := damaged_traces(candidate.folder.path, entry.run_id, every_block=True):
         return candidate.damaged(damaged[0])
     if candidate.staged:
         return None

@@ -62,8 +62,8 @@ class RunFolder:
 
     def _rows(self, of_rank: Callable[[int], Path], of_node: Callable[[int], Path], rank: int) -> Path:
         # Of an earlier version's run what is missing is the rank's own file.
-        if (own := of_rank(rank)).exists() or of_rank(0).exists():
-            return own
+        if (rank_file := of_rank(rank)).exists() or of_rank(0).exists():
+            return rank_file
         try:
             status = self.plan.stat()
             node = rank // _ranks_per_node(self.plan, status.st_ino, status.st_mtime_ns)

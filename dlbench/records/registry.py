@@ -89,11 +89,11 @@ def data_path(run: Run) -> str:
 
 def goal(run: Run) -> str:
     """`throughput`, or `time to accuracy` with the target: the two are never put into one ratio."""
-    wanted = run.plan.workload.quality
-    if run.plan.measure.until == "steps" or wanted is None:
+    quality = run.plan.workload.quality
+    if run.plan.measure.until == "steps" or quality is None:
         return THROUGHPUT
-    more = "" if wanted.stop_at_target else ", trains on"
-    return f"time to accuracy {wanted.target:g}{more}"
+    suffix = "" if quality.stop_at_target else ", trains on"
+    return f"time to accuracy {quality.target:g}{suffix}"
 
 
 def _accumulation(run: Run) -> str:
@@ -128,16 +128,18 @@ def _compile(run: Run) -> str:
 
 
 def _cuda_graphs(run: Run) -> str:
-    found = run.plan.workload.train.cuda_graphs
-    return "" if found == "none" else f"of the {found}"
+    graphs = run.plan.workload.train.cuda_graphs
+    return "" if graphs == "none" else f"of the {graphs}"
 
 
 def _memory_format(run: Run) -> str:
     """As planned, and that of the weights where the record has another one (`dlbench.node.training.precision`)."""
-    found = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
+    planned = str(getattr(run.plan.workload.model, "memory_format", "contiguous"))
     settings = run.record.settings if run.record is not None else ()
-    weights = {str(one.effective) for one in settings if one.key == "model.memory_format.weights"} - {found}
-    return "" if found == "contiguous" else ", weights ".join([found, *sorted(weights)])
+    weights = {str(setting.effective) for setting in settings if setting.key == "model.memory_format.weights"} - {
+        planned
+    }
+    return "" if planned == "contiguous" else ", weights ".join([planned, *sorted(weights)])
 
 
 def _checkpoints(run: Run) -> str:

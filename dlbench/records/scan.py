@@ -121,10 +121,10 @@ class Run(LaunchedRun):
     @cached_property
     def ranks_by_node(self) -> dict[int, tuple[RankResult, ...]]:
         """The record's ranks by node, each node's by rank; empty without a record."""
-        found: dict[int, list[RankResult]] = {}
+        by_node: dict[int, list[RankResult]] = {}
         for rank in sorted(self.record.ranks if self.record is not None else (), key=lambda rank: rank.rank):
-            found.setdefault(rank.node_rank, []).append(rank)
-        return {node: tuple(found[node]) for node in sorted(found)}
+            by_node.setdefault(rank.node_rank, []).append(rank)
+        return {node: tuple(by_node[node]) for node in sorted(by_node)}
 
     @property
     def epoch_samples(self) -> int | None:
@@ -133,8 +133,12 @@ class Run(LaunchedRun):
             return self.plan.workload.train.schedule.epoch_samples
         if self.record is not None and self.record.quality is not None:
             return self.record.quality.train_samples
-        found = self.record.data.get("num_samples") if self.record is not None else None
-        return found if isinstance(found, int) and found > 0 and not self.plan.workload.data.is_synthetic else None
+        num_samples = self.record.data.get("num_samples") if self.record is not None else None
+        return (
+            num_samples
+            if isinstance(num_samples, int) and num_samples > 0 and not self.plan.workload.data.is_synthetic
+            else None
+        )
 
     @property
     def objection(self) -> str:
@@ -153,20 +157,20 @@ class RunsBelow(Generic[R]):
     withheld: list[str] = field(default_factory=list)
     """Runs of other users, who let nobody read them, or of an earlier dlbench, one line each; they are skipped."""
 
-    def add(self, runs: Iterable[R], more: RunsBelow[R]) -> None:
+    def add(self, runs: Iterable[R], other: RunsBelow[R]) -> None:
         """Adds some runs of another folder, and all that is wrong there; runs stay in the order of their plans."""
         self.runs.extend(runs)
         self.runs.sort(key=attrgetter("plan.created", "plan.series.id", "plan.series.position"))
-        self.problems += more.problems
-        self.withheld += more.withheld
+        self.problems += other.problems
+        self.withheld += other.withheld
 
 
 Scan = RunsBelow[Run]
 
 
-def scan(root: Path, *more: Path) -> Scan:
+def scan(root: Path, *more_roots: Path) -> Scan:
     """Reads every training run below some folders; see `run_folders`. Raises UserError: there is no such folder."""
-    folders = (folder for folder in run_folders(root, *more) if text_in(folder.plan, "format") != COMM_FORMAT)
+    folders = (folder for folder in run_folders(root, *more_roots) if text_in(folder.plan, "format") != COMM_FORMAT)
     return read_each(root, folders, _read)
 
 
@@ -191,23 +195,23 @@ def run_folders(*roots: Path) -> list[RunFolder]:
     A folder without a plan in which runs lie stands for them, `MAX_LEVELS` deep; any other one is listed itself, for
     its reader to say what it lacks. A folder that two roots hold is listed once.
     """
-    found: list[Path] = []
+    paths_of_runs: list[Path] = []
     for root in roots:
         if not root.is_dir():
             raise UserError(f"{root}: no such folder of runs; `dlbench run ... --out {root}` makes one")
-        known = {_identity(path) for path in found} if found else set()
+        listed = {_identity(path) for path in paths_of_runs} if paths_of_runs else set()
         paths = [root] if RunFolder(root).plan.exists() else _runs_in(root, MAX_LEVELS, {_identity(root)})[0]
-        found += [path for path in paths if not known or _identity(path) not in known]
-    return [RunFolder(path) for path in found]
+        paths_of_runs += [path for path in paths if not listed or _identity(path) not in listed]
+    return [RunFolder(path) for path in paths_of_runs]
 
 
-def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[list[Path], bool]:
+def _runs_in(folder: Path, levels: int, visited: set[tuple[int, int]]) -> tuple[list[Path], bool]:
     """The folders below one that may be runs, and whether any of them has a plan.
 
     `levels`: how deep runs are looked for in folders without a plan; `seen`: folders that were looked into (a second
     link to one is passed over, and so is one to a folder above).
     """
-    found: list[Path] = []
+    candidates: list[Path] = []
     has_runs = False
     for path in _folders_in(folder, is_root=levels == MAX_LEVELS):
         inner: list[Path] = []
@@ -215,36 +219,36 @@ def _runs_in(folder: Path, levels: int, seen: set[tuple[int, int]]) -> tuple[lis
             has_runs = True
         elif levels:
             identity = _identity(path)
-            if identity in seen:
+            if identity in visited:
                 continue
-            seen.add(identity)
+            visited.add(identity)
             with suppress(OSError):  # who reads it will say that it cannot be read
-                below, is_folder_of_runs = _runs_in(path, levels - 1, seen)
+                below, is_folder_of_runs = _runs_in(path, levels - 1, visited)
                 inner = below if is_folder_of_runs else []
                 has_runs = has_runs or is_folder_of_runs
-        found += inner or [path]
-    return found, has_runs
+        candidates += inner or [path]
+    return candidates, has_runs
 
 
 def _folders_in(folder: Path, *, is_root: bool) -> list[Path]:
     """Folders by name, links last and hidden ones left out; none of one below the root that begins with many files."""
-    found: list[tuple[bool, str]] = []
+    subfolders: list[tuple[bool, str]] = []
     with os.scandir(folder) as entries:
         for number, entry in enumerate(entries):
-            if number >= MANY_FILES and not found and not is_root:
+            if number >= MANY_FILES and not subfolders and not is_root:
                 return []
             if not entry.name.startswith(".") and entry.is_dir():
-                found.append((entry.is_symlink(), entry.name))
-    return [folder / name for _, name in sorted(found)]
+                subfolders.append((entry.is_symlink(), entry.name))
+    return [folder / name for _, name in sorted(subfolders)]
 
 
 def _identity(path: Path) -> tuple[int, int]:
     """Device and inode: equal for two names of one folder; of one that is not there (any more) no other has it."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return (-1, hash(path))
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def text_in(path: Path, key: str) -> str:
@@ -344,13 +348,13 @@ def load_file(path: Path, model: type[ModelT], limit: int = MAX_JSON) -> ModelT 
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
 
 
-def read_given(path: Path, model: type[ModelT], what: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
+def read_given(path: Path, model: type[ModelT], content_name: str, made_by: str, limit: int = MAX_JSON) -> ModelT:
     """A JSON file that a person named; arguments and errors as `given_content`, and IncompleteDataError: damaged."""
-    return validated(path, model, given_content(path, model, what, made_by, limit))
+    return validated(path, model, given_content(path, model, content_name, made_by, limit))
 
 
 def given_content(
-    path: Path, model: type[BaseModel], what: str, made_by: str, limit: int = MAX_JSON
+    path: Path, model: type[BaseModel], content_name: str, made_by: str, limit: int = MAX_JSON
 ) -> dict[str, object]:
     """The content of a file that a person named, which has the model's `format`; `what` it holds, and the command that
     writes it.
@@ -363,9 +367,9 @@ def given_content(
         raise UserError(f"{path}: cannot be read: {why_unreadable(error)}; `{made_by}` makes one") from None
     except ValueError as error:
         raise IncompleteDataError(f"{path}: damaged: {why_unreadable(error)}") from None
-    wanted = model.model_fields["format"].default
-    if not isinstance(content, dict) or content.get("format") != wanted:
-        raise UserError(f"{path}: holds no {what} (format {wanted}); `{made_by}` makes one")
+    expected = model.model_fields["format"].default
+    if not isinstance(content, dict) or content.get("format") != expected:
+        raise UserError(f"{path}: holds no {content_name} (format {expected}); `{made_by}` makes one")
     return content
 
 

@@ -30,7 +30,7 @@ SUBJECT = ReportSubject("g", "resnet50")
 
 
 def document(made: Projection | None = None, *, more: tuple[Section, ...] = (), **given: Any) -> Document:
-    group = projected_group("abc", ingredients(**given), made or projection(), more=more)
+    group = projected_group("abc", ingredients(**given), made or projection(), more_sections=more)
     return document_of(ProjectionReport(title="Projection", as_of="2026-11-24T18:00:00Z", groups=(group,)))
 
 

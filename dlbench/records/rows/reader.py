@@ -68,8 +68,8 @@ class BlockReader:
         """Notes met so far that no `take_note` took."""
         self.header, line = read_header(path, format_name, content or format_name, rows)
         if run_id and self.header.get("run_id", run_id) != run_id:
-            other = str(self.header["run_id"])[:80]
-            raise IncompleteDataError(f"{path}: belongs to run {other!r}, not to {run_id}")
+            other_run = str(self.header["run_id"])[:80]
+            raise IncompleteDataError(f"{path}: belongs to run {other_run!r}, not to {run_id}")
         self.begin = len(line)
         """Bytes of the header's line."""
         self._seed = zlib.crc32(line)
@@ -97,28 +97,28 @@ class BlockReader:
         columns = self.fields()
         size = _row_bytes(columns)
         stretches = _stretches(columns, frozenset(names))
-        found: list[list[Values]] = [[] for _ in stretches]
-        held: list[bytes] = []
+        parts: list[list[Values]] = [[] for _ in stretches]
+        pending: list[bytes] = []
 
         def turn() -> None:
-            if held:
-                turned = np.frombuffer(b"".join(held), dtype=np.uint8).reshape(len(held), size, -1)
-                for stretch, values in zip(stretches, found, strict=True):
+            if pending:
+                turned = np.frombuffer(b"".join(pending), dtype=np.uint8).reshape(len(pending), size, -1)
+                for stretch, values in zip(stretches, parts, strict=True):
                     values.append(self.values(turned, *stretch))
-                held.clear()
+                pending.clear()
 
         for kind, content in self.contents(size):
             if kind == NOTE:
                 self.take_note(self._note(content))
                 continue
-            if held and (len(content) != len(held[0]) or len(held) * len(content) > _TURNED_AT_ONCE):
+            if pending and (len(content) != len(pending[0]) or len(pending) * len(content) > _TURNED_AT_ONCE):
                 turn()
-            held.append(content)
+            pending.append(content)
         turn()
         result: dict[str, Values] = {}
-        for (some, dtype, _), values in zip(stretches, found, strict=True):
-            whole = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
-            result.update(zip(some, whole, strict=True))
+        for (some, dtype, _), values in zip(stretches, parts, strict=True):
+            columns_of_stretch = np.concatenate(values, axis=1) if values else np.zeros((len(some), 0), dtype=dtype)
+            result.update(zip(some, columns_of_stretch, strict=True))
         return result
 
     def contents(self, row_size: int) -> Iterator[tuple[bytes, bytes]]:
@@ -177,11 +177,11 @@ class BlockReader:
         shape = len(turned), len(names), dtype.itemsize, turned.shape[2]
         some = turned[:, places, :].reshape(shape)
         # Byte by byte, which is quicker than turning all at once; the high ones of most times are zero.
-        whole = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
+        item_bytes = np.zeros((shape[1], shape[0], shape[3], dtype.itemsize), dtype=np.uint8)
         for place in range(dtype.itemsize):
             if (part := some[:, :, place]).any():
-                whole[..., place] = part.transpose(1, 0, 2)
-        values: Values = whole.view(dtype)[..., 0]
+                item_bytes[..., place] = part.transpose(1, 0, 2)
+        values: Values = item_bytes.view(dtype)[..., 0]
         for number, name in enumerate(names):
             if name in self.header["delta"]:
                 # Each block begins anew.
@@ -192,9 +192,9 @@ class BlockReader:
         """Returns name and type of each column. Raises IncompleteDataError: the header's columns are damaged."""
         if self._columns is None:
             # The many files of a run have the same columns: they are looked at once.
-            asked = [self.header.get("fields"), self.header.get("delta")]
-            if _last_columns[:2] != asked:
-                _last_columns[:] = [*asked, _checked_columns(*asked)]
+            header_columns = [self.header.get("fields"), self.header.get("delta")]
+            if _last_columns[:2] != header_columns:
+                _last_columns[:] = [*header_columns, _checked_columns(*header_columns)]
             self._columns = _last_columns[2]
         if self._columns is None:
             raise IncompleteDataError(f"{self.path}: the header's `fields` or `delta` are damaged")
@@ -216,20 +216,20 @@ def read_alike(readers: Sequence[BlockReader], names: Collection[str]) -> dict[s
     size = _row_bytes(columns)
     plain = [[content for kind, content in reader.contents(size) if kind == ROWS] for reader in readers]
     lengths = [len(content) for content in plain[0]]
-    if any([len(content) for content in own] != lengths for own in plain):
+    if any([len(content) for content in contents] != lengths for contents in plain):
         return None
     stretches = _stretches(columns, frozenset(names))
     parts: list[list[Values]] = [[np.zeros((len(some), len(readers), 0), dtype=kind)] for some, kind, _ in stretches]
     for _, group in groupby(range(len(lengths)), key=lengths.__getitem__):
         blocks = list(group)
-        held = b"".join(content for own in plain for content in own[blocks[0] : blocks[-1] + 1])
-        turned = np.frombuffer(held, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
-        for stretch, found in zip(stretches, parts, strict=True):
-            found.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
-    whole = [np.concatenate(found, axis=2) for found in parts]
+        joined = b"".join(content for contents in plain for content in contents[blocks[0] : blocks[-1] + 1])
+        turned = np.frombuffer(joined, dtype=np.uint8).reshape(len(blocks) * len(readers), size, -1)
+        for stretch, stretch_parts in zip(stretches, parts, strict=True):
+            stretch_parts.append(first.values(turned, *stretch).reshape(len(stretch[0]), len(readers), -1))
+    joined_parts = [np.concatenate(stretch_parts, axis=2) for stretch_parts in parts]
     return {
         name: of_one
-        for (some, *_), of_all in zip(stretches, whole, strict=True)
+        for (some, *_), of_all in zip(stretches, joined_parts, strict=True)
         for name, of_one in zip(some, of_all, strict=True)
     }
 
@@ -245,19 +245,19 @@ def _row_bytes(columns: Sequence[tuple[str, str]]) -> int:
 @lru_cache(maxsize=64)
 def _stretches(columns: tuple[tuple[str, str], ...], names: frozenset[str]) -> list[_Stretch]:
     """The named columns, those of one type together: of few rows each column by itself takes longer than its bytes."""
-    found: dict[str, tuple[list[str], list[int]]] = {}
+    by_kind: dict[str, tuple[list[str], list[int]]] = {}
     offset = 0
     for name, kind in columns:
         size = int(kind[2:])
         if name in names:
-            of_kind, places = found.setdefault(kind, ([], []))
+            of_kind, places = by_kind.setdefault(kind, ([], []))
             of_kind.append(name)
             places += range(offset, offset + size)
         offset += size
     return [
         # A slice is a view, a list a copy.
         (some, kind, slice(places[0], places[-1] + 1) if places[-1] - places[0] + 1 == len(places) else places)
-        for kind, (some, places) in found.items()
+        for kind, (some, places) in by_kind.items()
     ]
 
 

@@ -191,7 +191,7 @@ def test_a_run_reads_alike_whether_ranks_or_nodes_have_files(tmp_path: Path) -> 
     ]
     one, other = (read_run(folder.path) for folder in (apart, together))
     assert measure(one) == measure(other)
-    assert damaged_traces(together.path, together.path.name, whole=True) == ()
+    assert damaged_traces(together.path, together.path.name, every_block=True) == ()
     texts = []
     for run in (one, other):
         notes = Notes()
