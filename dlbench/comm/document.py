@@ -233,7 +233,6 @@ def _group(group: GroupReport) -> Section:
 
 
 def _sections(group: GroupReport) -> Iterator[Section]:
-    """Yields the algorithm to use, rate and time over size, all times and costs, and points without a figure."""
     last = group.best[-1]
     yield Section(
         id=f"choice-{group.id}",
@@ -370,7 +369,6 @@ def size_charts(group: MeasuredGroup) -> list[Chart]:
 
 
 def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: str, table: Sheet[Measurement]) -> Chart:
-    """Returns a chart of one field of the points of a group over size."""
     short = group.short_titles
     colours = {series: RANK_COLOURS[number % len(RANK_COLOURS)] for number, series in enumerate(short.values())}
     sizes = sorted({point.num_bytes for point in group.points})
@@ -407,7 +405,6 @@ def _size_chart(group: MeasuredGroup, name: str, title: str, y: Axis, figure: st
 
 
 def _pairs(group: PairsReport) -> Section:
-    """Returns the findings on pairs of ranks, charts over size, the numbers, and the costs of a message."""
     figures = drop_empty_columns(PAIR_COLUMNS, group.figures)
     charts: Callable[[], Sequence[Chart]] = no_charts
     if len(group.series) <= MOST_DRAWN:
@@ -434,7 +431,6 @@ def _pairs(group: PairsReport) -> Section:
 
 
 def _pair_costs_sheet(group: PairsReport) -> Sheet[MessageCost]:
-    """Returns the costs by pairs and those fitted to collectives, for people only."""
     costs = [
         MessageCost(name=level.level, messages="pairs, ping-pong", alpha=level.alpha, beta=level.beta)
         for level in group.costs
@@ -512,7 +508,6 @@ def _fitted(value: float, ends: tuple[float, float] | None, unit: str = "") -> E
 
 
 def _runs(report: CollectivesReport) -> Iterator[Section]:
-    """Yields the series that were not fitted, all runs, those without figures, and the environment."""
     if report.unfitted:
         marks = tuple(remark("note", text) for text in report.unfitted)
         yield Section(id="not-fitted", title="Not fitted", marks=marks)

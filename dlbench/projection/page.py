@@ -424,7 +424,6 @@ def flag_lines(projection: Projection) -> list[str]:
 
 
 def _lines(texts: Iterable[tuple[str, str, int | None]]) -> list[str]:
-    """Returns a line for each code and text, with its rank counts (None: all)."""
     ranks_by_text: dict[tuple[str, str], list[int]] = {}
     for code, text, ranks in texts:
         counts = ranks_by_text.setdefault((code, text), [])

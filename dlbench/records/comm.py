@@ -83,7 +83,7 @@ class CommPoint(Spec):
 
     @property
     def chunks_run(self) -> int | None:
-        """As the formulas take them; None: `pipeline_chunks`."""
+        """Returns the chunks for the formulas; None: `pipeline_chunks`."""
         return 1 if self.chunks is None and self.algorithm == "hierarchical" else self.chunks
 
 
@@ -178,5 +178,5 @@ MAX_BYTES = 1 << 24  # Limit for a file of fitted costs.
 
 
 def read_network(path: Path) -> NetworkModel:
-    """Reads a file of fitted costs. Raises UserError: it is missing or of another format; IncompleteDataError: damaged."""
+    """Reads fitted costs. Raises UserError: no such file, or another format; or IncompleteDataError: it is damaged."""
     return read_given(path, NetworkModel, "fitted costs of a network", "dlbench comm fit", MAX_BYTES)

@@ -26,7 +26,7 @@ class StagedNode(Spec):
 
 
 class StagingResult(Spec):
-    """How samples were brought to the nodes."""
+    """The staging of samples to the nodes."""
 
     strategy: Staging = Field(description="data.staging.")
     tier: StagingTier = Field(description="Target tier.")
@@ -39,7 +39,7 @@ class StagingResult(Spec):
 
 
 class ReadEpoch(Spec):
-    """What all ranks read in one epoch."""
+    """The reads of all ranks in an epoch."""
 
     epoch: CountOrZero = Field(description="The epoch, from 0.")
     is_whole: Flag = Field(description="Whether this run read the whole epoch.")
@@ -72,7 +72,7 @@ class ReaderTrial(Spec):
 
 
 class ReadingResult(Spec):
-    """How samples were read."""
+    """The reading of samples."""
 
     loader_workers: CountOrZero = Field(description="Reader processes per rank in force.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0: the training process reads.")
@@ -111,7 +111,7 @@ class ShuffleEpoch(Spec):
 
 
 class ShuffleResult(Spec):
-    """How samples were shuffled, and whether each was read once an epoch."""
+    """The shuffling of samples, and the audit that each was read once per epoch."""
 
     shuffle: str = Field(description="data.shuffle.")
     partition: str | None = Field(description="data.partition; null under global shuffling.")
@@ -132,7 +132,7 @@ class _Answer(Spec):
 
 
 class ReadRate(_Answer):
-    """What some readers read in some seconds."""
+    """The rate of some readers."""
 
     samples: CountOrZero = Field(description="Samples read and prepared.")
     seconds: NonNegative = Field(description="Time, seconds.")

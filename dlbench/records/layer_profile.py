@@ -51,7 +51,6 @@ def with_layers(plan: RunPlan) -> tuple[RunPlan, str | None]:
 
 
 def _layers(run: Run) -> tuple[PacedLayer, ...]:
-    """Returns the layers in the order of the forward pass; shares of forward and backward pass are equal."""
     record, train = run.record, run.plan.workload.train
     exchange = record.exchange if record is not None and record.state == "valid" else None
     if record is None or exchange is None:

@@ -11,7 +11,7 @@ from dlbench.specs.out_of_core import BlockPlan, Chain, Recompute, Swap, Transfe
 
 
 class RankMemory(Spec):
-    """What one rank held, moved and waited for in its measured steps."""
+    """Memory, transfers and waits of a rank in its measured steps."""
 
     rank: RankNumber = Field(description="The rank, from 0.")
     steps: CountOrZero = Field(description="Number of measured steps.")
@@ -54,7 +54,7 @@ class TransferSpan(Spec):
 
 
 class MemoryResult(Spec):
-    """How activations were treated in this run."""
+    """The treatment of activations in a run."""
 
     recompute: Recompute = Field(description="train.recompute.")
     swap: Swap = Field(description="train.swap.")

@@ -35,7 +35,7 @@ class SeenScratch(Spec):
 
 
 class SeenRank(Spec):
-    """What one rank of a pre-flight saw on its node. Newer programs may say more."""
+    """The result of one rank of a pre-flight; unknown keys of newer versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 

@@ -25,7 +25,7 @@ class SpanCounts(Spec):
 
 
 class WatchSummary(Spec):
-    """How one rank was watched."""
+    """The monitoring of a rank."""
 
     node: NodeWatch | None = None  # What the sampler of the node says, on its first rank.
     spans: SpanCounts | None = None  # None: no spans are kept.
@@ -35,14 +35,14 @@ class WatchSummary(Spec):
 
 
 class StagingSummary(Spec):
-    """How the samples of one node were staged."""
+    """The staging of the samples of a node."""
 
     node: StagedNode | None  # None: nothing was copied.
     warnings: tuple[str, ...]
 
 
 class RankSummary(Spec):
-    """What one rank says at the end. Each part of training fills in its own fields."""
+    """The summary of a rank at the end; each part of training fills in its own fields."""
 
     result: RankResult
     environment: Environment

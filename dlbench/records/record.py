@@ -1,7 +1,4 @@
-"""`record.json`: what happened in one run. Immutable; rank 0 writes it once, at the end.
-
-Statistics are not here: raw values are kept (step files), numbers are made of them by `dlbench.analysis`.
-"""
+"""`record.json`: the result of a run, written once by rank 0 at the end. Statistics are made by `dlbench.analysis`."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ class Check(Spec):
 
 
 Environment = Annotated[dict[str, str], Field(max_length=10_000)]
-"""Facts by name. A machine has some hundred; a million of another's file would keep a report busy for minutes."""
+"""Facts by name. A machine has some hundred; the limit keeps reports of other people's files fast."""
 
 
 class Setting(Spec):
-    """A requested setting and what was in force."""
+    """A requested setting and the value in force."""
 
     key: str = Field(description="Key of the plan, e.g. engine.horovod.cycle_time_ms, or a similar name.")
     requested: str | int | float | bool | None = Field(description="Value in the plan.")
@@ -38,7 +35,7 @@ class Setting(Spec):
 
     @property
     def is_without_effect(self) -> bool:
-        """Whether it was asked for and demonstrably not in force; `auto` asks for whatever is measured to be good."""
+        """Returns whether it was requested and certainly not in force; `auto` requests nothing certain."""
         return self.requested not in (None, "auto", self.effective) and self.effective is not None
 
 
@@ -55,9 +52,7 @@ class RankGpu(Spec):
 
 
 class CollectiveWaits(Spec):
-    """What a rank waited for collectives elsewhere than in the exchange phase: seconds of all measured steps, by phase
-    (forward, backward, optimizer).
-    """
+    """Waits of a rank for collectives outside of the exchange phase: seconds of all measured steps, by phase."""
 
     gather_s: dict[str, NonNegative] = Field(
         default_factory=dict, description="Waits for parameters of other ranks, by phase."
@@ -69,7 +64,7 @@ class CollectiveWaits(Spec):
 
 
 class Compiling(Spec):
-    """What torch's compiler made on a rank for `train.compile`, and what it found in its cache."""
+    """The work of torch's compiler on a rank for `train.compile`, and its cache."""
 
     seconds: NonNegative | None = Field(
         description="Time to compile the network before the first step, seconds; null: during warm-up."
@@ -79,12 +74,14 @@ class Compiling(Spec):
 
     @property
     def cache(self) -> str:
-        """What torch's cache had: "warm" all, "cold" less; "unknown" where torch counted none."""
-        return "unknown" if not self.programs else "cold" if self.from_cache < self.programs else "warm"
+        """Returns the state of torch's cache: "warm" (complete), "cold", or "unknown"."""
+        if not self.programs:
+            return "unknown"
+        return "cold" if self.from_cache < self.programs else "warm"
 
 
 class HeldMemory(Spec):
-    """What a rank's device held at the peak of a step, as one of the warm-up shows it, tensors alone, bytes."""
+    """Tensors on a rank's device at the peak of a step of the warm-up, bytes."""
 
     weights: CountOrZero = Field(description="Parameters of this rank.")
     gradients: CountOrZero = Field(description="Gradients of this rank.")
@@ -104,7 +101,7 @@ class HeldMemory(Spec):
 
 
 class RankResult(Spec):
-    """What one rank says of itself at the end."""
+    """The result of a rank."""
 
     rank: RankNumber = Field(description="The rank, from 0.")
     node_rank: RankNumber = Field(description="Its node, from 0.")
@@ -156,7 +153,7 @@ class RankResult(Spec):
 
 
 class Event(Spec):
-    """A moment of the run, as rank 0 saw it; keys and meaning are MLPerf logging's."""
+    """An event of the run on rank 0, with the keys of MLPerf logging."""
 
     key: str = Field(description="init_start, init_stop, run_start, epoch_start, eval_stop, ...")
     time_ms: CountOrZero = Field(description="Milliseconds since 1970, UTC.")
@@ -170,7 +167,7 @@ class Event(Spec):
 
 
 class Evaluation(Spec):
-    """One look at the quality."""
+    """One evaluation of the quality."""
 
     step: CountOrZero = Field(description="Optimizer steps so far, with those before a resume.")
     epoch: NonNegative = Field(description="Epochs so far.")
@@ -186,14 +183,14 @@ class Evaluation(Spec):
 
 
 def meets(value: float | None, target: float, *, higher_is_better: bool) -> bool:
-    """Whether a quality meets its target: at least or, where lower is better, at most; what is not finite does not."""
+    """Returns whether a quality meets its target; a value that is not finite does not."""
     if value is None:
         return False
     return value >= target if higher_is_better else value <= target
 
 
 class QualityResult(Spec):
-    """How training to a quality went."""
+    """The result of training to a quality."""
 
     metric: Literal["top1", "masked_lm_accuracy", "mae"] = Field(description="Evaluated metric.")
     higher_is_better: Flag = Field(description="Whether higher values are better.")
@@ -235,7 +232,7 @@ class LayerMacs(Spec):
 
 
 class CheckpointWrite(Spec):
-    """One checkpoint that was written: training stood still for `snapshot_s` and `waited_s`."""
+    """A written checkpoint; training stopped for `snapshot_s` and `waited_s`."""
 
     step: CountOrZero = Field(description="Optimizer steps done, as in its name.")
     bytes: CountOrZero = Field(description="Bytes of its tensors.")
@@ -246,7 +243,7 @@ class CheckpointWrite(Spec):
 
     @property
     def overlapped_s(self) -> float:
-        """Of the writing, while training went on, seconds."""
+        """Returns the time of writing that overlapped training, seconds."""
         return max(0.0, self.write_s - self.waited_s)
 
 
@@ -305,28 +302,31 @@ class Record(Spec):
 
     @property
     def goes_on(self) -> bool:
-        """Whether it went on from an earlier attempt at the same run."""
+        """Returns whether it continued an earlier attempt at the same run."""
         return self.attempt > 1 and self.first_step > 0
 
     @property
     def throughput(self) -> float | None:
-        """Samples per second of all ranks, over the longest measured time of any; None where nothing was measured."""
+        """Returns samples per second of all ranks, over the longest measured time of a rank; None: not measured."""
         measured_s = max((rank.measured_s for rank in self.ranks), default=0.0)
         return sum(rank.samples for rank in self.ranks) / measured_s if measured_s else None
 
     @property
     def held_bytes(self) -> int | None:
-        """What the rank with most held at the peak of a step: tensors as they were counted, else by its GPU's
-        allocator; None where not every rank knows.
-        """
-        by_allocator = [one.peak_memory_bytes if one.device.startswith("cuda") else None for one in self.ranks]
-        held = [one.held.peak if one.held else peak for one, peak in zip(self.ranks, by_allocator, strict=True)]
-        known = [one for one in held if one is not None]
-        return max(known) if known and len(known) == len(held) else None
+        """Returns the peak memory of a step on the rank with the most, bytes; None if not known for every rank."""
+        peaks = []
+        for rank in self.ranks:
+            if rank.held is not None:
+                peaks.append(rank.held.peak)
+            elif rank.device.startswith("cuda"):
+                peaks.append(rank.peak_memory_bytes)
+        return max(peaks) if peaks and len(peaks) == len(self.ranks) else None
 
     @property
     def held_nodes(self) -> int:
-        """Nodes that its Slurm job held besides the run's own: idle, because a job's runs go one after the other."""
+        """Returns the idle nodes of its Slurm job during the run, as the runs of a job are executed one after the
+        other.
+        """
         allocated = self.environment.get("variable.SLURM_JOB_NUM_NODES", "")
         used = len({rank.node_rank for rank in self.ranks})
         return max(0, int(allocated) - used) if allocated.isdecimal() else 0

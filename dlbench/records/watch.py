@@ -11,7 +11,7 @@ from dlbench.specs.base import CountOrZero, NonNegative, Positive, RankNumber, S
 
 
 class WatchOverhead(Spec):
-    """How much longer a step takes because it is monitored."""
+    """The increase of a step by monitoring."""
 
     value: float = Field(description="Share of the step time (1): 0.004 is 0.4 %.")
     low: float = Field(description="Lower end of the interval.")
@@ -59,7 +59,7 @@ class WatchResult(Spec):
 
 
 class NodeLoad(Spec):
-    """Who computed on the cores of one node's ranks during the measured steps; seen in every run, monitored or not."""
+    """The use of the cores of a node's ranks during the measured steps, in every run, monitored or not."""
 
     node_rank: RankNumber = Field(description="The node, from 0.")
     host: str = Field(description="Its host name.")

@@ -270,7 +270,6 @@ def _verdict(ranks: int, rows: Sequence[StrategyRow]) -> str:
 
 
 def _measured_text(row: StrategyRow) -> str:
-    """Returns a measured strategy next to its row of the model."""
     step = f"{row.strategy} at {ranks_text(row.ranks)}: {format_seconds(row.measured_s or 0.0)} measured"
     if row.accuracy is None:
         return f"{step}; {row.refused}."
