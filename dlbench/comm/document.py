@@ -147,7 +147,7 @@ def document_of(report: CollectivesReport) -> Document:
         *map(_pairs, report.pairs),
         *(_fit(fit, number) for number, fit in enumerate(report.fits)),
         *_runs(report),
-        *methods_section(report.methods),
+        *methods_section(report.methods, docs_page="docs/communication.md"),
         runs=report.runs,
         always=(
             named_table("points", "Measured points", (*POINT_COLUMNS, *REJECTED_COLUMNS), GROUP_COLUMNS),

@@ -360,7 +360,7 @@ def document_of(report: ProjectionReport) -> Document:
         Section(id="summary", title="Summary", level="answer", words=empty, cards=cards, brief=empty),
         *map(_group, report.groups),
         *_ledger(report),
-        *methods_section(methods),
+        *methods_section(methods, docs_page="docs/projection.md"),
         always=(
             named_table("targets", "Projected, not measured", target_columns((), unit), ("group",)),
             named_table("parts", "Parts of the projected step", columns_of(PartRow), ("group",)),

@@ -75,7 +75,7 @@ def test_a_layer_takes_its_operations_at_peak_or_its_bytes_whichever_is_longer()
         ({"device": {"name": "Tesla P40", "source": "x"}}, None),
         (
             {"device": {"name": "Tesla P41", "source": "x"}},
-            r"there is no data sheet with it \(no data sheet of that name is on file\)",
+            r"there is no data sheet with it \(dlbench has no data sheet of that name\)",
         ),
         ({"node": {"peak_tflops": {"fp32": 1.0}, "peak_source": "x"}}, "device.memory_gb_per_s is missing"),
     ],
