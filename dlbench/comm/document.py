@@ -83,22 +83,11 @@ RUN_COLUMNS: tuple[Column[RunRow], ...] = columns_of(
     *("finished", "failure_reason", "warnings"),
     titles={"repeat": "Repeat"},
 )
-
-
-def _line_rate_text(line: LineCost) -> str:
-    return per_byte_text(line.per_byte_s)
-
-
 LINE_COLUMNS: tuple[Column[LineCost], ...] = columns_of(
     LineCost,
     *("name", "ranks"),
     Column("alpha_s", "Start-up", attrgetter("startup_s"), unit="s"),
-    Column(
-        "s_per_byte",
-        "Asymptotic algbw, GB/s",
-        attrgetter("per_byte_s"),
-        _line_rate_text,
-    ),
+    Column("s_per_byte", "Asymptotic algbw, GB/s", "per_byte_s", lambda line: per_byte_text(line.per_byte_s)),
     titles={"name": "Collective", "ranks": "Ranks"},
 )
 
@@ -112,15 +101,11 @@ def _per_byte_cell(beta: Estimate) -> Cell:
     return Cell(per_byte_text(beta.value), f"[{per_byte_text(beta.high)}, {fastest}]")
 
 
-def _level_title(name: str) -> str:
-    return LEVEL_TITLES.get(name, name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class MessageCost:
     """The cost of messages of some sizes on one level, or of a reduced byte."""
 
-    name: str = field(metadata=column("Level", text=_level_title))
+    name: str = field(metadata=column("Level", text=lambda name: LEVEL_TITLES.get(name, name)))
     messages: str = field(metadata=column("Messages", ""))
     up_to_bytes: int | None = None
     links: int | None = None
@@ -267,38 +252,23 @@ def _sections(group: GroupReport) -> Iterator[Section]:
 
 
 def best_sheet(group: GroupReport) -> Sheet[Best]:
-    """Returns time and rates of the fastest series of each size; without the carrier if all have the same."""
+    """Returns time and rates of the fastest series of each size, as nccl-tests print them, and its lead.
+
+    Rates have no interval of their own, as that of the time says the same.
+    """
     short = group.short_titles
-
-    def fastest(best: Best) -> str:
-        return short[best.title]
-
-    def second(best: Best) -> str | None:
-        return short.get(best.second)
-
-    algbw: list[Column[Best]] = []
+    columns: list[Column[Best]] = [
+        Column("", "Size", "num_bytes", unit="bytes", is_brief=True),
+        Column("", "Fastest", lambda best: short[best.title], is_brief=True),
+        Column("", "Time, median", "time", is_brief=True),
+        Column("", "algbw, GB/s", lambda best: value_text(rate(best.time, best.num_bytes))),
+        Column("", "Next", lambda best: short.get(best.second)),
+        Column("", "Lead", "lead", lambda best: times_cell(best.lead), is_brief=True),
+        Column("", "Clear", "is_clear", _clear_text, is_brief=True),
+    ]
     if group.rate_name == "busbw":
-        algbw.append(Column("", "algbw, GB/s", _algbw))
-    columns: tuple[Column[Best], ...] = (
-        Column("", "Size", attrgetter("num_bytes"), unit="bytes", is_brief=True),
-        Column("", "Fastest", fastest, is_brief=True),
-        Column("", "Time, median", attrgetter("time"), is_brief=True),
-        *algbw,
-        Column("", f"{group.rate_name}, GB/s", attrgetter("rate"), is_brief=True),
-        Column("", "Minimum", attrgetter("minimum_s"), unit="s"),
-        Column("", "Next", second),
-        Column("", "Lead", attrgetter("lead"), _lead_cell, is_brief=True),
-        Column("", "Clear", attrgetter("is_clear"), _clear_text, is_brief=True),
-    )
-    return Sheet(name="fastest", title="Fastest by size", columns=columns, rows=group.best, in_terminal=True)
-
-
-def _algbw(best: Best) -> Estimate:
-    return rate(best.time, best.num_bytes)
-
-
-def _lead_cell(best: Best) -> Cell:
-    return times_cell(best.lead)
+        columns.insert(4, Column("", "busbw, GB/s", lambda best: value_text(best.rate), is_brief=True))
+    return Sheet(name="fastest", title="Fastest by size", columns=tuple(columns), rows=group.best, in_terminal=True)
 
 
 def _clear_text(best: Best) -> str:
@@ -337,26 +307,23 @@ def _sheet_by_size(
 ) -> Sheet[Measurement]:
     """Returns a table with a line per size and a column per series.
 
-    A page folds it, as charts show its numbers, and the terminal leaves it out: the fastest of each size stand above.
+    A page folds it, as charts show its numbers, and the terminal leaves it out.
     """
     short = group.short_titles
-
-    def series_title(point: Measurement) -> str:
-        return short[point.series.title]
-
     return Sheet(
         name=name,
         title=title,
         columns=(),
         rows=group.points,
         order=attrgetter("num_bytes"),
-        pivot=Pivot(corner="Size", down=_size_text, across=series_title, cell=cell),
+        pivot=Pivot(
+            corner="Size",
+            down=lambda point: format_bytes(point.num_bytes),
+            across=lambda point: short[point.series.title],
+            cell=cell,
+        ),
         is_folded=True,
     )
-
-
-def _size_text(point: Measurement) -> str:
-    return format_bytes(point.num_bytes)
 
 
 def size_charts(group: MeasuredGroup) -> list[Chart]:
