@@ -268,7 +268,15 @@ def best_sheet(group: GroupReport) -> Sheet[Best]:
     ]
     if group.rate_name == "busbw":
         columns.insert(4, Column("", "busbw, GB/s", lambda best: value_text(best.rate), is_brief=True))
-    return Sheet(name="fastest", title="Fastest by size", columns=tuple(columns), rows=group.best, in_terminal=True)
+    intervals = dict.fromkeys(basis_text(best.time) for best in group.best)
+    return Sheet(
+        name="fastest",
+        title="Fastest by size",
+        columns=tuple(columns),
+        rows=group.best,
+        caption=f"Intervals: {', '.join(intervals)}.",
+        in_terminal=True,
+    )
 
 
 def _clear_text(best: Best) -> str:
