@@ -1,4 +1,4 @@
-"""What a run says of its samples: how they were staged, read and shuffled. Parts of `record.json`."""
+"""Staging, reading and shuffling of samples. Parts of `record.json`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ReadEpoch(Spec):
 
 
 class ReaderTrial(Spec):
-    """One attempt of the automatic choice of readers."""
+    """A trial of the automatic choice of readers."""
 
     loader_workers: CountOrZero = Field(description="Reader processes per rank.")
     prefetch_batches: CountOrZero = Field(description="Batches each reads ahead; 0: the training process reads.")
@@ -91,7 +91,7 @@ class ReadingResult(Spec):
 
 
 class ShuffleEpoch(Spec):
-    """The audit of one epoch: who read what."""
+    """The audit of an epoch."""
 
     epoch: CountOrZero = Field(description="The epoch, from 0.")
     is_whole: Flag = Field(description="Whether this run read the whole epoch, so that each sample must be seen.")
@@ -159,7 +159,7 @@ class RateRepeat(_Answer):
 
 
 class ReadingRate(_Answer):
-    """The answer."""
+    """The result of a reading benchmark."""
 
     format: Literal["dlbench.reading-rate"]
     kind: str = Field(description="Kind of the data set.")

@@ -1,4 +1,4 @@
-"""What a run says of its activations: planned, held, moved and recomputed. Part of `record.json`."""
+"""Activations of a run: planned, in memory, transferred and recomputed. Part of `record.json`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class HostUpdate(Spec):
 
 
 class TransferSpan(Spec):
-    """One operation of a pass, as it was measured: for the picture of a step."""
+    """A measured operation of a pass, for the chart of a step."""
 
     lane: str = Field(description="Lane: compute, out or in.")
     kind: str = Field(description="Kind: forward, recompute, backward, swap out, swap in or wait.")
@@ -71,7 +71,7 @@ class MemoryResult(Spec):
 
 
 class MemoryProfile(Spec):
-    """The answer. Newer programs may say more."""
+    """The answer of a profiling program; unknown keys of newer versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 

@@ -1,4 +1,4 @@
-"""What a pre-flight of a system found: `preflight.json`, and what each rank of its job saw."""
+"""`preflight.json`: the result of a pre-flight of a system, and the results of the ranks of its job."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dlbench.records.folder import RunFolder
 from dlbench.specs.base import CountOrZero, Flag, RankNumber, RunName, Spec
 
 FindingState = Literal["ok", "doubt", "wrong", "unknown"]
-"""doubt: it works, and figures may suffer. unknown: it could not be asked, or is not measured here."""
+"""doubt: it works, but figures may suffer. unknown: it could not be checked here."""
 
 
 class Finding(Spec):
-    """One thing that was looked at."""
+    """The result of a check."""
 
     subject: str = Field(description="Subject of the check.")
     state: FindingState = Field(description="ok, doubt, wrong or unknown.")
@@ -25,7 +25,7 @@ class Finding(Spec):
 
 
 class SeenScratch(Spec):
-    """One of the system's places on a node."""
+    """A scratch folder of the system on a node."""
 
     key: Literal["local", "memory"] = Field(description="Its key below storage in the system file.")
     path: str = Field("", description="The folder, resolved on the node.")
@@ -89,18 +89,18 @@ class PreflightReport(Spec):
 
 
 class PreflightFolder:
-    """Names of the files of a pre-flight, besides those of the run that its all-reduce is."""
+    """Names of the files of a pre-flight, in addition to those of the run of its all-reduce."""
 
     def __init__(self, path: Path) -> None:
         """`path` is the folder; it need not exist."""
         self.path = path
         self.run = RunFolder(path)
 
-    report = Named("preflight.json")  # What was found.
-    seen = Named("seen")  # What ranks write.
+    report = Named("preflight.json")  # The result.
+    seen = Named("seen")  # Files of ranks.
     hosts = Named("seen/hosts")  # Names of the job's nodes, a line each.
-    ended = Named("seen/ended")  # What the job's script ended with.
-    rank = Numbered("seen/rank-{:04d}.json")  # What a rank saw.
-    begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name; the folder is visible there and can be written.
-    failed = Numbered("seen/rank-{:04d}.failed")  # What its Python ended with, where that is not 0.
-    log = Numbered("seen/rank-{:04d}.log")  # What it printed.
+    ended = Named("seen/ended")  # Exit code of the job's script.
+    rank = Numbered("seen/rank-{:04d}.json")  # Result of a rank.
+    begun = Numbered("seen/rank-{:04d}.begun")  # Its node's name: the folder is visible and writable there.
+    failed = Numbered("seen/rank-{:04d}.failed")  # Exit code of its Python if not 0.
+    log = Numbered("seen/rank-{:04d}.log")  # Its output.

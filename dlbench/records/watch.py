@@ -1,4 +1,4 @@
-"""What the monitoring of a run says of itself: what it saw and could not see, what it cost; and who else computed."""
+"""Monitoring of a run: samplers, spans and overhead; and the use of cores by other processes."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ class NodeLoad(Spec):
 
     @property
     def others_s(self) -> float | None:
-        """CPU time of other processes on these cores, seconds; None where it was not measured."""
+        """Returns the CPU time of other processes on these cores, seconds; None: not measured."""
         return None if self.busy_s is None else max(0.0, self.busy_s - self.own_s)

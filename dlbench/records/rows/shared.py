@@ -1,15 +1,15 @@
-"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, so that a run makes few files.
+"""`node-NNNN.steps` and `.spans`: the rows of all ranks of a node in one file, so that a run has few files.
 
-Each rank appends chunks, one write each: a head, then a piece of what would be a file of its own (the header's line,
-then whole blocks, see `dlbench.records.rows.format`). The head is a mark, the rank, the number of the chunk among those
-of the rank, the length of the piece, and the CRC-32 of these (4 bytes each, little-endian).
+Each rank appends chunks, one write each: a head, then a part of its rows (the header's line, then complete blocks, see
+`dlbench.records.rows.format`). The head is a mark, the rank, the index of the chunk of this rank, the length of the
+part, and the CRC-32 of these (4 bytes each, little-endian).
 
-With O_APPEND who writes where is decided under the inode's lock. Between the processes of one client that holds on NFS
-too (Linux, fs/nfs/file.c: `nfs_file_write` takes the place within `nfs_start_io_write`); open(2) warns of several
-clients, hence a file for each node and not for each run. A write cut short by a full disk or a kill leaves a torn chunk
-amidst whole ones: readers find the next head, and a writer that goes on writes the chunk anew.
+With O_APPEND the inode's lock orders the writes, for the processes of one client also on NFS (Linux, fs/nfs/file.c:
+`nfs_file_write` takes the position within `nfs_start_io_write`); open(2) warns of several clients, hence one file per
+node and not per run. A full disk or a kill may leave an incomplete chunk: readers find the next head, and a writer that
+continues writes the chunk again.
 
-`node-0001.steps/rank-0003`, a path that no file system has, says whose rows of which file are meant.
+The path `node-0001.steps/rank-0003` names the rows of a rank in a file; no file system has it.
 """
 
 from __future__ import annotations
