@@ -152,7 +152,7 @@ def test_throughput_is_a_step_time_of_a_known_batch(tmp_path: Path) -> None:
         (["ranks,nodes,samples_per_s,run", "1,1,9,a"], "line 1: .*: batch_per_rank must be there once"),
         (["ranks nodes step_s run", "1 1 1 a"], "line 1: columns 'ranks nodes step_s run': ranks, nodes"),
         (["ranks," + HEADER, "1,1,1,0.1,a"], "line 1: .*: ranks must be there once"),
-        ([HEADER], "holds no runs"),
+        ([HEADER], "contains no runs"),
         ([HEADER, "1,1,-0.1,a"], "line 2: step_s '-0.1': must be a number above 0"),
         ([HEADER, "1,1,1e9,a"], "line 2: step_s '1e9': .* from 1e-09 to 1,000,000"),
         # A German 0.119, which is no 119.
@@ -175,7 +175,7 @@ def test_a_wrong_row_is_named_with_its_line_and_column(tmp_path: Path, rows: lis
 @pytest.mark.parametrize(
     ("counts", "runs", "per_node", "ranks", "told"),
     [
-        ((4, 8, 16, 32), 1, 4, 64, {"R1": "fewer than 3 runs at 8, 16 and 32 ranks .* a row per run"}),
+        ((4, 8, 16, 32), 1, 4, 64, {"R1": "fewer than 3 runs at 8, 16 and 32 ranks, .* a row per run"}),
         ((1, 2, 4, 8, 16), 3, 8, 32, {"R7": r"3 counts of full nodes \(8 ranks each\), .* 2: 8 and 16 ranks.* 1 more"}),
         (
             (1, 2, 4),

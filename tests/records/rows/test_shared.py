@@ -92,7 +92,7 @@ def test_a_rank_begins_once(tmp_path: Path) -> None:
         writer(path, 1)
     assert path.read_bytes() == before
     path.write_bytes(b"of something else, and longer than a head")
-    with pytest.raises(RunError, match="holds what no rank wrote"):
+    with pytest.raises(RunError, match="already contains data that no rank wrote"):
         writer(path, 1)
     path.unlink()
     os.mkfifo(path)
