@@ -264,7 +264,6 @@ def _line(time_ms: int, key: str, value: Value, metadata: Mapping[str, Value]) -
 
 
 def _milliseconds(utc: str) -> int:
-    """Returns a time in ISO 8601 as milliseconds since 1970."""
     try:
         return round(datetime.fromisoformat(utc.replace("Z", "+00:00")).timestamp() * 1000)
     except ValueError:

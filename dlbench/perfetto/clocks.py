@@ -58,13 +58,7 @@ class TimeAxis:
 
 
 def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest: Mapping[int, int]) -> TimeAxis:
-    """Returns an axis on which every time is zero or more.
-
-    `earliest`: first time in the files of a node, on its own clock; nodes without files are missing.
-
-    Raises:
-        IncompleteDataError: Points of a clock contradict each other, or there is no time at all.
-    """
+    """Returns an axis from each node's `earliest` time; raises `IncompleteDataError` for contradictory or no times."""
     if not earliest:
         raise IncompleteDataError("no rank left step times or spans, and no node samples")
     clocks = {node: _node_clock(node, host, lines, earliest.get(node)) for node, host in hosts.items()}
@@ -73,9 +67,7 @@ def make_axis(lines: Mapping[int, ClockLine], hosts: Mapping[int, str], earliest
     zero = min(aligned_times or first_times.values())
     shifted = []
     for node, clock in sorted(clocks.items()):
-        begin = zero
-        if clock.basis == "own start":
-            begin = first_times.get(node, zero)
+        begin = first_times.get(node, zero) if clock.basis == "own start" else zero
         shifted.append(replace(clock, shift_ns=clock.shift_ns - begin))
     wall_zero_ns: int | None = None
     if 0 in lines and lines[0].wall_offset_ns:

@@ -196,10 +196,7 @@ def span_events(pid: int, spans: SpanRows, is_shown: np.ndarray[Any, Any]) -> It
 
 
 def _message(pid: int, number: int, name: str, times: tuple[int, int, int], args: str) -> tuple[str, int]:
-    """Returns a slice from the readiness of a message to its end, with its wait and its exchange inside.
-
-    The outer slices are all named "exchange", so that Perfetto draws them in one row.
-    """
+    """Returns a message's wait and exchange in a slice; all are named "exchange", so that Perfetto draws one row."""
     ready, start, end = (time / 1000 for time in times)
     head = f'"cat":"exchange","id2":{{"local":"0x{number:x}"}},"pid":{pid},"tid":{thread_id(EXCHANGE_THREAD)}'
     text = f'{{"ph":"b",{head},"name":"exchange","ts":{ready:.3f},"args":{{{args}}}}},\n'

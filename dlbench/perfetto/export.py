@@ -29,10 +29,7 @@ _LEVEL = 2  # Compression; on generated runs higher levels took longer than maki
 
 
 def write_perfetto(run: TraceRun, facts: Mapping[str, Any], notes: Notes, output: Path) -> None:
-    """Writes the trace, compressed if the name ends in `.gz`; completely or not at all.
-
-    `facts`: metadata of the trace. Notes of this writing are added to `notes`.
-    """
+    """Writes the trace, gzipped if the name ends in `.gz`, completely or not at all; `facts` are its metadata."""
     level = _LEVEL if output.suffix.lower() == ".gz" else None
     with large_result(output, "a trace", level) as file:
         sink = io.TextIOWrapper(file, encoding="utf-8", newline="\n")

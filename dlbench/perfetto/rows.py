@@ -114,11 +114,7 @@ class StepRows:
 
 
 def step_rows(path: Path, run_id: str, notes: Notes) -> Iterator[StepRows]:
-    """Yields all steps of one rank, with times on the rank's clock.
-
-    Raises:
-        IncompleteDataError: The file is missing or damaged; steps before the damage have been yielded.
-    """
+    """Yields a rank's steps on its clock; raises `IncompleteDataError` at damage, after the steps before it."""
     reader = StepReader(path, run_id=run_id)
     end = -LARGEST_NS
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
@@ -152,11 +148,7 @@ class SampledRows:
 
 
 def sample_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iterator[SampledRows]:
-    """Yields all samples of one node; none if nothing was sampled.
-
-    Raises:
-        IncompleteDataError: The file is missing or damaged; samples before the damage have been yielded.
-    """
+    """Yields a node's samples; raises `IncompleteDataError` at damage, after the samples before it."""
     reader = SamplesReader(path=path, run_id=run_id)
     for rows in merged(reader.blocks(), ROWS_AT_ONCE):
         is_valid = (rows["time_ns"] >= 0) & (rows["time_ns"] < LARGEST_NS)

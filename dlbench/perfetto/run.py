@@ -36,11 +36,7 @@ def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
 
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
-    """Returns first and last step of a text such as `100-120` or `7`; None without a text.
-
-    Raises:
-        UserError: The text is not a range.
-    """
+    """Returns first and last step of `100-120` or `7`, None without a text; raises `UserError` if it is no range."""
     if text is None:
         return None
     return _range("--steps", text, text)
@@ -104,10 +100,7 @@ class TraceRun:
 def read_trace_run(
     run: Run, notes: Notes, ranks: tuple[int, ...] | None = None, steps: tuple[int, int] | None = None
 ) -> tuple[TraceRun, dict[str, Any]]:
-    """Reads times of the run's files; damage is noted. `ranks`, `steps`: shown ones; None: all.
-
-    Also returns the metadata of the trace.
-    """
+    """Returns the shown part of a run (None: all ranks, all steps) and the trace's metadata; damage is noted."""
     layout = run.plan.layout
     watch = None
     recorded_nodes: dict[int, int] = {}
@@ -171,7 +164,6 @@ def _earliest(run: Run, node_of: tuple[int, ...], notes: Notes) -> dict[int, int
 
 
 def _span_beginnings(run: Run, rank: int) -> Iterator[int]:
-    """Yields the earliest begin of each block of spans."""
     for rows in SpanReader(path=run.folder.spans(rank), run_id=run.plan.run_id).blocks():
         begin = rows["start_ns"] - rows["queued_ns"]
         is_valid = (begin >= 0) & (rows["start_ns"] < LARGEST_NS)
@@ -196,11 +188,7 @@ def _window(
     node_of: tuple[int, ...],
     clocks: tuple[NodeClock, ...],
 ) -> tuple[int, int] | None:
-    """Returns first and last nanosecond of the selected steps of the ranks; None: all steps.
-
-    Raises:
-        UserError: No rank has such a step.
-    """
+    """Returns first and last nanosecond of the selected steps, None for all; raises `UserError` if there are none."""
     if steps is None:
         return None
     begins, ends, last = [], [], -1

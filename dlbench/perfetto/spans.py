@@ -69,11 +69,7 @@ class SpanRows:
 
 
 def span_rows(path: Path, run_id: str, clock: NodeClock, notes: Notes) -> Iterator[SpanRows]:
-    """Yields all spans of one rank, some at a time.
-
-    Raises:
-        IncompleteDataError: The file is missing or damaged; spans before the damage have been yielded.
-    """
+    """Yields a rank's spans, some at a time; raises `IncompleteDataError` at damage, after the spans before it."""
     reader = SpanReader(path=path, run_id=run_id)
     tracks = Tracks()
     number = 0

@@ -128,7 +128,6 @@ class Reference(Contestant):
         raise NotImplementedError
 
     def _block_of(self, vector: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's block of a vector."""
         first, count = block(len(vector), self._place.size, self._place.rank)
         return vector[first : first + count]
 
@@ -255,7 +254,6 @@ class MpiReference(Reference):
 
 
 def _newest(name: str, older: str) -> Any:
-    """Returns a function of torch.distributed by its newest name."""
     return getattr(dist, name, None) or getattr(dist, older)
 
 

@@ -36,10 +36,7 @@ class Control:
         self._timeout = datetime.timedelta(seconds=timeout_s)
 
     def start(self, folder: RunFolder, interface: str | None) -> None:
-        """Connects to the other ranks through the run's shared folder.
-
-        `interface`: for gloo; None: the one that routes to rank 0.
-        """
+        """Connects to the other ranks by the run's shared folder; `interface` None: gloo uses the one to rank 0."""
         place = self._place
         patience = datetime.timedelta(seconds=self._rendezvous_s)
         self._store = store = meet(folder.rendezvous, place, interface, patience)
@@ -60,11 +57,7 @@ class Control:
         return group
 
     def gather(self, purpose: str, value: Any) -> list[Any]:
-        """Returns the JSON-serialisable `value` of every rank, by rank, on every rank.
-
-        Raises:
-            RunError: A rank is gone or stuck.
-        """
+        """Returns the JSON-serialisable `value` of every rank, by rank; raises `RunError` if a rank is gone."""
         try:
             return gather_over_torch(value, self._place.size)
         except RuntimeError as error:

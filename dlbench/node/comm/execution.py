@@ -39,8 +39,6 @@ class _Arrival:
 
 @dataclass(slots=True)
 class _Work:
-    """The sends and arrivals of a step that has any."""
-
     sends: list[MessagePart]
     first: int  # Its first arrival among all of the schedule.
     end: int  # The end of its arrivals.
@@ -209,7 +207,6 @@ class Execution:
             previous = step
 
     def _make_slots(self, steps: Sequence[ScheduleStep], segment: int) -> list[torch.Tensor]:
-        """Allocates slots for arrivals that cannot be received in place."""
         staged = [[transfer for transfer in step.receives if _is_staged(step, transfer)] for step in steps]
         segments = [list(_segments(transfers, segment)) for transfers in staged]
         longest = max((count for _, _, count in chain.from_iterable(segments)), default=0)
@@ -232,12 +229,10 @@ class Execution:
 
 
 def _is_staged(step: ScheduleStep, receive: Transfer) -> bool:
-    """Returns whether a transfer must be received into a slot first."""
     return receive.is_added or (not step.from_input and any(_overlap(receive, send) for send in step.sends))
 
 
 def _move(place: torch.Tensor, slot: torch.Tensor, is_added: bool) -> Operation:
-    """Returns an operation that adds or copies arrived elements to their place."""
     is_on_one_thread = place.numel() <= _ONE_THREAD_ELEMENTS or torch.get_num_threads() == 1
     if place.device.type == "cpu" and place.dtype == torch.float32 and is_on_one_thread:
         target, arrived = place.numpy(), slot.numpy()

@@ -78,10 +78,7 @@ class Inputs:
 
     @property
     def longest_chain(self) -> int | None:
-        """Most sums back to back in one buffer, 1 or more, whose result can be checked; None: any number.
-
-        Limits are the largest number of the type and the rounding of all sums.
-        """
+        """Most sums back to back in one buffer (None: any) before its type overflows, or rounding hides a wrong sum."""
         if not self.is_sum or self.ranks == 1:
             return None
         largest_factor = torch.finfo(DTYPES[self.dtype]).max / self._largest

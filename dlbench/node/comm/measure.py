@@ -24,8 +24,6 @@ _COLD = 100  # A first operation longer than this many samples is a long one, ev
 
 @dataclass
 class _Measurement:
-    """The samples of one contestant on one rank."""
-
     operations: int = 1  # Operations of each sample; the same on all ranks.
     is_cut: bool = False  # Whether the host could not queue more operations in time.
     samples: list[Sample] = field(default_factory=list)
@@ -38,8 +36,6 @@ class _Measurement:
 
 @dataclass(frozen=True)
 class _Size:
-    """Memory and inputs of one size, which all contestants share."""
-
     vectors: Vectors
     inputs: Inputs
     text: str
@@ -95,10 +91,7 @@ class CollectiveTimer:
         return f"{self._comm.collective} {contestant.algorithm} ({contestant.carrier}) of {size.text}, {phase}"
 
     def _sample_size(self, contestant: Contestant, size: _Size) -> tuple[int, bool]:
-        """Determines by trials how many operations make a sample, and whether more cannot be queued in time.
-
-        Both are the same on all ranks.
-        """
+        """Finds, by trials on all ranks, the operations of a sample, and whether more cannot be queued in time."""
         purpose = self._purpose(contestant, size, "trial")
         most = self._clock.most_operations
         if contestant.is_in_place and size.inputs.longest_chain is not None:
@@ -191,7 +184,6 @@ class CollectiveTimer:
     def _over_ranks(
         self, by_rank: Sequence[Sequence[Sample]], operations: int, clock: HostSampleClock | None = None
     ) -> list[Timed]:
-        """Returns the time of each sample over all ranks."""
         shares_starts = (clock or self._clock).shares_starts
         timed = []
         for rank_samples in zip(*by_rank, strict=True):

@@ -34,8 +34,6 @@ _PATTERN_LENGTH = 251  # Values of a message repeat after so many; they are exac
 
 
 class _Kind(NamedTuple):
-    """A measurement of a pair."""
-
     pair: RankPair
     algorithm: str  # ping-pong or window.
     is_congested: bool
@@ -79,9 +77,7 @@ class PairTimer(CollectiveTimer):
                 continue
             # A trial of two operations, of which the first was cold.
             block = self._block(kind, message, num_messages, 2, purpose)
-            operation_s = 1e-9
-            if block.times_s:
-                operation_s = block.times_s[-1] * 2 * num_messages
+            operation_s = block.times_s[-1] * 2 * num_messages if block.times_s else 1e-9
             longest_s = max(self._control.gather(purpose, operation_s))
             operations[key] = max(1, min(operations[key], int(LONG_S / longest_s)))
         return [self._pair_point(kind, num_bytes, window, blocks[kind]) for kind in kinds]
@@ -132,7 +128,6 @@ class PairTimer(CollectiveTimer):
     def _answer_operations(
         self, kind: _Kind, message: torch.Tensor, received: torch.Tensor, num_messages: int, operations: int
     ) -> None:
-        """Receives messages and sends answers on the second rank."""
         peer, part = kind.pair[0], self._transport.part
         messages = [part(received, peer, 0, sends=False) for _ in range(num_messages)]
         answers = [part(_answer(kind, message), peer, 1, sends=True)]
@@ -148,10 +143,7 @@ class PairTimer(CollectiveTimer):
             self._finish(part)
 
     def _congest(self, pair: RankPair) -> float:
-        """Sends or receives until the measured pair has finished; returns bytes per second.
-
-        The first element of a message says whether the next, which is already posted, is the last.
-        """
+        """Sends or receives, bytes/s returned, until the pair has finished: element 0 then marks the last message."""
         sender, receiver = pair
         sends = self._rank == sender
         peer = receiver if sends else sender

@@ -123,10 +123,7 @@ class GlooTransport(Transport):
 
 
 class TorchNcclTransport(Transport):
-    """Point-to-point messages of NCCL, all of a step in one group call: NCCL has neither tags nor an order.
-
-    Waits hold the stream, not the host: to measure, synchronise the device.
-    """
+    """NCCL's messages, all of a step in one group call, as it has no tags; waits hold the stream, not the host."""
 
     carrier = "torch-nccl"
     early = False
@@ -153,10 +150,7 @@ class TorchNcclTransport(Transport):
 
 
 def start_mpi(place: RankPlace, launcher: LauncherName) -> Any:
-    """Returns the module `mpi4py.MPI`, initialised; only `stop_mpi` finalises it.
-
-    Without an MPI launcher each rank would be a separate MPI world.
-    """
+    """Returns `mpi4py.MPI`, initialised; without an MPI launcher each rank would be a separate world."""
     if launcher not in ("mpirun", "srun-mpi"):
         raise EnvironmentLacksError(f"mpi: needs launcher mpirun or srun-mpi, this run was started by {launcher}")
     try:
@@ -197,10 +191,7 @@ def _initialise(mpi: Any, thread_level: int) -> None:
 
 
 def stop_mpi(mpi: Any) -> None:
-    """Ends MPI, which waits for all ranks, without holding the GIL.
-
-    mpi4py's `Finalize` would hold it, and no `Deadline` could end a rank that hangs there.
-    """
+    """Ends MPI without the GIL, which mpi4py's `Finalize` holds, so that no `Deadline` could end a hanging rank."""
     if not mpi.Is_finalized():
         ctypes.CDLL(mpi.__file__).MPI_Finalize()
 

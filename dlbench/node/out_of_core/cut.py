@@ -1,12 +1,9 @@
 """Divides a network into a chain of units: modules, called once per forward pass, that pass a tensor on.
 
-A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next
-and it returns the last one's output; otherwise it is one unit, such as a residual block. The longest run of units is
-the chain. A second forward pass, which sees every operation, shows whether others than the next unit use a unit's
-output (a skip connection).
-
-A block of units is installed by replacing `forward` on the module instances: the first module computes the whole block,
-the others return their input. The network's code calls each module as before, so it needs no knowledge of blocks.
+A traced forward pass shows them: a module is divided into its children if these pass its input on from one to the next;
+otherwise it is one unit, such as a residual block. A second pass shows skip connections: whether others than the next
+unit use a unit's output. A block of units is installed by replacing `forward` on the module instances: the first module
+computes the whole block, the others return their input, so the network's code needs no knowledge of blocks.
 """
 
 from __future__ import annotations

@@ -429,9 +429,7 @@ class OutOfCore:
         running.next_in = min(running.next_in, number)
         if self._prefetch == "blocking":
             return
-        furthest = 0
-        if self._prefetch == "one-block":
-            furthest = max(number - 1, 0)
+        furthest = max(number - 1, 0) if self._prefetch == "one-block" else 0
         while True:
             self._release(running)
             while running.next_in >= furthest and self._start_block_in(running, running.next_in, forced=False):

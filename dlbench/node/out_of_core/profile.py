@@ -263,7 +263,6 @@ class _Exit(torch.autograd.Function):
 
 
 def _run_all(forwards: Sequence[Callable[..., Any]], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs the modules of a unit one after another."""
     x = forwards[0](x, *args, **kwargs)
     for forward in forwards[1:]:
         x = forward(x)

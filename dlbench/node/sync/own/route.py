@@ -118,9 +118,7 @@ class RouteBuilder:
         self._arena = torch.zeros(elements, dtype=torch.float32, device=self.device)
         method = self._method(groups)
         wire = self.plan.sync.wire
-        line = None
-        if self.plan.sync.fusion.rule == "mgwfbp":
-            line = self._line(method, wire)
+        line = self._line(method, wire) if self.plan.sync.fusion.rule == "mgwfbp" else None
         return Route(
             world=self._world,
             method=method,
@@ -178,7 +176,6 @@ class RouteBuilder:
 
     @property
     def _num_lines(self) -> int:
-        """Number of lines that the plan needs."""
         sync, num_lines = self.plan.sync, 0
         if sync.exchange == "hybrid" and sync.hybrid_threshold_bytes is None:
             num_lines += 2
@@ -350,10 +347,7 @@ class Hybrid(Method):
 
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
-    """Returns the elements of the vectors to time: from 4 KiB to the largest by factors of four.
-
-    Each is a multiple of `multiple`. There are at least two, as a line needs.
-    """
+    """Returns elements of two or more vectors to time, multiples of `multiple`: from 4 KiB by factors of four."""
     sizes = [SMALLEST_BYTES]
     while sizes[-1] * 4 < largest_bytes:
         sizes.append(sizes[-1] * 4)
@@ -379,10 +373,7 @@ class Calibration:
     gather: Callable[[Any], list[Any]]  # `Engine.gather`.
 
     def measure(self, name: str, counts: Sequence[int], budget_s: float) -> LineCost:
-        """Returns the line `name` from messages of `counts` elements.
-
-        Larger sizes are left out once rank 0 has used `budget_s`; two sizes are always timed.
-        """
+        """Returns the line `name` from messages of `counts` elements: two sizes, and more while `budget_s` lasts."""
         began = time.monotonic()
         flag = torch.zeros(1, device=self.arena.device)
         stream_timer = None
