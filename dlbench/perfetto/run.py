@@ -37,9 +37,7 @@ def parse_ranks(text: str | None, num_ranks: int) -> tuple[int, ...] | None:
 
 def parse_steps(text: str | None) -> tuple[int, int] | None:
     """Returns first and last step of `100-120` or `7`, None without a text; raises `UserError` if it is no range."""
-    if text is None:
-        return None
-    return _range("--steps", text, text)
+    return None if text is None else _range("--steps", text, text)
 
 
 def _range(option: str, text: str, part: str) -> tuple[int, int]:

@@ -150,7 +150,7 @@ class CollectiveTimer:
 
     @property
     def _has_barriers(self) -> bool:
-        """Whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks.
+        """Returns whether each operation of a sample begins with an untimed barrier, as in OSU's benchmarks.
 
         If a root waits for nobody, or nobody for it, back-to-back operations would overlap. On a GPU the host would
         have to wait for each, and nccl-tests has no barrier either.

@@ -129,7 +129,7 @@ class ModuleCall:
 
     @property
     def is_bound_to_input(self) -> bool:
-        """Whether it changes its input in place, or returns a view of it."""
+        """Returns whether the module changes its input in place, or returns a view of it."""
         if self.input is None or self.output_tensor is None:
             return False
         return self.changes_input or _storage(self.input) == _storage(self.output_tensor)
@@ -140,7 +140,6 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def _trace(model: nn.Module, run_once: Callable[[], object]) -> ModuleCall:
-    """Returns the calls of modules in one forward pass, as children of a root call."""
     root = ModuleCall(nn.Module(), "", (), {})
     stack = [root]
     names = {id(module): name for name, module in model.named_modules()}

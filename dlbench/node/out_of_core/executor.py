@@ -220,7 +220,6 @@ class OutOfCore:
         self._left(running)
 
     def _release(self, running: RunningPass) -> None:
-        """Frees the bytes of handles that are out by now."""
         while running.leaving:
             oldest = running.leaving[0]
             if self._tier is not None and oldest.ticket is not None and not self._tier.is_out(oldest.ticket):
@@ -550,8 +549,6 @@ def _counting_saved(count: Callable[[torch.Tensor], None]) -> Iterator[None]:
 
 
 class _Recomputing:
-    """A context that times the second forward pass of a block and restores its buffers."""
-
     def __init__(self, block: ModuleBlock, lane: ComputeLane) -> None:
         self._block = block
         self._lane = lane

@@ -135,9 +135,7 @@ class DdpEngine(TorchRanks):
             self._sharded.restart()
 
     def waits(self) -> CollectiveWaits | None:
-        if self._sharded is None:
-            return None
-        return self._sharded.waits()
+        return None if self._sharded is None else self._sharded.waits()
 
     def whole_state(self, model: nn.Module, optimizer: Optimizer) -> WholeState:
         if self._sharded is None:

@@ -227,7 +227,7 @@ class MessageInFlight:
 
     @property
     def of_gradients(self) -> bool:
-        """Whether it is sent as soon as its last gradient is computed."""
+        """Returns whether the message is sent as soon as its last gradient is computed."""
         return True
 
 

@@ -223,7 +223,6 @@ class TopkWire(WireFormat):
         self._nonzero = nonzero
 
     def _residual(self, number: int, vector: torch.Tensor) -> torch.Tensor:
-        """Returns the unsent entries of a bucket as one flat tensor; zeros at first."""
         if vector.numel() >= 2**31:
             raise ValueError(f"bucket {number} has {vector.numel()} elements, 2^31 or more")
         if number not in self._residuals:

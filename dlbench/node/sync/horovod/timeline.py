@@ -406,7 +406,6 @@ class TimelineWindow:
         )
 
     def _interval(self, step: WatchedStep, message: FusedMessage, origin_s: float) -> Interval:
-        """Returns begin and end of an operation, in seconds after the start of the backward pass."""
         begin_s = self._watch.clock.monotonic_ns(step.begin) / 1e9
         return origin_s + message.begin_us / 1e6 - begin_s, origin_s + message.end_us / 1e6 - begin_s
 

@@ -153,7 +153,6 @@ class RouteBuilder:
         return Hybrid(flat, hierarchical, threshold_bytes)
 
     def _line(self, method: Method, wire: Wire) -> LineCost:
-        """Returns seconds by bytes of gradients, from `sync.network` or timed now."""
         name = f"{self._carrier} {method.name}"
         if wire != "fp32":
             name += f" {wire}"
@@ -341,9 +340,7 @@ class Hybrid(Method):
         return self._for_size(num_bytes).sent(num_bytes)
 
     def _for_size(self, num_bytes: float) -> Method:
-        if num_bytes < self.threshold_bytes:
-            return self._hierarchical
-        return self._flat
+        return self._hierarchical if num_bytes < self.threshold_bytes else self._flat
 
 
 def sizes_up_to(largest_bytes: int, multiple: int) -> list[int]:
