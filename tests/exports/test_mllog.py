@@ -328,5 +328,5 @@ def test_runs_without_a_valid_record_are_refused(tmp_path: Path, command: str) -
         call(command, killed.path)
     story = Story(state="invalid", checks=({"name": "finite loss", "passed": False, "detail": "rank 1: nan"},))
     invalid = write_run(tmp_path, second, TIMES, story)
-    with pytest.raises(RunError, match="a sanity check failed, such a run is not exported: finite loss: rank 1: nan"):
+    with pytest.raises(RunError, match="a sanity check failed; only valid runs are exported: finite loss: rank 1: nan"):
         call(command, invalid.path)
