@@ -64,7 +64,7 @@ class Inputs:
         """Largest relative error of a correct result.
 
         It is 0 if sums are exact, otherwise ranks x u, with the type's unit round-off u: (ranks - 1) u bounds a sum of
-        so many positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
+        ranks positive terms in any order (Higham, Accuracy and Stability of Numerical Algorithms, section 4.2), and u
         the rounding of the inputs.
         """
         if not self.is_sum or self.ranks * self._largest <= EXACT[self.dtype]:

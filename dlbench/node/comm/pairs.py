@@ -30,7 +30,7 @@ OPERATIONS = 10  # Operations per iteration, each timed, so that their slowest h
 LONG_S = 0.4  # Longest iteration; longer operations are repeated less often.
 WINDOW_BYTES, WINDOW = 4 * 1024 * 1024, 64  # Most bytes and messages of a window, which has two messages at least.
 CONGESTING_BYTES = 1024 * 1024  # Bytes of each message of a congestor.
-_PATTERN_LENGTH = 251  # Values of a message repeat after so many; they are exact in every type.
+_PATTERN_LENGTH = 251  # Period of the values of a message, which are exact in every type.
 
 
 class _Kind(NamedTuple):

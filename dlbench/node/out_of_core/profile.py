@@ -43,7 +43,7 @@ from dlbench.specs.training import OptimizerSpec
 WARM_PASSES, TIMED_PASSES = 3, 9
 """Passes that are not used (the first ones of a process took 1.3 to 1.6 times as long); and, after the pass that counts
 bytes, passes whose median times are used."""
-LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, if these have taken so many seconds.
+LEAST_PASSES, LONG_S = 2, 4.0  # Fewest passes of each kind, enough once they have taken LONG_S seconds.
 
 Storages = dict[int, int]  # Bytes of storages by their address.
 

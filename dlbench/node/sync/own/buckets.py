@@ -44,7 +44,7 @@ def at_least(sizes: Sequence[int], num_bytes: int) -> tuple[int, ...]:
 
 
 def arena_elements(counts: Sequence[int], multiple: int) -> int:
-    """Returns the elements of an arena for tensors of so many elements, however they are put into messages."""
+    """Returns the elements of an arena for tensors of `counts` elements, however they are put into messages."""
     return sum(counts) + len(counts) * (multiple + ALIGNMENT)
 
 
