@@ -216,7 +216,7 @@ def test_what_was_inert_is_an_error_in_the_record(records: Records) -> None:
     """PowerSGD begins after two steps; a run of two never comes to it."""
     record = records("too-short")
     (text,) = record.inert
-    assert text.startswith("sync.wire: powersgd was asked for, fp32 was in force (")
+    assert text.startswith("sync.wire: powersgd was requested, but fp32 was used (")
     exchange = exchange_of(record)
     assert exchange.wire == "fp32"
     # Nothing could be watched either, and the record says what would help.
@@ -249,7 +249,7 @@ def test_only_what_demonstrably_did_not_act_is_inert() -> None:
     acted = [row("fp16", "fp16"), row(None, "fp16"), row("fp16", None), row(1.0, 1.0)]
     assert checks.inert(acted, ranks=2) == ()
     assert checks.inert([*acted, row("fp16", "fp32")], ranks=2) == (
-        "sync.wire: fp16 was asked for, fp32 was in force (seen)",
+        "sync.wire: fp16 was requested, but fp32 was used (seen)",
     )
     assert checks.inert([row("fp16", "fp32")], ranks=1) == ()
 

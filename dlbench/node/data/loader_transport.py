@@ -52,7 +52,7 @@ else:
 
 
 def no_room(error: Exception) -> Fetched:
-    """What comes in the place of a batch that shared memory has no room for."""
+    """Returns the message that replaces a batch for which shared memory has no room."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return Fetched(lacks=f"a loader process cannot hand over a batch: {reason}; {_REMEDY}")
 
@@ -160,8 +160,8 @@ class MadeSlots:
 
         Raises NoRoomError: there is no shared memory left.
         """
-        most, known, batch = self._slots.get(slot, (0, {}, {}))
-        if num > most or known != forms:
+        capacity, made_forms, batch = self._slots.get(slot, (0, {}, {}))
+        if num > capacity or made_forms != forms:
             self._slots.pop(slot, None)
             self._told.discard(slot)
             try:
@@ -176,12 +176,14 @@ class MadeSlots:
 
     def hand_over(self, fetched: Fetched, slot: int) -> None:
         """Leaves of the tensors that lie in the slot their names only, and the slot where it is not known yet."""
-        made = self._slots.get(slot, (0, {}, {}))[2]
-        inside = [n for n, tensor in fetched.batch.items() if n in made and tensor.data_ptr() == made[n].data_ptr()]
+        tensors = self._slots.get(slot, (0, {}, {}))[2]
+        inside = [
+            n for n, tensor in fetched.batch.items() if n in tensors and tensor.data_ptr() == tensors[n].data_ptr()
+        ]
         if not inside:
             return
         fetched.slot, fetched.num, fetched.names = slot, len(fetched.batch[inside[0]]), tuple(fetched.batch)
-        fetched.made = {} if slot in self._told else made
+        fetched.made = {} if slot in self._told else tensors
         fetched.batch = {name: tensor for name, tensor in fetched.batch.items() if name not in inside}
         self._told.add(slot)
 
@@ -227,11 +229,11 @@ class Slots:
 
     def take(self, fetched: Fetched) -> None:
         """Gives a batch from a loader process its tensors, which lie in its slot."""
-        asked = fetched.asked_slot
+        planned_slot = fetched.asked_slot
         if fetched.slot is None:
             # An error, an empty batch, or one whose form differed from the one before: its slot was not used.
-            if asked is not None:
-                self._free[self._home[asked]].append(asked)
+            if planned_slot is not None:
+                self._free[self._home[planned_slot]].append(planned_slot)
             return
         key = (fetched.worker, fetched.slot)
         if fetched.made:

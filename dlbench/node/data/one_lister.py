@@ -106,16 +106,16 @@ class Lister:
                     raise RunError(f"another user of this machine listens under the name {self._name!r}")
                 try:
                     connection.sendall(_FACTS.pack(self._local_rank))
-                    said, memories, _, _ = socket.recv_fds(connection, len(_INDEX), 1)
+                    mark, memories, _, _ = socket.recv_fds(connection, len(_INDEX), 1)
                 except TimeoutError:
                     raise late from None
                 except ConnectionError:
-                    said, memories = b"", []
-            return self._taken(said, memories)
+                    mark, memories = b"", []
+            return self._taken(mark, memories)
 
-    def _taken(self, said: bytes, memories: list[int]) -> memoryview:
+    def _taken(self, mark: bytes, memories: list[int]) -> memoryview:
         try:
-            if said != _INDEX or len(memories) != 1:
+            if mark != _INDEX or len(memories) != 1:
                 raise PeerLostError(f"rank {self._first_rank} ended while it opened the data set for this node")
             return _mapped(memories[0])
         finally:

@@ -32,7 +32,7 @@ Wanted = Literal["any", "cold", "warm"]
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """What became of the page cache."""
+    """The state of the page cache for one data set."""
 
     wanted: Wanted
     share: float | None
@@ -68,9 +68,9 @@ class NodeCache:
             self._in_turns(evict(self.files, deeds, DROP_CACHES), "emptying the page cache")
         elif self.wanted == "warm":
             self._in_turns(fill(self.files, deeds), "filling the page cache")
-        seen = cached_pages(self.files) if self.acts and self.files else None
-        mine = None if seen is None else [seen.share, seen.evidence, "; ".join(deeds)]
-        everyone = [one for one in self.ranks.gather(mine) if one is not None]
+        pages = cached_pages(self.files) if self.acts and self.files else None
+        mine = None if pages is None else [pages.share, pages.evidence, "; ".join(deeds)]
+        everyone = [node for node in self.ranks.gather(mine) if node is not None]
         if not everyone:
             return CacheState(
                 wanted=self.wanted,
@@ -80,32 +80,36 @@ class NodeCache:
             )
         return _state(self.wanted, [(share, evidence, did) for share, evidence, did in everyone])
 
-    def _in_turns(self, work: Iterator[None], what: str) -> None:
+    def _in_turns(self, work: Iterator[None], activity: str) -> None:
         """Goes through the work of the acting ranks, a few seconds at a time; no rank stands still for longer."""
         goes_on = self.acts and bool(self.files)
         while any(self.ranks.gather(goes_on)):
             deadline = monotonic() + _TURN_S
             while goes_on and monotonic() < deadline:
                 goes_on = next(work, self) is not self
-            self.beat(what)
+            self.beat(activity)
 
 
 def _state(wanted: Wanted, nodes: Sequence[tuple[float | None, str, str]]) -> CacheState:
-    """Of share, evidence and deeds of each node."""
+    """Returns the state from cached share, evidence and actions of each node."""
     shares = [share for share, _, _ in nodes if share is not None]
-    known = len(shares) == len(nodes)
+    is_known = len(shares) == len(nodes)
     worst = max(shares) if wanted == "cold" else min(shares, default=0.0)
-    share = worst if known else None
+    share = worst if is_known else None
     at = next((node for node in nodes if node[0] == share), nodes[0])
     if wanted == "any":
         in_force = True
     else:
-        in_force = known and (worst <= COLD_AT_MOST if wanted == "cold" else worst >= WARM_AT_LEAST)
-    seen = at[1] if share is None else f"{100 * share:.1f} % of its pages were cached ({at[1]})"
+        in_force = is_known and (worst <= COLD_AT_MOST if wanted == "cold" else worst >= WARM_AT_LEAST)
+    cached = at[1] if share is None else f"{100 * share:.1f} % of its pages were cached ({at[1]})"
     deed = at[2] or "left as it was"
     where = f", the farthest of {len(nodes)} nodes" if len(nodes) > 1 else ""
     return CacheState(
-        wanted=wanted, share=share, summary=f"{deed}; {seen}{where}", in_force=in_force, known=known or wanted == "any"
+        wanted=wanted,
+        share=share,
+        summary=f"{deed}; {cached}{where}",
+        in_force=in_force,
+        known=is_known or wanted == "any",
     )
 
 
@@ -185,7 +189,7 @@ class RankReading:
 
     @property
     def _training_cores(self) -> int | None:
-        """Cores that no reader is bound to, as `RankCores` deals them; None on a CPU."""
+        """Cores that no reader is bound to, see `LoaderCores`; None on a CPU."""
         if self._kept is None:
             return None
         return max(int(self._cores > 1), self._cores - self.readers.loader_workers)
@@ -197,27 +201,29 @@ class RankReading:
         self._states[max(self._states) + 1] = self._cache.settle()
 
     def settings(self) -> list[Setting]:
-        """What was asked of reading and what was in force."""
+        """Returns the settings of reading, requested and effective."""
         data = self._data
-        found = []
+        settings = []
         if self._choice is not None and data.loader_workers == "auto":
             limit = ""
             if self._kept is not None:
-                most = most_readers(self._cores, self._kept)
-                limit = f"; at most {most}: training keeps {self._training_cores} of the rank's {self._cores} cores"
-            found.append(self._measured("loader_workers", self._choice.of_workers, limit))
+                limit_readers = most_readers(self._cores, self._kept)
+                limit = f"; at most {limit_readers}, as training needs {self._training_cores} of {self._cores} cores"
+            settings.append(self._measured("loader_workers", self._choice.of_workers, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
-            found.append(self._measured("prefetch_batches", self._choice.of_prefetch))
+            settings.append(self._measured("prefetch_batches", self._choice.of_prefetch))
         if (decode := self._described.get("decode")) is not None:
             how = f"decoded: {self._described['decoded']}; decoder: {self._described['decoder']}"
-            found.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=how))
+            settings.append(Setting(key="data.decode", requested=data.decode, effective=str(decode), evidence=how))
         if data.cache != "any":
             states = list(self._states.values())
             bad = next((state for state in states if not state.in_force), None)
             shown = bad or states[0]
             effective = data.cache if bad is None else "any" if bad.known else None
-            found.append(Setting(key="data.cache", requested=data.cache, effective=effective, evidence=shown.summary))
-        return found
+            settings.append(
+                Setting(key="data.cache", requested=data.cache, effective=effective, evidence=shown.summary)
+            )
+        return settings
 
     def _measured(self, name: str, trials: Sequence[ReaderTrial], limit: str = "") -> Setting:
         """Returns a setting that was chosen by measurement, with what was measured. `limit`: of what was tried."""
@@ -238,19 +244,19 @@ class RankReading:
         return Setting(key=f"data.{name}", requested="auto", effective=effective, evidence=evidence)
 
     def warnings(self) -> list[str]:
-        """Where it is not known whether what was asked for was in force, or readers have too few cores."""
+        """Returns warnings about an unknown page cache, different decoders, and too few cores for training."""
         warnings = []
         unknown = next((state for state in self._states.values() if not state.known), None)
         if unknown is not None:
             warnings.append(f"data.cache {self._data.cache}: whether it was in force is not known: {unknown.summary}")
         if len(self._decoders) > 1:
-            told = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
-            warnings.append(f"not all ranks decode images alike, and some may be slower than others: {told}")
-        workers, left = self.readers.loader_workers, self._training_cores
-        if workers and left is not None and self._kept is not None and left < self._kept:
+            by_rank = "; ".join(f"rank {rank}: {decoder}" for decoder, rank in self._decoders.items())
+            warnings.append(f"not all ranks decode images alike, and some may be slower than others: {by_rank}")
+        workers, num_training = self.readers.loader_workers, self._training_cores
+        if workers and num_training is not None and self._kept is not None and num_training < self._kept:
             lower = "" if self._data.loader_workers == "auto" else ", or lower data.loader_workers"
             warnings.append(
-                f"data.loader_workers {workers} leaves training {left} of a rank's {self._cores} "
+                f"data.loader_workers {workers} leaves training {num_training} of a rank's {self._cores} "
                 f"core{'s' if self._cores > 1 else ''}, and its threads keep {self._kept} busy: kernels may be "
                 f"launched late; give each rank {workers + self._kept} (layout.cores_per_rank){lower}"
             )
@@ -260,12 +266,12 @@ class RankReading:
         states = list(self._states.values())
         bad = [state for state in states if not state.in_force]
         is_chosen = self._choice is not None and self._data.loader_workers == "auto"
-        most = most_readers(self._cores, self._kept)
+        limit_readers = most_readers(self._cores, self._kept)
         return ReadingResult(
             loader_workers=self.readers.loader_workers,
             prefetch_batches=self.readers.prefetch_batches,
             training_cores=self._training_cores,
-            limited_by_cores=is_chosen and self._kept is not None and self.readers.loader_workers == most,
+            limited_by_cores=is_chosen and self._kept is not None and self.readers.loader_workers == limit_readers,
             trials=self._choice.trials if self._choice else (),
             trials_s=self._choice.seconds if self._choice else 0.0,
             cache=(bad or states)[0].summary,

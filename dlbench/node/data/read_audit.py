@@ -70,16 +70,16 @@ class ReadAudit:
         return {"epochs": self._done, "waited_s": self._waited_ns / 1e9, "audit_s": self._cost_ns / 1e9}
 
     def lists(self, epochs: Sequence[int]) -> dict[str, list[list[int]]]:
-        """Of some epochs what was read and what was left out by rule, sample by sample; plain Python."""
-        found = {}
-        for each in self._done:
-            epoch = each["epoch"]
+        """Returns the samples read and left out by rule in some epochs, ready for JSON."""
+        lists = {}
+        for summary in self._done:
+            epoch = summary["epoch"]
             if epoch in epochs:
                 read = self._odd.get(epoch)
                 if read is None:
-                    read = self._expected(epoch, each["visits"][0]).tolist()
-                found[str(epoch)] = [read, self._order.left_out(epoch).tolist()]
-        return found
+                    read = self._expected(epoch, summary["visits"][0]).tolist()
+                lists[str(epoch)] = [read, self._order.left_out(epoch).tolist()]
+        return lists
 
     def _expected(self, epoch: int, count: int) -> NDArray[np.int64]:
         return self._order.epoch(epoch, self._first_place(epoch))[:count]
@@ -135,28 +135,28 @@ def _plain(digest: Digest) -> list[int]:
 
 
 def _by_epoch(everyone: Sequence[Summary]) -> dict[int, list[Summary]]:
-    """What the ranks say of each epoch that all of them read."""
-    found: dict[int, list[Summary]] = {}
+    """Groups the summaries of ranks by epoch, for epochs that all of them read."""
+    by_epoch: dict[int, list[Summary]] = {}
     for summary in everyone:
-        for each in summary["epochs"]:
-            found.setdefault(each["epoch"], []).append(each)
-    return {epoch: each for epoch, each in sorted(found.items()) if len(each) == len(everyone)}
+        for rank_epoch in summary["epochs"]:
+            by_epoch.setdefault(rank_epoch["epoch"], []).append(rank_epoch)
+    return {epoch: summaries for epoch, summaries in sorted(by_epoch.items()) if len(summaries) == len(everyone)}
 
 
 def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
     """Epochs whose digests are not what they must be; the same on every rank."""
-    whole = Digest.of(np.arange(num_samples))
-    found = []
+    expected = Digest.of(np.arange(num_samples))
+    doubtful = []
     for epoch, ranks in _by_epoch(everyone).items():
-        is_whole = all(each["is_whole"] for each in ranks)
-        digests = [each[key] for each in ranks for key in ("visits", "left_out")]
+        is_whole = all(rank["is_whole"] for rank in ranks)
+        digests = [rank[key] for rank in ranks for key in ("visits", "left_out")]
         total = Digest()
         for count, one, other in digests:
             total += Digest(count, (one, other))
-        adds_up = total == whole
-        if not all(each["as_planned"] for each in ranks) or (is_whole and not adds_up):
-            found.append(epoch)
-    return found
+        adds_up = total == expected
+        if not all(rank["as_planned"] for rank in ranks) or (is_whole and not adds_up):
+            doubtful.append(epoch)
+    return doubtful
 
 
 class Audited:
@@ -184,28 +184,28 @@ class Audited:
         self.epochs = tuple(self._epoch(epoch, ranks) for epoch, ranks in _by_epoch(everyone).items())
 
     def _epoch(self, epoch: int, ranks: Sequence[Summary]) -> ShuffleEpoch:
-        is_whole = all(each["is_whole"] for each in ranks)
+        is_whole = all(rank["is_whole"] for rank in ranks)
         twice, never = self._odd(epoch, ranks, is_whole=is_whole)
         moved = [summary["epochs"].get(str(epoch), {}) for summary in self._exchanged]
-        new = [each["new"] for each in ranks]
-        distances = [each["label_distance"] for each in ranks]
+        new = [rank["new"] for rank in ranks]
+        distances = [rank["label_distance"] for rank in ranks]
         return ShuffleEpoch(
             epoch=epoch,
             is_whole=is_whole,
-            visits=sum(each["visits"][0] for each in ranks),
-            left_out=sum(each["left_out"][0] for each in ranks),
+            visits=sum(rank["visits"][0] for rank in ranks),
+            left_out=sum(rank["left_out"][0] for rank in ranks),
             twice=twice,
             never=never,
-            sent=sum(each.get("sent", 0) for each in moved),
-            received=sum(each.get("received", 0) for each in moved),
-            sent_bytes=sum(each.get("sent_bytes", 0) for each in moved),
+            sent=sum(counts.get("sent", 0) for counts in moved),
+            received=sum(counts.get("received", 0) for counts in moved),
+            sent_bytes=sum(counts.get("sent_bytes", 0) for counts in moved),
             novelty=None if None in new else float(np.mean(new)) / (1 - 1 / len(ranks)),
             label_distance=None if None in distances else float(np.mean(distances)),
         )
 
     def _odd(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
-        """How many samples were read twice, and how many never; named, unless others stood in for unreadable ones."""
-        lists = [each[str(epoch)] for each in self._lists if str(epoch) in each]
+        """Returns how many samples were read twice and never; adds errors that name them, unless they were replaced."""
+        lists = [rank_lists[str(epoch)] for rank_lists in self._lists if str(epoch) in rank_lists]
         if not lists:
             return 0, 0
         visits = np.zeros(self._num_samples, np.int64)
@@ -215,7 +215,7 @@ class Audited:
             is_left_out[left_out] = True
         twice = np.flatnonzero(visits > 1)
         never = np.flatnonzero((visits == 0) & ~is_left_out) if is_whole else np.empty(0, np.int64)
-        failures = sum(each["failures"] for each in ranks)
+        failures = sum(rank["failures"] for rank in ranks)
         if self._may_replace and max(len(twice), len(never)) <= failures:
             self.replaced += failures
             return len(twice), len(never)

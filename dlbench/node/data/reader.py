@@ -81,7 +81,7 @@ class DataReader(Protocol):
         """
 
     def begin(self, key: Key, data: bytes) -> Callable[[Arrays | None], PreparedSample]:
-        """What is quick of `prepare`; the rest when what it returns is called, with `out`."""
+        """Does the quick part of `prepare`; the returned function does the rest when called with `out`."""
         return partial(self.prepare, key, data)
 
     def prepare(self, key: Key, data: bytes, out: Arrays | None = None) -> PreparedSample:
@@ -109,7 +109,7 @@ class DataReader(Protocol):
         """The files that `fetch` reads, from the index; none where it reads none. Those of a store, if it reads one."""
 
     def describe(self) -> dict[str, object]:
-        """What the data set is, ready for JSON: kind, path, index_sha256, ..."""
+        """Returns a description ready for JSON: kind, path, index_sha256, ..."""
 
     def close(self) -> None:
         """Lets go of open files."""
@@ -178,7 +178,7 @@ class Fetched:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the run must stop."""
+        """True if the run must stop."""
         return self.error is not None or self.not_arrived is not None
 
     def pin_memory(self) -> Self:
@@ -189,7 +189,7 @@ class Fetched:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSpan:
-    """When a batch was read, nanoseconds of CLOCK_MONOTONIC."""
+    """The time of reading a batch, nanoseconds of CLOCK_MONOTONIC."""
 
     number: int  # of the batch, from 0, in the order of handing out: the step of this run that trains with it
     worker: int  # the loader process, from 0; 0 also where the training process reads itself
@@ -238,8 +238,8 @@ class BatchReader:
             num_bytes = sum(fetched.tier_bytes.values())
             if num_bytes < finished + _IN_A_ROW and place + 1 < len(keys) and not fetched.is_lost:
                 continue
-            for one in begun:
-                sample = None if fetched.is_lost else next(one, None)
+            for reading in begun:
+                sample = None if fetched.is_lost else next(reading, None)
                 if sample is not None:
                     stack.add(sample.arrays)
             if fetched.is_lost:
@@ -257,17 +257,17 @@ class BatchReader:
     ) -> Iterator[PreparedSample | None]:
         """Nothing once a sample is fetched and begun, then the sample; ends before where this place gets none."""
         clock, tried, is_begun = time.monotonic_ns, 0, False
-        for taken in self._candidates(place, keys):
+        for candidate in self._candidates(place, keys):
             tried += 1
             try:
                 start = clock()
-                raw = self.reader.fetch(taken[1], out)
+                raw = self.reader.fetch(candidate[1], out)
                 between = clock()
                 fetched.fetch_ns += between - start
                 fetched.waited_ns += raw.waited_ns
                 num_bytes = len(raw.data) + raw.num_placed
                 fetched.tier_bytes[raw.tier] = fetched.tier_bytes.get(raw.tier, 0) + num_bytes
-                finish = self.reader.begin(taken, raw.data)
+                finish = self.reader.begin(candidate, raw.data)
                 if not is_begun:
                     is_begun = True
                     fetched.prepare_ns += clock() - between
@@ -276,7 +276,7 @@ class BatchReader:
                 sample = finish(out)
                 fetched.prepare_ns += clock() - between
             except NotArrivedError as error:
-                fetched.not_arrived = (taken, error.waited_s)
+                fetched.not_arrived = (candidate, error.waited_s)
                 return
             except BadSampleError as error:
                 fetched.failures.append(str(error))
@@ -284,7 +284,7 @@ class BatchReader:
                     fetched.error = f"{error}; repair it, or set data.on_bad_sample to skip"
                     return
                 continue
-            fetched.visited.append(taken)
+            fetched.visited.append(candidate)
             if sample.converted is not None:
                 fetched.converted.append(sample.converted)
             yield sample
@@ -320,7 +320,7 @@ class _Stack:
         self._ragged: list[NDArray[Any]] = []
 
     def place(self, ahead: int = 0) -> Arrays | None:
-        """Where the arrays of the next sample go, or of one after it, to be written into; None: forms are not known."""
+        """Returns arrays for a later sample (`ahead`) to be written into; None if their forms are not known."""
         number = self._num + ahead
         if number not in self._places:
             # With the dimension of the batch and without it again: of a scalar, too, that is a view.
@@ -336,10 +336,10 @@ class _Stack:
             self._ragged.append(sample[RAGGED])
             sample = {name: array for name, array in sample.items() if name != RAGGED}
         if not self._num:
-            found = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
-            if found != self.forms:
-                self.forms, self._places = found, {}
-                self._arrays = self._room(self._most, found)
+            forms = {name: (np.shape(value), np.asarray(value).dtype) for name, value in sample.items()}
+            if forms != self.forms:
+                self.forms, self._places = forms, {}
+                self._arrays = self._room(self._most, forms)
         for name, place in (self.place() or {}).items():
             if sample[name] is place:
                 continue  # it was written there

@@ -47,7 +47,7 @@ _MAX_ORDER = 1 << 20
 
 
 class RateOrder(Spec):
-    """What is to be read, and how."""
+    """An order to read a data set."""
 
     model: ModelSpec = Field(description="workload.model of a plan.")
     data: DataSpec = Field(description="workload.data of a plan; not synthetic.")
@@ -96,13 +96,13 @@ def measure(order: RateOrder) -> dict[str, Any]:
     others: list[BaseProcess] = []
     try:
         for place in range(1, order.processes):
-            here, there = context.Pipe()
+            own_end, child_end = context.Pipe()
             other = context.Process(
-                target=_share, args=(order, place, there, [here, *lines], cores[place], os.getpid())
+                target=_share, args=(order, place, child_end, [own_end, *lines], cores[place], os.getpid())
             )
             other.start()
-            there.close()
-            lines.append(here)
+            child_end.close()
+            lines.append(own_end)
             others.append(other)
         os.sched_setaffinity(0, set(cores[0]))
         return ReadingProcess(order, _Peers(0, lines)).run()
@@ -121,8 +121,8 @@ def _share(
     order: RateOrder, place: int, line: Connection, foreign: Sequence[Connection], cores: list[int], parent: int
 ) -> None:
     end_with_parent(signal.SIGKILL, parent)
-    for other in foreign:  # held by two, a line would not close with the one whose it is
-        other.close()
+    for connection in foreign:  # held by two, a line would not close with the one whose it is
+        connection.close()
     os.sched_setaffinity(0, set(cores))
     # What goes wrong here goes wrong in the first process, too, or shows by the closed line.
     with suppress(DlbenchError):
@@ -130,7 +130,7 @@ def _share(
 
 
 class ReadingProcess:
-    """What one process reads."""
+    """Reads the share of one process."""
 
     def __init__(self, order: RateOrder, peers: _Peers) -> None:
         self._order, self._peers = order, peers
@@ -163,8 +163,8 @@ class ReadingProcess:
             self._peers.barrier()
             seed = number * order.processes + self._peers.place
             calls = call_rates(self._files, order.seconds / 20, seed) if self._files else {}
-            own = self._repeat(number, readers) | calls
-            everyone = self._peers.gather(own)
+            rate = self._repeat(number, readers) | calls
+            everyone = self._peers.gather(rate)
             repeats.append(
                 {
                     "cached_share": state.share,
@@ -174,7 +174,7 @@ class ReadingProcess:
                 }
             )
         self._reader.close()
-        bad = [one for one in states if not one.in_force]
+        bad = [state for state in states if not state.in_force]
         described = self._reader.describe()
         return {
             "format": "dlbench.reading-rate",
@@ -221,11 +221,11 @@ class ReadingProcess:
         order, is_cold = self._order, self._order.data.cache == "cold"
         keys = partial(_passes, self._sharded, order.batch, number + 1, 1 if is_cold else None)
         with reading(self._reader, keys, readers, on_bad_sample=order.data.on_bad_sample) as take:
-            found = throughput(
+            measured = throughput(
                 take, readers, seconds=order.seconds, beat=lambda: None, ready=self._peers.barrier, longest=None
             )
         counts = not self._files or counts_reads(self._files[0])
-        return _rate(found, order, counts, self._sharded.batches_per_epoch * order.batch)
+        return _rate(measured, order, counts, self._sharded.batches_per_epoch * order.batch)
 
 
 def _passes(sharded: ShardedOrder, batch: int, epoch: int, passes: int | None) -> Iterator[list[Key]]:
@@ -237,26 +237,26 @@ def _passes(sharded: ShardedOrder, batch: int, epoch: int, passes: int | None) -
         epoch, passes = epoch + 1, None if passes is None else passes - 1
 
 
-def _rate(found: Throughput, order: RateOrder, counts: bool, part: int) -> dict[str, Any]:
-    raw = sum(found.tier_bytes.values())
-    is_counted = found.storage_bytes is not None and (counts or found.storage_bytes > 0)
+def _rate(measured: Throughput, order: RateOrder, counts: bool, part: int) -> dict[str, Any]:
+    raw = sum(measured.tier_bytes.values())
+    is_counted = measured.storage_bytes is not None and (counts or measured.storage_bytes > 0)
     return {
-        "samples": found.samples,
-        "seconds": found.seconds,
-        "samples_per_s": found.samples_per_s,
+        "samples": measured.samples,
+        "seconds": measured.seconds,
+        "samples_per_s": measured.samples_per_s,
         "raw_bytes": raw,
-        "bytes_per_s": raw / found.seconds if found.seconds else 0.0,
-        "tier_bytes": found.tier_bytes,
-        "storage_bytes": found.storage_bytes if is_counted else None,
-        "fetch_s": found.fetch_ns / 1e9,
-        "prepare_s": found.prepare_ns / 1e9,
-        "passes": found.samples / part,
-        "is_short": found.ended and found.seconds < order.seconds,
+        "bytes_per_s": raw / measured.seconds if measured.seconds else 0.0,
+        "tier_bytes": measured.tier_bytes,
+        "storage_bytes": measured.storage_bytes if is_counted else None,
+        "fetch_s": measured.fetch_ns / 1e9,
+        "prepare_s": measured.prepare_ns / 1e9,
+        "passes": measured.samples / part,
+        "is_short": measured.ended and measured.seconds < order.seconds,
     }
 
 
 def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of all processes: sums, but for the length and the passes, which are means."""
+    """Combines the processes of a repeat: sums, except mean seconds and passes."""
 
     def total(key: str) -> Any:
         return sum(rate[key] for rate in rates)
@@ -277,17 +277,21 @@ def _together(rates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _warnings(wanted: str, bad: Sequence[CacheState], repeats: Sequence[dict[str, Any]]) -> list[str]:
-    found = []
+    warnings = []
     if bad:
-        found.append(f"data.cache {wanted} was not in force in {len(bad)} of {len(repeats)} repeats: {bad[0].summary}")
+        warnings.append(
+            f"data.cache {wanted} was not in force in {len(bad)} of {len(repeats)} repeats: {bad[0].summary}"
+        )
     short = [repeat for repeat in repeats if repeat["together"]["is_short"]]
     if short:
-        found.append(
+        warnings.append(
             f"{len(short)} of {len(repeats)} repeats are short: reading cold ends with the first pass over the data set"
         )
     if any(not repeat["together"]["samples"] for repeat in repeats):
-        found.append("a repeat read nothing: the queues of the readers hold the whole data set; use fewer or more data")
-    return found
+        warnings.append(
+            "a repeat read nothing: the queues of the readers hold the whole data set; use fewer or more data"
+        )
+    return warnings
 
 
 def main(text: str, say: Callable[[str], object] = print) -> int:

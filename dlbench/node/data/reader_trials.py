@@ -54,14 +54,14 @@ def training_cores(device: torch.device, ranks: int) -> int | None:
     return TRAINING_CORES if ranks == 1 else TRAINING_CORES_WITH_EXCHANGE
 
 
-def most_readers(cores: int, kept: int | None) -> int:
+def most_readers(cores: int, training_cores: int | None) -> int:
     """Reader processes that the automatic choice tries at most; `kept`: by `training_cores`."""
-    return cores if kept is None else max(1, cores - kept)
+    return cores if training_cores is None else max(1, cores - training_cores)
 
 
 @dataclass(frozen=True)
 class Readers:
-    """What reads for a rank."""
+    """The reader processes of a rank."""
 
     loader_workers: int  # reader processes; 0: the training process itself
     prefetch_batches: int  # batches that each reads ahead; 0 where there is none
@@ -69,7 +69,7 @@ class Readers:
 
 @dataclass(kw_only=True)
 class Throughput(ReadSums):
-    """What was read in some seconds."""
+    """Totals of reading for some seconds."""
 
     seconds: float = 0.0
     ended: bool = False  # whether the order came to its end
@@ -123,30 +123,30 @@ def throughput(
     are empty and the clock is about to start. `longest`: times the seconds after which it ends with what it has; None:
     it does not.
     """
-    found = Throughput()
+    measured = Throughput()
     for _ in range(max(1, readers.loader_workers * readers.prefetch_batches)):
         beat()
         if take() is None:
-            found.ended = True
+            measured.ended = True
             break
     ready()
-    least = 2 * max(1, readers.loader_workers)
+    least_batches = 2 * max(1, readers.loader_workers)
     start = time.monotonic()
-    while not found.ended:
-        found.seconds = time.monotonic() - start
-        is_late = longest is not None and found.seconds >= longest * seconds
-        if is_late or (found.seconds >= seconds and found.batches >= least):
+    while not measured.ended:
+        measured.seconds = time.monotonic() - start
+        is_late = longest is not None and measured.seconds >= longest * seconds
+        if is_late or (measured.seconds >= seconds and measured.batches >= least_batches):
             break
         beat()
         if compute is not None:
             compute()
         item = take()
         if item is None:
-            found.ended = True
+            measured.ended = True
         else:
-            found.add(item)
-            found.seconds = time.monotonic() - start
-    return found
+            measured.add(item)
+            measured.seconds = time.monotonic() - start
+    return measured
 
 
 class Ranks(Protocol):
@@ -161,7 +161,7 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrialContext:
-    """What trials need to know of the rank."""
+    """Data, limits and functions of a rank that trials need."""
 
     reader: DataReader
     keys: Sequence[list[Key]]  # batches of this rank to be read, in order; when all have been, it begins anew
@@ -176,7 +176,7 @@ class TrialContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What was chosen and why."""
+    """The chosen readers, with the trials that led to them."""
 
     readers: Readers
     of_workers: tuple[ReaderTrial, ...]  # Of the number of reader processes; none where that was given.
@@ -196,10 +196,10 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
     num_of_workers = 0
     ahead = USUAL_PREFETCH if prefetch == "auto" else prefetch
     if workers == "auto":
-        found = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(context.most_readers))])
-        if found.loader_workers == 0:
-            found = trials.best([found, Readers(1, ahead)], computing=True)
-        workers = found.loader_workers
+        best = trials.best([Readers(n, ahead if n else 0) for n in (0, *_doubled(context.most_readers))])
+        if best.loader_workers == 0:
+            best = trials.best([best, Readers(1, ahead)], computing=True)
+        workers = best.loader_workers
         num_of_workers = len(trials.results)
     if workers and prefetch == "auto":
         ahead = trials.best([Readers(workers, n) for n in _doubled(MOST_PREFETCH_BATCHES)]).prefetch_batches
@@ -214,10 +214,10 @@ def choose(context: TrialContext, workers: int | Literal["auto"], prefetch: int 
 
 def _doubled(most: int) -> list[int]:
     """1, 2, 4, ... and `most`."""
-    found = [1]
-    while 2 * found[-1] <= most:
-        found.append(2 * found[-1])
-    return found if found[-1] == most else [*found, most]
+    counts = [1]
+    while 2 * counts[-1] <= most:
+        counts.append(2 * counts[-1])
+    return counts if counts[-1] == most else [*counts, most]
 
 
 class Trials:
@@ -259,19 +259,19 @@ class Trials:
             self.again, self._next = True, 0
             if context.empty_cache is not None:
                 context.empty_cache()
-        what = f"a trial of {readers.loader_workers} readers"
+        activity = f"a trial of {readers.loader_workers} readers"
         with reading(context.reader, self._keys, readers, on_bad_sample=context.on_bad_sample) as take:
-            found: Throughput = throughput(
+            measured: Throughput = throughput(
                 take,
                 readers,
                 seconds=SECONDS,
-                beat=lambda: context.beat(what),
+                beat=lambda: context.beat(activity),
                 compute=stand_in,
                 ready=context.ranks.barrier,
             )
-        if readers.loader_workers == 0 and found.batches:
-            self._batch_s = found.seconds / found.batches
-        return min(float(rate) for rate in context.ranks.gather(found.samples_per_s))
+        if readers.loader_workers == 0 and measured.batches:
+            self._batch_s = measured.seconds / measured.batches
+        return min(float(rate) for rate in context.ranks.gather(measured.samples_per_s))
 
     def _keys(self) -> Iterator[list[Key]]:
         keys = self._context.keys
@@ -289,9 +289,9 @@ class Trials:
         start, times = time.monotonic(), 0
         while time.monotonic() - start < 0.05:
             times += len(torch.mm(matrix, matrix)) // 256
-        each = (time.monotonic() - start) / times
+        product_s = (time.monotonic() - start) / times
         # A number, not a time: where readers take its core, it must take longer.
-        return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / each)))]
+        return lambda: [torch.mm(matrix, matrix) for _ in range(max(1, round(self._batch_s / product_s)))]
 
 
 def chosen(rates: Sequence[Sequence[float]]) -> int:

@@ -72,7 +72,7 @@ class AwaitingReader(WrappedReader):
 
 @dataclass
 class Counted:
-    """What one rank sent and received in one epoch."""
+    """Samples and bytes that one rank sent and received in one epoch."""
 
     sent: int = 0
     received: int = 0
@@ -177,7 +177,7 @@ class SampleExchange:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Of each epoch what was sent and received, and the most samples held at one time; plain Python."""
+        """Returns counts of each epoch and the most samples held at one time, ready for JSON."""
         return {
             "held_peak": self._held_peak,
             "epochs": {str(epoch): asdict(counted) for epoch, counted in list(self._counted.items())},
@@ -220,7 +220,7 @@ class SampleExchange:
             if self._is_closing:
                 mine = _ENDED
         # What was sent in epochs that are over is deleted; what comes back of it has not come yet.
-        for epoch in [each for each in self._sent if each < current]:
+        for epoch in [sent_epoch for sent_epoch in self._sent if sent_epoch < current]:
             for index in self._sent.pop(epoch):
                 self._store.remove(index)
                 self._held -= 1
@@ -287,11 +287,11 @@ class SampleExchange:
     ) -> None:
         """Sends a tensor and receives one at each place of an exchange; `kind` keeps two swaps of a place apart."""
         works = []
-        for place, mine, other in zip(places, ours, theirs, strict=True):
+        for place, mine, theirs_at in zip(places, ours, theirs, strict=True):
             tag = 2 * int(due.slots[place]) + kind
             receiver, sender = int(due.receivers[place]), int(due.senders[place])
             works.append((receiver, self._group.send([mine], receiver, tag)))
-            works.append((sender, self._group.recv([other], sender, tag)))
+            works.append((sender, self._group.recv([theirs_at], sender, tag)))
         for peer, work in works:
             _wait(work, f"rank {peer}")
 

@@ -83,14 +83,14 @@ class ShardedOrder:
         return np.random.default_rng([self._seed, number]).permutation(self._num_samples)
 
     def _split(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What this rank reads in a whole epoch, and what it says is left out."""
+        """Returns the samples that this rank reads in a complete epoch, and those that it reports as left out."""
         order = self._permutation(number)
         dealt = self._per_rank(0) * self._world_size
         left_out = order[dealt:] if self._rank == 0 else order[:0]
         return order[:dealt][self._rank :: self._world_size].copy(), left_out.copy()
 
     def _whole(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """As `_split`; the last epochs asked for are remembered, because reading and its audit ask for the same."""
+        """Returns `_split`, cached for the last epochs, since reading and its audit both need it."""
         if number not in self._known:
             if len(self._known) >= _KNOWN_EPOCHS:
                 del self._known[next(iter(self._known))]
@@ -107,13 +107,13 @@ class ShardedOrder:
             number, place = number + 1, 0
 
     def position(self, num_batches: int) -> Position:
-        """Where all ranks stand after `num_batches` each."""
+        """Returns the position of all ranks after `num_batches` each."""
         epoch, place = self._start.epoch, self._start.place
-        left = self._num_batches(place)
-        if num_batches < left:
+        remaining = self._num_batches(place)
+        if num_batches < remaining:
             return Position(epoch=epoch, place=place + num_batches * self._batch_size * self._world_size)
-        epochs, rest = divmod(num_batches - left, self.batches_per_epoch)
-        return Position(epoch=epoch + 1 + epochs, place=rest * self._batch_size * self._world_size)
+        epochs, in_epoch = divmod(num_batches - remaining, self.batches_per_epoch)
+        return Position(epoch=epoch + 1 + epochs, place=in_epoch * self._batch_size * self._world_size)
 
 
 def evaluation_batches(num_samples: int, *, batch_size: int, rank: int, world_size: int) -> Iterator[list[Key]]:
@@ -157,10 +157,10 @@ class HeldOrder(ShardedOrder):
 
     def batches(self) -> Iterator[list[Key]]:
         """The keys of each batch, without end; calls `on_batch` for each."""
-        number, taken = self._start.epoch, self.batches_per_epoch - self._num_batches(self._start.place)
+        number, num_batches = self._start.epoch, self.batches_per_epoch - self._num_batches(self._start.place)
         for keys in super().batches():
             if keys[0][0] != number:
-                number, taken = keys[0][0], 0
-            taken += 1
-            self.on_batch(number, taken)
+                number, num_batches = keys[0][0], 0
+            num_batches += 1
+            self.on_batch(number, num_batches)
             yield keys

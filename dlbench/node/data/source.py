@@ -26,17 +26,17 @@ def open_training(model_spec: ModelSpec, data_spec: DataSpec, seed: int) -> Data
 
 
 def validation_path(data_spec: DataSpec) -> Path:
-    """Where the validation data of a plan is."""
+    """Returns the folder of the validation data of a plan."""
     if data_spec.validation is not None:
         path = Path(data_spec.validation)
         return validation_folder(path) or path
-    found = validation_folder(Path(data_spec.source))
-    if found is None:
+    folder = validation_folder(Path(data_spec.source))
+    if folder is None:
         raise UserError(
             f"data.source {data_spec.source!r} has no validation data: put `train` and `validation` into one folder, "
             "or give data.validation"
         )
-    return found
+    return folder
 
 
 def open_reader(

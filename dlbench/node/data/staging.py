@@ -132,7 +132,7 @@ class ReplicaReader(_Staged):
 
 @dataclass(frozen=True, kw_only=True)
 class StagedData:
-    """What is staged on a node, for the ranks there."""
+    """The staged data of a node, for its ranks."""
 
     plan: RunPlan
     folder: Path
@@ -161,19 +161,19 @@ class StagedData:
             return ReplicaReader(reader, data.staging_tier, train_folder(Path(data.source)))
         if data.staging == "shard":
             return HeldReader(reader, self.store(rank), data.staging_tier)
-        path, num, kept = self.folder / _CHOICE, reader.num_samples, None
+        path, num, is_kept = self.folder / _CHOICE, reader.num_samples, None
         if path.exists():
-            kept = np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
-        return KeepingReader(reader, self.store(rank), data.staging_tier, kept)
+            is_kept = np.unpackbits(np.frombuffer(read_bytes(path, num + 8), np.uint8), count=num).astype(bool)
+        return KeepingReader(reader, self.store(rank), data.staging_tier, is_kept)
 
     def store(self, rank: int) -> SampleStore:
-        """Where samples of a rank lie: its own under shard, that of the node under lazy."""
+        """Returns the store of a rank's samples: its own for shard, that of the node for lazy."""
         name = f"rank-{rank:04d}" if self.plan.workload.data.staging == "shard" else _SAMPLES
         return SampleStore(self.folder / name)
 
 
 def replicated_parts(plan: RunPlan) -> dict[str, Path]:
-    """What `replicate` copies, by the names in the copy: training data, and validation data where it is used."""
+    """Returns the folders that `replicate` copies, by their names in the copy."""
     data = plan.workload.data
     source = Path(data.source)
     train = train_folder(source)
@@ -244,7 +244,7 @@ class NodeStaging:
             self.close()
 
     def status(self) -> dict[str, Any]:
-        """How far it is, ready for JSON."""
+        """Returns the progress, ready for JSON."""
         tally = self.tally
         is_done = self.wait(0)
         return {
@@ -260,7 +260,7 @@ class NodeStaging:
         }
 
     def finished(self) -> tuple[StagedNode | None, list[str]]:
-        """What there is to say after training: the node, lazy's figures included, and warnings."""
+        """Returns the result of this node after training, with the counts of lazy staging, and warnings."""
         node, folder = self._node, self._folder
         if node is None or folder is None:
             return None, []
@@ -272,9 +272,9 @@ class NodeStaging:
                     "written; what did not fit was read from the source each time"
                 )
             store = SampleStore(folder.path / _SAMPLES)
-            kept = [store.path(index).stat().st_size for index in store.indices()]
+            sizes = [store.path(index).stat().st_size for index in store.indices()]
             node = node.model_copy(
-                update={"items": len(kept), "copied_bytes": max(0, sum(kept) - 4 * len(kept) - node.reused_bytes)}
+                update={"items": len(sizes), "copied_bytes": max(0, sum(sizes) - 4 * len(sizes) - node.reused_bytes)}
             )
         if self._data.staging == "replicate":
             changed = changed_files(self._copied, folder.path)
@@ -368,25 +368,25 @@ class NodeStaging:
             parts = {rank: [int(i) for i in indices] for rank, indices in self._parts(reader.num_samples).items()}
             stores = {rank: SampleStore(folder.path / f"rank-{rank:04d}") for rank in parts}
             _forget_changed(folder, reader, Path(self._data.source))
-            there = find_whole(stores, parts, tally)
+            present = find_whole(stores, parts, tally)
             flat = sorted({index for indices in parts.values() for index in indices})
             sizes = dict(zip(flat, sample_sizes(_size_of(reader), flat, streams, tally), strict=True))
             self._require_stored(sizes.values())
-            missing = {rank: [i for i in indices if i not in there[rank]] for rank, indices in parts.items()}
+            missing = {rank: [i for i in indices if i not in present[rank]] for rank, indices in parts.items()}
             tally.needed = sum(sizes[i] for indices in parts.values() for i in indices)
             written = [sizes[i] for indices in missing.values() for i in indices]
             to_write = stored_bytes(written, folder.path)
             # Partial shuffling: what arrives before what is sent has gone (Nguyen et al.: (1 + Q) N / M).
-            more = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
-            self._require(folder, to_write + more, len(written))
+            exchanged_bytes = int(self._data.exchanged_share * stored_bytes(list(sizes.values()), folder.path))
+            self._require(folder, to_write + exchanged_bytes, len(written))
             copy = pickle.dumps(reader)
             readers: list[DataReader] = []
 
             def open_fetch() -> Fetch:
                 # Readers are not made for several threads. It is a copy of one of this process.
                 readers.append(pickle.loads(copy))  # noqa: S301
-                one = readers[-1]
-                return lambda index: one.fetch(index).data
+                copied_reader = readers[-1]
+                return lambda index: copied_reader.fetch(index).data
 
             try:
                 fill(
@@ -398,8 +398,8 @@ class NodeStaging:
                     on_bad=lambda error: isinstance(error, BadSampleError) and self._data.on_bad_sample == "skip",
                 )
             finally:
-                for one in readers:
-                    one.close()
+                for copied_reader in readers:
+                    copied_reader.close()
         finally:
             reader.close()
         self._verified = _BY_CRC
@@ -421,16 +421,16 @@ class NodeStaging:
         self._room = folder.room(memory_room() if lies_in_memory(folder.path) else None)
         capacity = self._tier.capacity_bytes
         if capacity is not None and stored_bytes(sizes, folder.path) > capacity:
-            kept = choose_kept(
+            is_kept = choose_kept(
                 np.asarray(sizes, dtype=np.int64),
                 capacity,
                 seed=self._plan.workload.train.seed,
                 block=block_of(folder.path),
             )
-            (folder.path / _CHOICE).write_bytes(np.packbits(kept).tobytes())
+            (folder.path / _CHOICE).write_bytes(np.packbits(is_kept).tobytes())
             self._warnings.append(
-                f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(kept.sum()):,} of "
-                f"{len(kept):,} samples on each node; the others are read from the source in each epoch"
+                f"data.staging lazy: storage.{self._data.staging_tier}.capacity_bytes holds {int(is_kept.sum()):,} of "
+                f"{len(is_kept):,} samples on each node; the others are read from the source in each epoch"
             )
         else:
             with suppress(FileNotFoundError):
@@ -448,10 +448,10 @@ def _forget_changed(folder: StagingFolder, reader: DataReader, source: Path) -> 
     now = staging_identity(index=index, num=reader.num_samples, files=_fingerprint(source))
     note = folder.path / "source.txt"
     try:
-        known = read_bytes(note, 100, follow=False).decode(errors="replace")
+        recorded = read_bytes(note, 100, follow=False).decode(errors="replace")
     except OSError:
-        known = ""
-    if known != now:
+        recorded = ""
+    if recorded != now:
         folder.empty()
         note.write_text(now)
 
@@ -462,11 +462,11 @@ def _fingerprint(source: Path) -> str:
     if source.is_file():
         status = source.stat()
         return f"{status.st_size} {status.st_mtime_ns}"
-    for here, folders, files in os.walk(source):
+    for folder, folders, files in os.walk(source):
         folders.sort()
         for name in sorted(files):
             with suppress(OSError):
-                status = os.stat(os.path.join(here, name))  # noqa: PTH116, PTH118
+                status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118
                 digest.update(os.fsencode(name) + f"\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
     return digest.hexdigest()
 

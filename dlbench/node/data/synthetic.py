@@ -28,7 +28,7 @@ class SyntheticSource(BatchSource):
     pool there instead, so that no batch is copied in a step; None: in the host's memory.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (each option of the data is an argument)
         self,
         model_spec: ModelSpec,
         data_spec: DataSpec,
@@ -44,9 +44,15 @@ class SyntheticSource(BatchSource):
         generators = [torch.Generator().manual_seed(seed * 1_000_003 + rank) for rank in ranks]
         pool = []
         for _ in range(POOL_BATCHES):
-            made = [synthetic_batch(model_spec, data_spec, batch_size, one, counts=counts) for one in generators]
-            whole = {name: torch.cat([part[name] for part in made]) for name in made[0]} if made[1:] else made[0]
-            pool.append(arranged(whole, model_spec))
+            rank_batches = [
+                synthetic_batch(model_spec, data_spec, batch_size, generator, counts=counts) for generator in generators
+            ]
+            batch = (
+                {name: torch.cat([part[name] for part in rank_batches]) for name in rank_batches[0]}
+                if rank_batches[1:]
+                else rank_batches[0]
+            )
+            pool.append(arranged(batch, model_spec))
         if device is not None:
             pool = [{name: tensor.to(device) for name, tensor in batch.items()} for batch in pool]
         elif pin_memory:
@@ -76,7 +82,7 @@ class SyntheticSource(BatchSource):
         }
 
     def settings(self, spec: DataSpec) -> list[Setting]:
-        """Where samples were to lie and lay; nothing where that is the host, as it comes."""
+        """Returns where samples were requested and are; none if on the host."""
         if spec.synthetic_on == "host":
             return []
         evidence = f"tensors of the pool lie on {self._device}"

@@ -51,17 +51,17 @@ def arranged(batch: Batch, model: ModelSpec, num_parts: int = 1) -> Batch:
     if model.padding == "masked" or "attention_mask" not in batch:
         return batch
     mask = batch["attention_mask"]
-    rest = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+    arrays = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
     if bool(mask.all()):
-        return rest
+        return arrays
     if model.padding == "auto":
         return batch
     size = len(mask) // num_parts
     for number in range(num_parts):
         of_part = slice(number * size, (number + 1) * size)
         for name, tensor in _packed(mask[of_part] != 0, batch["masked_positions"][of_part]).items():
-            rest[f"{name}{_PART}{number}"] = tensor
-    return rest
+            arrays[f"{name}{_PART}{number}"] = tensor
+    return arrays
 
 
 def _packed(mask: torch.Tensor, positions: torch.Tensor) -> Batch:
@@ -81,12 +81,12 @@ def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
     """A batch in equal parts, as views, each with the index arrays of its own."""
     size = next(iter(batch.values())).size(0) // num_parts
     for number in range(num_parts):
-        part, own = {}, f"{_PART}{number}"
+        part, suffix = {}, f"{_PART}{number}"
         for name, tensor in batch.items():
             if _PART not in name:
                 part[name] = tensor if num_parts == 1 else tensor[number * size : (number + 1) * size]
-            elif name.endswith(own):
-                part[name.removesuffix(own)] = tensor
+            elif name.endswith(suffix):
+                part[name.removesuffix(suffix)] = tensor
         yield part
 
 
@@ -100,12 +100,12 @@ def open_text(
     in HDF5 have theirs fixed. `training`: draw pairs and masks anew in every epoch; otherwise they are the same in all.
     `lister`: through which the ranks of a node list the files and tokenise once.
     """
-    found = lister.index(
+    content = lister.index(
         lambda: _listed(source, model, spec, training), (SamplesIndex, FileShape, TextCorpus, Vocabulary)
     )
-    if isinstance(found, SamplesIndex):
-        return PretrainingHdf5Reader(found, spec, model.vocab_size)
-    return TextReader(found, spec, seed, training=training)
+    if isinstance(content, SamplesIndex):
+        return PretrainingHdf5Reader(content, spec, model.vocab_size)
+    return TextReader(content, spec, seed, training=training)
 
 
 def _listed(source: Path, model: BertModel, spec: TextData, training: bool) -> SamplesIndex | TextCorpus:

@@ -183,7 +183,7 @@ def inert(settings: Sequence[Setting], *, ranks: int) -> tuple[str, ...]:
     One rank exchanges nothing, so that only settings of data and training can have an effect there.
     """
     return tuple(
-        f"{s.key}: requested was {s.requested}, in effect was {s.effective} ({s.evidence})"
+        f"{s.key}: {s.requested} was requested, but {s.effective} was used ({s.evidence})"
         for s in settings
         if s.is_without_effect and (ranks > 1 or s.key.startswith(("data.", "train.")))
     )
