@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dlbench.datasets.splits import Split
 from dlbench.datasets.tfrecord import decompressor
 from dlbench.datasets.volumes import CONTAINERS, DensityIndex, index_density, require_sizes, target_fault
-from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.one_lister import ALONE, IndexBroadcast
 from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.node.models.cosmoflow import logarithms
@@ -136,7 +136,7 @@ class VolumeReader(DataReader):
 
 
 def open_density(
-    source: Path, model: CosmoFlowModel, *, training: bool, lister: Lister = ALONE, counts: bool = False
+    source: Path, model: CosmoFlowModel, *, training: bool, lister: IndexBroadcast = ALONE, counts: bool = False
 ) -> DataReader:
     """Opens the volumes of the training or validation split; with `counts`, the device computes the logarithm."""
     split: Split = "train" if training else "validation"

@@ -31,7 +31,7 @@ from dlbench.datasets.images.shards import ImageSet, ImageShards, ShardIndex
 from dlbench.datasets.making.image_recipes import class_labels
 from dlbench.datasets.splits import Split
 from dlbench.errors import EnvironmentLacksError, UserError
-from dlbench.node.data.one_lister import ALONE, Lister
+from dlbench.node.data.one_lister import ALONE, IndexBroadcast
 from dlbench.node.data.reader import NAMES_FROM, Arrays, BadSampleError, DataReader, PreparedSample, Raw, path_text
 from dlbench.node.data.sharding import Key
 from dlbench.opening import why_unreadable
@@ -373,7 +373,7 @@ def open_images(  # noqa: PLR0913  (each option of the data is an argument)
     *,
     training: bool,
     classes: tuple[str, ...] | None = None,
-    lister: Lister = ALONE,
+    lister: IndexBroadcast = ALONE,
     decoding: Decoding = "region",
     by_gpu: bool = False,
 ) -> DataReader:
@@ -394,7 +394,7 @@ def open_images(  # noqa: PLR0913  (each option of the data is an argument)
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 
-def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
+def _listed(source: Path, split: Split, lister: IndexBroadcast) -> ImageSet:
     def listed() -> JpegTree | ShardIndex:
         images = open_image_set(source, split)
         if isinstance(images, ImageShards):
@@ -408,6 +408,6 @@ def _listed(source: Path, split: Split, lister: Lister) -> ImageSet:
     return listing
 
 
-def image_classes(source: Path, lister: Lister = ALONE) -> tuple[str, ...]:
+def image_classes(source: Path, lister: IndexBroadcast = ALONE) -> tuple[str, ...]:
     """Returns the names of the classes of training data, by label."""
     return lister.index(lambda: open_image_set(source, "train").classes, ())

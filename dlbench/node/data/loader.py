@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from dlbench.errors import DlbenchError, EnvironmentLacksError, RunError, UserError
 from dlbench.node.cores import by_physical_core
-from dlbench.node.data.loader_transport import Batch, LoaderContext, MadeSlots, NoRoomError, Slots, no_room
+from dlbench.node.data.loader_transport import Batch, LoaderContext, NoRoomError, Slots, WorkerSlots, no_room
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import BatchReader, DataReader, Fetched, ReadSpan
 from dlbench.node.data.sample_exchange import SampleExchange
@@ -120,7 +120,7 @@ class _Batches(Dataset[Fetched]):
     """A BatchReader as torch's Dataset: an "index" is the list of keys of one batch, and its slot."""
 
     def __init__(self, reader: BatchReader) -> None:
-        self._reader, self._slots = reader, MadeSlots()
+        self._reader, self._slots = reader, WorkerSlots()
 
     def __getitem__(self, request: tuple[list[Key], int | None]) -> Fetched:
         keys, slot = request

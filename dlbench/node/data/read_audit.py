@@ -1,8 +1,8 @@
-"""Who really read what: ranks count their visits, rank 0 proves that together they are every sample once an epoch.
+"""Audit of reading: rank 0 proves that all ranks together read every sample once per epoch.
 
-A rank keeps of an epoch how many samples it read and a digest of them (`Digest`). Digests of all ranks, and of what is
-left out by rule, add up to the digest of the whole data set unless a sample was read twice or never. Only then are
-lists gathered, and the samples named.
+A rank keeps the number and a digest (`Digest`) of the samples that it read in an epoch. Digests of all ranks, and of
+the samples left out by rule, add up to that of the data set unless a sample was read twice or never. Only then lists
+are gathered, to name the samples.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from dlbench.datasets.shuffling import Digest
 from dlbench.node.data.reader import Fetched
 from dlbench.node.data.sharding import Position, ShardedOrder
 from dlbench.records.data_path import ShuffleEpoch
+from dlbench.units import plural
 
-Summary = Mapping[str, Any]  # what `ReadAudit.summary` gives, of one rank
-NAMED = 20  # samples that are named at most
+Summary = Mapping[str, Any]  # `ReadAudit.summary` of one rank
+NAMED = 20  # Most samples that are named.
 
 
 class ReadAudit:
-    """The visits of one rank.
+    """Counts the samples that one rank reads and compares them with its `order`.
 
-    `order`: by which it should read. `labels`: (num_samples,) the class of each sample; None where samples have none.
+    `labels`, (num_samples,), is the class of each sample; None if samples have none.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class ReadAudit:
     ) -> None:
         self._order, self._num_samples, self._ranks, self._labels = order, num_samples, ranks, labels
         self._start = start or Position()
-        self._shares = None if labels is None else _shares(labels, int(labels.max(initial=0)) + 1)
+        self._shares: NDArray[np.float64] | None = None  # share of each class in the data set
+        if labels is not None:
+            self._shares = _shares(labels, int(labels.max(initial=0)) + 1)
         self._epoch = self._start.epoch
         self._batches: list[NDArray[np.int64]] = []
         self._failures = 0
@@ -51,7 +54,7 @@ class ReadAudit:
         self._cost_ns = 0
 
     def take(self, fetched: Fetched) -> None:
-        """A batch that training gets now."""
+        """Counts a batch that training gets now."""
         begun = time.perf_counter_ns()
         if fetched.visited:
             if fetched.visited[0][0] != self._epoch:
@@ -63,7 +66,7 @@ class ReadAudit:
         self._cost_ns += time.perf_counter_ns() - begun
 
     def summary(self) -> dict[str, Any]:
-        """All epochs so far, waiting, and what the audit itself took; plain Python. Training is over."""
+        """Returns all epochs, waiting time and the audit's own time, ready for JSON; called after training."""
         begun = time.perf_counter_ns()
         self._finish()
         self._cost_ns += time.perf_counter_ns() - begun
@@ -85,7 +88,9 @@ class ReadAudit:
         return self._order.epoch(epoch, self._first_place(epoch))[:count]
 
     def _first_place(self, epoch: int) -> int:
-        return self._start.place if epoch == self._start.epoch else 0
+        if epoch != self._start.epoch:
+            return 0
+        return self._start.place
 
     def _finish(self) -> None:
         if not self._batches:
@@ -115,7 +120,7 @@ class ReadAudit:
         self._failures = 0
 
     def _new(self, read: NDArray[np.int64], *, is_whole: bool) -> float | None:
-        """The share of samples that this rank did not read in the epoch before; None where that is not known."""
+        """Returns the share of samples that this rank did not read in the epoch before; None if not known."""
         if self._ranks == 1:
             return None
         before, now = self._before, None
@@ -123,7 +128,9 @@ class ReadAudit:
             now = np.zeros(self._num_samples, np.bool_)
             now[read] = True
         self._before = now
-        return None if before is None else float(1 - before[read].mean())
+        if before is None:
+            return None
+        return float(1 - before[read].mean())
 
 
 def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:
@@ -144,15 +151,15 @@ def _by_epoch(everyone: Sequence[Summary]) -> dict[int, list[Summary]]:
 
 
 def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
-    """Epochs whose digests are not what they must be; the same on every rank."""
+    """Returns the epochs with wrong digests, equal on every rank."""
     expected = Digest.of(np.arange(num_samples))
     doubtful = []
     for epoch, ranks in _by_epoch(everyone).items():
         is_whole = all(rank["is_whole"] for rank in ranks)
         digests = [rank[key] for rank in ranks for key in ("visits", "left_out")]
         total = Digest()
-        for count, one, other in digests:
-            total += Digest(count, (one, other))
+        for count, *sums in digests:
+            total += Digest(count, (sums[0], sums[1]))
         adds_up = total == expected
         if not all(rank["as_planned"] for rank in ranks) or (is_whole and not adds_up):
             doubtful.append(epoch)
@@ -160,11 +167,15 @@ def doubtful_epochs(everyone: Sequence[Summary], num_samples: int) -> list[int]:
 
 
 class Audited:
-    """What all ranks together read.
+    """The result of the audit of all ranks.
 
-    `everyone`: `ReadAudit.summary` of every rank. `lists`: `ReadAudit.lists` of every rank, of the doubtful epochs.
-    `exchanged`: `SampleExchange.summary` of every rank; empty where nothing was exchanged. `name`: of a sample, for a
-    person. `may_replace`: whether another sample stands in for one that is unreadable.
+    Args:
+        everyone: `ReadAudit.summary` of every rank.
+        lists: `ReadAudit.lists` of every rank, for the doubtful epochs.
+        num_samples: Samples of the data set.
+        exchanged: `SampleExchange.summary` of every rank; empty without an exchange.
+        name: Returns the name of a sample for messages.
+        may_replace: True if unreadable samples are replaced by others.
     """
 
     def __init__(
@@ -180,7 +191,7 @@ class Audited:
         self._everyone, self._lists, self._num_samples = everyone, lists, num_samples
         self._exchanged, self._name, self._may_replace = exchanged, name, may_replace
         self.errors: list[str] = []  # samples read twice or never, by name
-        self.replaced = 0  # samples that others stood in for
+        self.replaced = 0  # unreadable samples that were replaced by others
         self.epochs = tuple(self._epoch(epoch, ranks) for epoch, ranks in _by_epoch(everyone).items())
 
     def _epoch(self, epoch: int, ranks: Sequence[Summary]) -> ShuffleEpoch:
@@ -189,6 +200,11 @@ class Audited:
         moved = [summary["epochs"].get(str(epoch), {}) for summary in self._exchanged]
         new = [rank["new"] for rank in ranks]
         distances = [rank["label_distance"] for rank in ranks]
+        novelty = label_distance = None
+        if None not in new:
+            novelty = float(np.mean(new)) / (1 - 1 / len(ranks))
+        if None not in distances:
+            label_distance = float(np.mean(distances))
         return ShuffleEpoch(
             epoch=epoch,
             is_whole=is_whole,
@@ -199,8 +215,8 @@ class Audited:
             sent=sum(counts.get("sent", 0) for counts in moved),
             received=sum(counts.get("received", 0) for counts in moved),
             sent_bytes=sum(counts.get("sent_bytes", 0) for counts in moved),
-            novelty=None if None in new else float(np.mean(new)) / (1 - 1 / len(ranks)),
-            label_distance=None if None in distances else float(np.mean(distances)),
+            novelty=novelty,
+            label_distance=label_distance,
         )
 
     def _odd(self, epoch: int, ranks: Sequence[Summary], *, is_whole: bool) -> tuple[int, int]:
@@ -214,16 +230,20 @@ class Audited:
             np.add.at(visits, read, 1)
             is_left_out[left_out] = True
         twice = np.flatnonzero(visits > 1)
-        never = np.flatnonzero((visits == 0) & ~is_left_out) if is_whole else np.empty(0, np.int64)
+        never = np.empty(0, np.int64)
+        if is_whole:
+            never = np.flatnonzero((visits == 0) & ~is_left_out)
         failures = sum(rank["failures"] for rank in ranks)
         if self._may_replace and max(len(twice), len(never)) <= failures:
             self.replaced += failures
             return len(twice), len(never)
-        for how, samples in (("twice", twice), ("never", never)):
+        for adverb, samples in (("twice", twice), ("never", never)):
             for index in samples[: max(0, NAMED - len(self.errors))]:
-                on = [str(rank) for rank, (read, _) in enumerate(lists) if int(index) in read]
-                where = f" (rank{'s' * (len(on) > 1)} {', '.join(on)})" if on else ""
-                self.errors.append(f"epoch {epoch}: {self._name(int(index))} was read {how}{where}")
+                readers = [str(rank) for rank, (read, _) in enumerate(lists) if int(index) in read]
+                error = f"epoch {epoch}: {self._name(int(index))} was read {adverb}"
+                if readers:
+                    error += f" ({plural('rank', len(readers))} {', '.join(readers)})"
+                self.errors.append(error)
         if not len(twice) and not len(never):
-            self.errors.append(f"epoch {epoch}: a rank did not read the samples that were dealt out to it")
+            self.errors.append(f"epoch {epoch}: a rank did not read the samples that were assigned to it")
         return len(twice), len(never)

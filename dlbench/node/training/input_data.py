@@ -18,7 +18,7 @@ from dlbench.datasets.splits import train_folder
 from dlbench.errors import EnvironmentLacksError, PeerLostError, UserError
 from dlbench.node.data.delivery import Delivery
 from dlbench.node.data.loader import BatchSource, EvaluationSource, LoadedSource
-from dlbench.node.data.one_lister import Lister
+from dlbench.node.data.one_lister import IndexBroadcast
 from dlbench.node.data.rank_reader import RankReading, planned_readers
 from dlbench.node.data.read_audit import ReadAudit
 from dlbench.node.data.reader import DataReader
@@ -283,7 +283,7 @@ def _require_device(context: RankContext) -> None:
 def _open(context: RankContext, model: ModelSpec, folder: Path, split: Literal["training", "evaluation"]) -> DataReader:
     """Opens one split of the data, whose files one rank of each node lists for all."""
     place, workload = context.place, context.plan.workload
-    lister = Lister(
+    lister = IndexBroadcast(
         name=f"{place.token} {place.node_rank} {split}",
         first_rank=place.rank - place.local_rank,
         local_rank=place.local_rank,
