@@ -110,9 +110,7 @@ class StepSchedule:
         """Steps of this run, from 0, with a span of each message and read batch: to the end of the warm-up."""
         if not self.window_steps:
             return range(self.warmup, self.warmup)
-        first = max(min(1, self.warmup - 1), self.watch_from)
-        if self.window:
-            first = self.window.start
+        first = self.window.start if self.window else max(min(1, self.warmup - 1), self.watch_from)
         return range(max(0, first), self.warmup)
 
     def epoch(self, done: int) -> float:

@@ -384,13 +384,9 @@ def open_images(  # noqa: PLR0913  (each option of the data is an argument)
     """
     split: Split = "train" if training else "validation"
     images = _listed(source, split, lister)
-    labels = None
-    if classes is not None:
-        labels = class_labels(images, classes)
+    labels = class_labels(images, classes) if classes is not None else None
     require_classes(len(classes or images.classes), model, f"data.source {str(source)!r}")
-    kind: type[JpegReader] = JpegReader
-    if by_gpu:
-        kind = EncodedReader
+    kind: type[JpegReader] = EncodedReader if by_gpu else JpegReader
     return kind(images, model.image_size, seed, training=training, labels=labels, decoding=decoding)
 
 

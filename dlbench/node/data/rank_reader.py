@@ -169,10 +169,7 @@ class RankReading:
             if data.cache == "cold":
                 state = cache.settle()  # samples that the trials read are cached now
         self._states[first] = state
-        if self._choice is None:
-            self.readers = planned_readers(data)
-        else:
-            self.readers = self._choice.readers
+        self.readers = planned_readers(data) if self._choice is None else self._choice.readers
         return self.readers
 
     def _chosen(self, reader: DataReader, order: ShardedOrder, batch: int, cache: NodeCache) -> Choice:
@@ -215,7 +212,8 @@ class RankReading:
             limit = ""
             if self._reserved is not None:
                 limit_readers = most_readers(self._cores, self._reserved)
-                limit = f"; at most {limit_readers}, as training needs {self._training_cores} of {self._cores} cores"
+                cores = f"{self._training_cores} of the rank's {self._cores} cores"
+                limit = f"; at most {limit_readers}: training keeps {cores}"
             settings.append(self._measured("loader_workers", self._choice.of_workers, limit))
         if self._choice is not None and data.prefetch_batches == "auto":
             settings.append(self._measured("prefetch_batches", self._choice.of_prefetch))

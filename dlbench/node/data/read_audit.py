@@ -230,9 +230,7 @@ class Audited:
             np.add.at(visits, read, 1)
             is_left_out[left_out] = True
         twice = np.flatnonzero(visits > 1)
-        never = np.empty(0, np.int64)
-        if is_whole:
-            never = np.flatnonzero((visits == 0) & ~is_left_out)
+        never = np.flatnonzero((visits == 0) & ~is_left_out) if is_whole else np.empty(0, np.int64)
         failures = sum(rank["failures"] for rank in ranks)
         if self._may_replace and max(len(twice), len(never)) <= failures:
             self.replaced += failures

@@ -312,9 +312,7 @@ class _Stack:
 
     def __init__(self, capacity: int, forms: Forms, room: Room) -> None:
         self._capacity, self._num, self.forms, self._room = capacity, 0, forms, room
-        self._arrays: dict[str, NDArray[Any]] = {}
-        if forms:
-            self._arrays = room(capacity, forms)
+        self._arrays: dict[str, NDArray[Any]] = room(capacity, forms) if forms else {}
         self._places: dict[int, Arrays] = {}
         self._ragged: list[NDArray[Any]] = []
 

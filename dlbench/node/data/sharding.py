@@ -53,8 +53,8 @@ class ShardedOrder:
         needed = batch_size * world_size
         if num_samples < needed:
             raise UserError(
-                f"data.source has {num_samples} samples, but a step needs {needed} (train.batch_per_rank {batch_size} x "
-                f"{world_size} ranks); use more data, fewer ranks or a smaller batch"
+                f"data.source has {num_samples} samples, but a step needs {needed} (train.batch_per_rank {batch_size} "
+                f"x {world_size} ranks); use more data, fewer ranks or a smaller batch"
             )
         self._num_samples, self._batch_size, self._seed = num_samples, batch_size, seed
         self._rank, self._world_size, self._drop_last = rank, world_size, drop_last
@@ -91,9 +91,7 @@ class ShardedOrder:
         """Returns the samples that this rank reads in a complete epoch, and those that it reports as left out."""
         order = self._permutation(number)
         dealt = self._per_rank(0) * self._world_size
-        left_out = order[:0]
-        if self._rank == 0:
-            left_out = order[dealt:]
+        left_out = order[dealt:] if self._rank == 0 else order[:0]
         return order[:dealt][self._rank :: self._world_size].copy(), left_out.copy()
 
     def _whole(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -191,9 +191,7 @@ class BertForPreTraining(nn.Module):
     def encode(self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Returns encoded tokens, (N, S) -> (N, S, H)."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
-        keep = None
-        if attention_mask is not None:
-            keep = attention_mask.to(torch.bool)[:, None, None, :]
+        keep = attention_mask.to(torch.bool)[:, None, None, :] if attention_mask is not None else None
         return self._layers(input_ids, token_type_ids, positions, keep)
 
     def _layers(self, input_ids: Tensor, token_type_ids: Tensor, positions: Tensor, keep: Keep) -> Tensor:
@@ -224,9 +222,7 @@ class BertForPreTraining(nn.Module):
         else:
             tokens, starts = packed
             longest = input_ids.shape[1]
-            lengths: tuple[int, ...] = ()
-            if starts.device.type == "cpu":
-                lengths = tuple(starts.diff().tolist())
+            lengths: tuple[int, ...] = tuple(starts.diff().tolist()) if starts.device.type == "cpu" else ()
             encoded = self._layers(
                 input_ids.flatten()[tokens],
                 token_type_ids.flatten()[tokens],

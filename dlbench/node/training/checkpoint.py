@@ -514,10 +514,7 @@ def trained_identity(plan: RunPlan) -> dict[str, Any]:
         return identity
     if data.shuffle == "global":
         return identity | {"data.shuffle": "global"}
-    if data.exchanged_share:
-        shuffle = f"partial:{data.exchanged_share:g}"
-    else:
-        shuffle = "local"
+    shuffle = f"partial:{data.exchanged_share:g}" if data.exchanged_share else "local"
     return identity | {"data.shuffle": shuffle, "data.partition": data.partition}
 
 

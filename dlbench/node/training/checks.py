@@ -141,9 +141,7 @@ def check(
     detail = f"loss not finite on {_ranks(bad)}" if bad else "every loss on every rank is finite"
     finite = Check(name="finite loss", passed=not bad, detail=detail)
     idle = [rank.rank for rank in ranks if rank.initial_parameters_sha256 == rank.final_parameters_sha256]
-    detail = "the parameters changed"
-    if idle:
-        detail = f"parameters of {_ranks(idle)} never changed"
+    detail = f"parameters of {_ranks(idle)} never changed" if idle else "the parameters changed"
     trained = Check(name="trained", passed=not idle, detail=detail)
     checks = [finite, start, end, trained, _equal_work(plan, ranks, measured_steps)]
     wire = wire_check(exchange, is_scaled=is_scaled)

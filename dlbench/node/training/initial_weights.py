@@ -32,10 +32,7 @@ def load_initial(source: str, model: nn.Module, spec: ModelSpec) -> Setting:
         raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
     except SafetensorError as error:
         raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
-    if is_own:
-        contents = _from_own(path, model)
-    else:
-        contents = _from_public(path, model, spec)
+    contents = _from_own(path, model) if is_own else _from_public(path, model, spec)
     evidence = f"rank 0 read {contents}; SHA-256 {file_sha256(path)}"
     return Setting(key=KEY, requested=source, effective=source, evidence=evidence)
 

@@ -226,10 +226,7 @@ def open_training_data(
     audit = ReadAudit(
         order, num_samples=reader.num_samples, ranks=replica.replicas, labels=reader.labels(), start=start
     )
-    if reading is None:
-        readers = planned_readers(data)
-    else:
-        readers = reading.settle(reader, order, batch_size)
+    readers = planned_readers(data) if reading is None else reading.settle(reader, order, batch_size)
     exchange = None
     if isinstance(order, HeldOrder) and order.ownership.slots:
         exchange, reader = _exchange(context, order, reader, staged, start)
@@ -348,10 +345,7 @@ def open_validation_data(
     data, train, quality = workload.data, workload.train, workload.quality
     staged_folder = staging.data.validation_source() if staging is not None else None
     reader = _open(context, workload.model, staged_folder or validation_path(data), "evaluation")
-    if reading is None:
-        readers = planned_readers(data)
-    else:
-        readers = reading.readers
+    readers = planned_readers(data) if reading is None else reading.readers
     num_samples = reader.num_samples
     if quality is not None and quality.evaluate_samples:
         num_samples = min(num_samples, quality.evaluate_samples)

@@ -186,9 +186,7 @@ class Sampling:
     def _required_level(self) -> int:
         """Returns how often the period must have doubled for the used bytes, with those of buffered rows."""
         written = self._writer.bytes_written - self._header_bytes
-        bytes_per_row: float = self._row_bytes
-        if self._writer.num_rows:
-            bytes_per_row = written / self._writer.num_rows
+        bytes_per_row: float = written / self._writer.num_rows if self._writer.num_rows else self._row_bytes
         room = self._max_bytes - self._header_bytes - SPARE_ROWS * (self._row_bytes + _BLOCK_BYTES)
         parts = PARTS * (written + self._num_buffered * bytes_per_row) / max(1, room)
         if parts < PARTS - 1:

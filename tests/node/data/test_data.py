@@ -109,7 +109,7 @@ def test_epochs_differ_and_a_start_is_reached_directly() -> None:
 def test_too_few_samples_name_the_counts() -> None:
     with pytest.raises(UserError) as raised:
         ShardedOrder(11, batch_size=3, rank=0, world_size=4, seed=0)
-    assert "11 samples, one step needs 12 (train.batch_per_rank 3 x 4 ranks)" in str(raised.value)
+    assert "11 samples, but a step needs 12 (train.batch_per_rank 3 x 4 ranks)" in str(raised.value)
 
 
 # JPEG
