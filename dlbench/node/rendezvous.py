@@ -68,10 +68,7 @@ def read_published(path: Path, token: str) -> dict[str, Any] | None:
 
 
 def await_address(path: Path, place: RankPlace, wait_s: float) -> Endpoint:
-    """Waits until rank 0 has published its address in this start; NFS may show new files up to 60 s late.
-
-    Raises PeerLostError after `wait_s`.
-    """
+    """Waits for rank 0's address, which NFS may show 60 s late. Raises PeerLostError after `wait_s`."""
     deadline = time.monotonic() + wait_s
     chance, longest_s = random.Random(place.rank), FIRST_PAUSE_S
     while time.monotonic() < deadline:

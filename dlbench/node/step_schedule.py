@@ -93,10 +93,7 @@ class StepSchedule:
 
     @property
     def held(self) -> range:
-        """Steps of this run, from 0, in which a GPU is held back until the host has queued their work.
-
-        They come before all other watched steps, and after the first two, which set things up.
-        """
+        """Steps of this run, from 0, in which a GPU is held back: before other watched steps, after the first two."""
         end = min(self.window.start, self.watch_from)
         return range(min(end, max(2, self.deciding_steps, end - HELD_STEPS)), end)
 

@@ -25,10 +25,7 @@ _VOXELS_AT_ONCE = 1 << 16  # Voxels of one channel per look-up, so that indices 
 
 
 def network_input(counts: NDArray[np.int16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """Returns log(counts + 1), (C, S, S, S) float32, exactly rounded, of non-negative counts (S, S, S, C).
-
-    `out`, if given, is filled and returned.
-    """
+    """Returns log(counts + 1), (C, S, S, S) float32, of counts (S, S, S, C); fills `out` if given."""
     size, channels = counts.shape[0], counts.shape[3]
     table = logarithms()
     if out is None:
@@ -55,10 +52,7 @@ class VolumeReader(DataReader):
         self.num_samples = index.num_samples
 
     def fetch(self, index: int, out: Arrays | None = None) -> Raw:
-        """Reads counts (S, S, S, C) and targets (T,), unpacked, as little-endian int16 and float32.
-
-        Counts that the batch needs unchanged are read directly into `out`.
-        """
+        """Reads counts (S, S, S, C) int16, into `out` if possible, and targets (T,) float32, little-endian."""
         target_bytes = 4 * self._index.num_targets
         is_placed = self._counts and out is not None
         # numpy's memory has large pages, without which this size is slow.

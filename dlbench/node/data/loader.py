@@ -374,10 +374,7 @@ def end_workers(iterator: object) -> None:
 
 
 class BatchSource:
-    """Endless batches of one rank on the CPU, with names and shapes of `dlbench.node.models.build.Batch`.
-
-    Methods of this class are those of a source that reads no files.
-    """
+    """Endless batches of one rank on the CPU (`build.Batch`); these methods are for a source that reads no files."""
 
     num_samples: int  # in the data set, or in a synthetic pool
     order: ShardedOrder | None = None  # order of reading; None without files
@@ -417,10 +414,7 @@ class BatchSource:
         raise NotImplementedError
 
     def ahead(self) -> Batch | None:
-        """Returns one more of the next batches without handing it out, to copy it ahead; blocks until it is read.
-
-        Returns None if it cannot be read, for which `next` will raise, or belongs to an epoch that must not begin yet.
-        """
+        """Returns one more of the next batches without handing it out; None if it must not be read yet."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, object]:

@@ -157,10 +157,7 @@ class WorkerSlots:
         self._sent: set[int] = set()  # slots whose memory the training process has
 
     def room(self, slot: int, num: int, forms: Forms) -> dict[str, NDArray[Any]]:
-        """Returns arrays for `num` samples in a slot, which is allocated if it is new or has other forms.
-
-        Raises NoRoomError if shared memory is full.
-        """
+        """Returns arrays for `num` samples in a slot. Raises NoRoomError if shared memory is full."""
         capacity, made_forms, batch = self._slots.get(slot, (0, {}, {}))
         if num > capacity or made_forms != forms:
             self._slots.pop(slot, None)
@@ -198,10 +195,7 @@ class _Slot:
 
 
 class Slots:
-    """The slots of all loader processes of a rank, in the training process; with `pin_memory`, they are page-locked.
-
-    Batches go to the loader processes in turn, as torch's DataLoader distributes them.
-    """
+    """The slots of all loader processes of a rank, in the training process; page-locked with `pin_memory`."""
 
     def __init__(self, loader_workers: int, *, pin_memory: bool) -> None:
         self._workers, self._pins = loader_workers, pin_memory

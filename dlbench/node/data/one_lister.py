@@ -43,10 +43,7 @@ class IndexBroadcast:
         self._num_indexes = 0
 
     def index(self, make: Callable[[], T], expected: Sequence[type]) -> T:
-        """Returns the result of `make`, which is called on the node's first rank only.
-
-        `expected` are the dataclasses in the result; `dlbench.datasets.file_index.packed` must support its types.
-        """
+        """Returns the result of `make` on the node's first rank; `expected` are the dataclasses in it."""
         if self._local_size == 1:
             return make()
         self._num_indexes += 1

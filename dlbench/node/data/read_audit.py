@@ -25,10 +25,7 @@ NAMED = 20  # Most samples that are named.
 
 
 class ReadAudit:
-    """Counts the samples that one rank reads and compares them with its `order`.
-
-    `labels`, (num_samples,), is the class of each sample; None if samples have none.
-    """
+    """Compares the samples that one rank reads with its `order`; `labels` (num_samples,) are their classes, if any."""
 
     def __init__(
         self,

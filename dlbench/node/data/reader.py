@@ -91,10 +91,7 @@ class DataReader(Protocol):
         """
 
     def num_bytes(self, index: int) -> int:
-        """Returns the bytes of a sample without reading it; 0 if it is not read from a file.
-
-        Raises BadSampleError if its file does not exist.
-        """
+        """Returns the bytes of a sample, 0 if it is not in a file. Raises BadSampleError if its file does not exist."""
 
     def labels(self) -> NDArray[np.int32] | None:
         """Returns the class of each sample, (num_samples,); None if samples have none."""
@@ -305,10 +302,7 @@ def _new_arrays(num: int, forms: Forms) -> dict[str, NDArray[Any]]:
 
 
 class _Stack:
-    """A batch that is filled sample by sample.
-
-    `forms` are those of the last batch's samples, which the new ones most likely have, too; empty if not known.
-    """
+    """A batch that is filled sample by sample; `forms` are those of the last batch, empty if not known."""
 
     def __init__(self, capacity: int, forms: Forms, room: Room) -> None:
         self._capacity, self._num, self.forms, self._room = capacity, 0, forms, room
@@ -325,10 +319,7 @@ class _Stack:
         return self._places[number] or None
 
     def add(self, sample: Arrays) -> None:
-        """Adds a sample, copying arrays that were not written into its place.
-
-        Raises ValueError if its shapes differ from those of the first.
-        """
+        """Adds a sample, copying what was not written in place. Raises ValueError if shapes differ from the first."""
         if RAGGED in sample:
             self._ragged.append(sample[RAGGED])
             sample = {name: array for name, array in sample.items() if name != RAGGED}

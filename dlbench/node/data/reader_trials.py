@@ -302,10 +302,7 @@ class Trials:
 
 
 def chosen(rates: Sequence[Sequence[float]]) -> int:
-    """Returns the index of the first candidate that is not clearly slower than the best.
-
-    `rates` are those of each candidate in each round, cheapest candidate first.
-    """
+    """Returns the index of the first candidate, cheapest first, that is not clearly slower than the best."""
     best = max(range(len(rates)), key=lambda place: statistics.median(rates[place]))
 
     def is_clearly_slower(values: Sequence[float]) -> bool:

@@ -42,10 +42,7 @@ def lost_mark(store: SampleStore) -> Path:
 
 
 class AwaitingReader(WrappedReader):
-    """A reader that waits at most `patience_s` until a sample is in the store.
-
-    The file of a sample shows that it has arrived (`SampleStore`), so that readers in other processes need no message.
-    """
+    """A reader that waits at most `patience_s` until the file of a sample is in the store."""
 
     def __init__(self, reader: DataReader, store: SampleStore, *, patience_s: float) -> None:
         super().__init__(reader)
@@ -102,10 +99,7 @@ class _GatheredStore(Store):
 
 
 class SampleExchange:
-    """The exchange of samples of one rank.
-
-    `store` must have exactly this rank's samples of `first_epoch`, in which training begins or resumes.
-    """
+    """The exchange of samples of one rank, whose `store` must have its samples of `first_epoch`."""
 
     def __init__(
         self,
@@ -236,13 +230,11 @@ class SampleExchange:
         return False
 
     def _limit(self) -> int:
-        """Returns the slots since the first epoch that the batches handed out so far have released.
-
-        An epoch's exchange waits for the end of the epoch before, whose sent samples would not fit in addition.
-        """
+        """Returns the number of slots since the first epoch that may be exchanged now."""
         epoch, batches = self._dealt
         slots = self._ownership.slots
         limit = (epoch - self._first) * slots + released(slots, done=batches, batches=self._batches_per_epoch)
+        # Samples received for two epochs would not fit, as those sent are deleted at an epoch's end.
         return min(limit, (self._current - self._first + 1) * slots)
 
     def _exchange(self, limit: int) -> None:

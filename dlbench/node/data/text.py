@@ -92,10 +92,7 @@ def parts(batch: Batch, num_parts: int) -> Iterator[Batch]:
 def open_text(
     source: Path, model: BertModel, spec: TextData, seed: int, *, training: bool, lister: IndexBroadcast = ALONE
 ) -> DataReader:
-    """Opens HDF5 samples (a file or a folder), or raw text, which one rank of each node tokenises.
-
-    `seed` is for pairs and masks of raw text, drawn again in every epoch if `training`; HDF5 samples have fixed ones.
-    """
+    """Opens HDF5 samples or raw text; its pairs and masks, by `seed`, differ between epochs only in `training`."""
     content = lister.index(
         lambda: _listed(source, model, spec, training), (SamplesIndex, FileShape, TextCorpus, Vocabulary)
     )
@@ -169,10 +166,7 @@ class TextReader(DataReader):
 
 
 class PretrainingHdf5Reader(DataReader):
-    """Samples prepared in HDF5 (`dlbench.datasets.text.pretraining_hdf5` has the layouts), the same in every epoch.
-
-    `spec` must have the S of the files; predictions beyond its P are left out. Ids must be below `vocab_size`.
-    """
+    """Samples prepared in HDF5, the same in every epoch; predictions beyond P of `spec` are left out."""
 
     def __init__(self, index: SamplesIndex, spec: TextData, vocab_size: int) -> None:
         require_length(index.shape, spec, f"data.source {str(index.source)!r}")

@@ -123,14 +123,11 @@ class EncoderLayer(nn.Module):
 
 
 def decoder_padding(vocab_size: int, device: torch.device, kind: torch.dtype | None) -> int:
-    """Returns the number of zero rows that pad the decoder's weights in its product.
-
-    Tensor cores need rows of a multiple of 16 bytes (cuBLAS, "Tensor Core Usage"), 8 numbers of 16 bits: rows of 30,522
-    logits would use slower kernels. NVIDIA's DeepLearningExamples pad the vocabulary itself to a multiple of 8; here
-    the parameters stay as published. Without autocast (`kind` None) padding would copy the weights, and is left out.
-    """
+    """Returns the number of zero rows that pad the decoder's weights; 0 without autocast (`kind` None)."""
     if device.type != "cuda" or kind is None:
         return 0
+    # Rows of a multiple of 16 bytes use tensor cores (cuBLAS, "Tensor Core Usage"); NVIDIA's DeepLearningExamples pad
+    # the vocabulary for that, here the parameters stay as published.
     return -vocab_size % _ALIGNED
 
 

@@ -104,10 +104,7 @@ def watch_warnings(
 
 
 def parameters_digest(model: nn.Module) -> str:
-    """Returns the SHA-256 over all parameters in order, as fp32; buffers (batch-norm statistics) differ by rank.
-
-    Called by all ranks, which gather sharded parameters for it.
-    """
+    """Returns the SHA-256 over all parameters in order, as fp32; called by all ranks, which gather shards."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(whole_tensor(parameter.detach()).float().flatten().cpu().numpy().data)

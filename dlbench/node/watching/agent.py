@@ -119,10 +119,7 @@ class SamplerProcess:
         self._tell({"measuring": on})
 
     def finish(self, timeout_s: float = FINISH_S) -> NodeWatch | None:
-        """Ends sampling and returns the sampler's summary; None if there is a `problem`.
-
-        On node 0 the sampler continues to answer requests for its clock until `stop`.
-        """
+        """Ends sampling and returns the sampler's summary, None if there is a `problem`."""
         process = self._process
         if process is None or self.problem:
             return None
