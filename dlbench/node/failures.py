@@ -151,9 +151,7 @@ def _device_failure(message: str, place: RankPlace, gpu: Gpu | None) -> tuple[Ex
 
 def passed_on(text: str, error: BaseException) -> RunError:
     """Returns an error with this text: a `PeerLostError` if a library's error means that another rank is gone."""
-    if is_of_peer(error):
-        return PeerLostError(text)
-    return RunError(text)
+    return PeerLostError(text) if is_of_peer(error) else RunError(text)
 
 
 def condensed(text: str, limit: int = MAX_CHARACTERS) -> str:

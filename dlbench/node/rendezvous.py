@@ -101,9 +101,7 @@ def own_address(single_machine: bool, interface: str | None = None) -> str:
     except OSError:
         raise RunError(f"the host name {name} does not resolve on the node itself; check /etc/hosts or DNS") from None
     # Debian maps the host's name to 127.0.1.1, some sites to a bridge on the node: other nodes cannot reach these.
-    if _is_reachable(str(address)):
-        return str(address)
-    return _routed_address()
+    return str(address) if _is_reachable(str(address)) else _routed_address()
 
 
 def gloo_interface(single_machine: bool, planned: str | None, endpoint: Endpoint) -> str:

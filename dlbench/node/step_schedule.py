@@ -112,15 +112,11 @@ class StepSchedule:
 
     def epoch(self, done: int) -> float:
         """Returns the epochs trained after `done` steps; 0 if epochs are unknown."""
-        if not self.steps_per_epoch:
-            return 0.0
-        return done / self.steps_per_epoch
+        return 0.0 if not self.steps_per_epoch else done / self.steps_per_epoch
 
     def whole_epochs(self, done: int) -> int:
         """Returns the number of epochs completed after `done` steps; 0 if epochs are unknown."""
-        if self.steps_per_epoch is None:
-            return 0
-        return _multiples(done, self.steps_per_epoch)
+        return 0 if self.steps_per_epoch is None else _multiples(done, self.steps_per_epoch)
 
     def evaluates(self, done: int) -> bool:
         return self.evaluate_every is not None and (done == self.end or _passes(done, self.evaluate_every))
@@ -197,9 +193,7 @@ def plan_schedule(plan: RunPlan, *, first: int, batches_per_epoch: int | None, o
 
 def _ratio(epochs: float | None, samples: int | None, steps_per_epoch: float, batch: int) -> float:
     """Returns a number of steps that is given in epochs or in samples."""
-    if epochs is not None:
-        return epochs * steps_per_epoch
-    return (samples or 0) / batch
+    return epochs * steps_per_epoch if epochs is not None else (samples or 0) / batch
 
 
 class Pacing:

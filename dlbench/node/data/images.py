@@ -399,9 +399,7 @@ def _listed(source: Path, split: Split, lister: IndexBroadcast) -> ImageSet:
         return images
 
     listing = lister.index(listed, (JpegTree, ShardIndex))
-    if isinstance(listing, ShardIndex):
-        return ImageShards(source, listing)
-    return listing
+    return ImageShards(source, listing) if isinstance(listing, ShardIndex) else listing
 
 
 def image_classes(source: Path, lister: IndexBroadcast = ALONE) -> tuple[str, ...]:

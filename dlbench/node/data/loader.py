@@ -509,9 +509,7 @@ class LoadedSource(BatchSource):
             return None
         read = self._ledger.read(self._fetched)
         self._ahead.append(read)
-        if read.item is None or not read.is_good:
-            return None
-        return read.item.batch
+        return None if read.item is None or not read.is_good else read.item.batch
 
     def _taken(self, fetched: Fetched) -> None:
         if self.exchange is not None:

@@ -85,9 +85,7 @@ class ReadAudit:
         return self._order.epoch(epoch, self._first_place(epoch))[:count]
 
     def _first_place(self, epoch: int) -> int:
-        if epoch != self._start.epoch:
-            return 0
-        return self._start.place
+        return 0 if epoch != self._start.epoch else self._start.place
 
     def _finish(self) -> None:
         if not self._batches:
@@ -125,9 +123,7 @@ class ReadAudit:
             now = np.zeros(self._num_samples, np.bool_)
             now[read] = True
         self._before = now
-        if before is None:
-            return None
-        return float(1 - before[read].mean())
+        return None if before is None else float(1 - before[read].mean())
 
 
 def _shares(labels: NDArray[np.int32], classes: int) -> NDArray[np.float64]:

@@ -54,9 +54,7 @@ def training_cores(device: torch.device, ranks: int) -> int | None:
 
 def most_readers(cores: int, reserved: int | None) -> int:
     """Returns the most reader processes of the automatic choice; `reserved` is a result of `training_cores`."""
-    if reserved is None:
-        return cores
-    return max(1, cores - reserved)
+    return cores if reserved is None else max(1, cores - reserved)
 
 
 @dataclass(frozen=True)

@@ -100,9 +100,7 @@ def data_set(spec: DataSpec, described: Mapping[str, object]) -> dict[str, str]:
     if isinstance(spec, ImageData) and (num, described.get("classes")) == (IMAGENET["train"], IMAGENET_CLASSES):
         return {"public_set": "ImageNet-2012"}
     is_volume = isinstance(spec, DensityData) and described.get("shape") == _PUBLIC_VOLUME
-    if is_volume and num in PUBLIC["train"]:
-        return {"public_set": "cosmoUniverse"}
-    return {}
+    return {"public_set": "cosmoUniverse"} if is_volume and num in PUBLIC["train"] else {}
 
 
 def files_account(spec: DataSpec) -> dict[str, object]:

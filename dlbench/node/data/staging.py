@@ -234,9 +234,7 @@ class NodeStaging:
     @property
     def error(self) -> BaseException | None:
         """The error of staging; None if there is none."""
-        if self._worker is None:
-            return None
-        return self._worker.error
+        return None if self._worker is None else self._worker.error
 
     def cancel(self) -> None:
         """Ends staging because another node failed, and removes its data unless it is kept."""

@@ -64,9 +64,7 @@ class SyntheticSource(BatchSource):
         )
 
     def __next__(self) -> Batch:
-        if self._ahead:
-            return self._ahead.popleft()
-        return dict(next(self._batches))
+        return self._ahead.popleft() if self._ahead else dict(next(self._batches))
 
     def ahead(self) -> Batch | None:
         self._ahead.append(dict(next(self._batches)))

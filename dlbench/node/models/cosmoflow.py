@@ -117,9 +117,7 @@ class MeanAbsoluteError(Meter):
         return (outputs[0].float() - target).abs().sum(), torch.tensor(target.numel())
 
     def _targets(self) -> list[Any]:
-        if not self._evaluated:
-            return []
-        return torch.cat(self._evaluated).cpu().tolist()
+        return [] if not self._evaluated else torch.cat(self._evaluated).cpu().tolist()
 
     @classmethod
     def _predicted(cls, targets: list[list[Any]]) -> float:

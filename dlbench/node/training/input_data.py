@@ -165,9 +165,7 @@ def first_parts(plan: RunPlan, place: RankPlace, progress: Progress | None, num_
 
 def steps_before(context: RankContext, progress: Progress | None) -> int:
     """Returns the steps before this run was resumed, converted to steps with the global batch of its plan."""
-    if progress is None:
-        return 0
-    return round(progress.samples / context.plan.global_batch)
+    return 0 if progress is None else round(progress.samples / context.plan.global_batch)
 
 
 def reading_of(context: RankContext) -> RankReading | None:

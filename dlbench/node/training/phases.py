@@ -302,6 +302,4 @@ PhaseTimer = CpuTimer | CudaTimer
 
 def timer_for(device: torch.device, *, synchronise: bool) -> PhaseTimer:
     """Returns a timer for a device."""
-    if device.type == "cuda":
-        return CudaTimer(synchronise=synchronise)
-    return CpuTimer()
+    return CudaTimer(synchronise=synchronise) if device.type == "cuda" else CpuTimer()

@@ -58,9 +58,7 @@ def span_bytes(plan: RunPlan, rank: int) -> int:
 
 
 def _third(plan: RunPlan) -> int:
-    if plan.watch is None:
-        return 0
-    return plan.watch.max_bytes // 3
+    return 0 if plan.watch is None else plan.watch.max_bytes // 3
 
 
 def order_for(plan: RunPlan, folder: RunFolder, place: RankPlace, allowed_cores: Sequence[int]) -> SamplerOrder:
