@@ -99,7 +99,7 @@ def plan_of(
     counting = OutOfCore(model, units, planned(units, "keep"), count=True)
     counting.install()
     task.loss(model).backward()
-    chain = measured_chain(units, list(counting._room.seen))
+    chain = measured_chain(units, list(counting._room.counted))
     counting.remove()
     blocks = planned(units, decisions)
     return chain, blocks, simulate(chain, blocks, rates, budget, prefetch=prefetch)
