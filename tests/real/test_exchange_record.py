@@ -271,13 +271,13 @@ def exchanged(overflows: int, wire: str = "fp16") -> ExchangeResult:
 def test_an_overflow_on_the_wire_fails_the_run_unless_its_step_was_left_out() -> None:
     check = checks.wire_check(exchanged(3), is_scaled=False)
     assert not check.passed
-    assert check.detail.startswith("3 sums of gradients left the range of fp16")
+    assert check.detail.startswith("3 sums of gradients overflowed fp16")
     assert "set sync.wire to fp32 or bf16" in check.detail
     assert checks.exchange_warnings(exchanged(3), is_scaled=False) == []
     scaled = checks.wire_check(exchanged(3), is_scaled=True)
     assert scaled.passed
     (doubt,) = checks.exchange_warnings(exchanged(3), is_scaled=True)
-    assert "loss scaling left" in doubt
+    assert "loss scaling skipped those steps" in doubt
     clean = checks.wire_check(exchanged(0), is_scaled=False)
     assert clean.passed
     assert checks.wire_check(exchanged(0, "fp32"), is_scaled=False) is None
@@ -289,4 +289,4 @@ def test_costs_that_may_be_the_host_s_rate_of_calls_are_a_warning() -> None:
     line = LineCost(name="nccl flat", startup_s=1e-5, per_byte_s=1e-9, ranks=2, launch_bound=(4096, 16384))
     found = exchanged(0).model_copy(update={"costs": (line,)})
     (said,) = checks.exchange_warnings(found, is_scaled=False)
-    assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU came to messages before the host had")
+    assert said.startswith("calibration of nccl flat: at 4 KiB, 16 KiB the GPU waited for the host to launch messages")

@@ -150,8 +150,8 @@ def test_training_is_the_same_to_the_bit_watched_or_not(tmp_path: Path) -> None:
     assert layers[0] == layers[1] - 1 > 0
     (doubt,) = record_of(runs[2]).warnings
     assert doubt == (
-        "watch.window_steps 4: layers could be profiled in 3 steps only, as the warm-up has 4 and its first is left "
-        "out; set measure.warmup_steps to 8"
+        "watch.window_steps 4: layers could be profiled in only 3 steps: the warm-up has 4 steps, of which the "
+        "first is not profiled; set measure.warmup_steps to 8"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from dlbench.errors import EnvironmentLacksError
 from dlbench.node import page_locked
 from dlbench.node.data.loader import Ledger, LoadedSource
-from dlbench.node.data.loader_transport import LoaderContext, WorkerSlots, Slots
+from dlbench.node.data.loader_transport import LoaderContext, Slots, WorkerSlots
 from dlbench.node.data.reader import BatchReader, Fetched, PreparedSample, Raw
 from dlbench.node.data.sharding import Key, ShardedOrder
 from tests.support.sample_readers import NumberReader
