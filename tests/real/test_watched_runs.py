@@ -232,7 +232,7 @@ def test_times_of_the_exchange_tell_what_lengthened_them(
     course = plan_schedule(plan, first=0, batches_per_epoch=None)
     result = with_layers_noted(plan, course, exchange(**changes))
     assert (result.evidence != "seen") == is_mixed
-    doubts = [text for text in watch_warnings(plan, course, [], result) if "lengthens them" in text]
+    doubts = [text for text in watch_warnings(plan, course, [], result) if "makes it slower" in text]
     assert len(doubts) == int(is_mixed and profiler)
     assert all(text.endswith("set measure.warmup_steps to 7") for text in doubts)
 
