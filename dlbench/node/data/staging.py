@@ -228,7 +228,7 @@ class NodeStaging:
         self._worker.put(self._run)
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most so many seconds; returns whether staging is done."""
+        """Waits at most `seconds`; returns whether staging is done."""
         return self._worker is not None and self._worker.wait(seconds)
 
     @property

@@ -266,7 +266,7 @@ class CheckpointWriter:
             raise error
 
     def wait(self, seconds: float) -> bool:
-        """Waits for the writer at most so many seconds; returns whether it is done. `require_well` raises its error."""
+        """Waits at most `seconds` for the writer; returns whether it is done. `require_well` raises its error."""
         if self._worker is None:
             return True
         start = time.monotonic()
