@@ -62,7 +62,7 @@ def _from_own(path: Path, model: nn.Module) -> str:
 
 def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
     if spec.public_shapes() is None:
-        raise UserError(f"{KEY} {path}: is no checkpoint of dlbench, and of public layouts only BERT's is supported")
+        raise UserError(f"{KEY} {path}: is not a checkpoint of dlbench, and public names are only known for BERT")
     parameters = dict(model.named_parameters())
     try:
         with safe_open(path, framework="pt") as file:
