@@ -31,7 +31,7 @@ def load_initial(source: str, model: nn.Module, spec: ModelSpec) -> Setting:
     except OSError as error:
         raise UserError(f"{KEY} {path}: cannot be read: {why_unreadable(error)}") from None
     except SafetensorError as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+        raise IncompleteDataError(f"{KEY} {path}: not a readable safetensors file: {why_unreadable(error)}") from None
     contents = _from_own(path, model) if is_own else _from_public(path, model, spec)
     evidence = f"rank 0 read {contents}; SHA-256 {file_sha256(path)}"
     return Setting(key=KEY, requested=source, effective=source, evidence=evidence)
@@ -77,7 +77,7 @@ def _from_public(path: Path, model: nn.Module, spec: ModelSpec) -> str:
     except UnfitNamesError as error:
         raise UserError(f"{KEY} {path}: does not fit: {error}") from None
     except (OSError, SafetensorError) as error:
-        raise IncompleteDataError(f"{KEY} {path}: no readable safetensors file: {why_unreadable(error)}") from None
+        raise IncompleteDataError(f"{KEY} {path}: not a readable safetensors file: {why_unreadable(error)}") from None
     for name, tied in fit.copies.items():
         if not torch.equal(read[name], read[fit.source[tied]]):
             raise UserError(

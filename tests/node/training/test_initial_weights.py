@@ -187,7 +187,7 @@ def test_planning_finds_by_the_header_what_a_rank_would(tmp_path: Path) -> None:
         require_weights(path, ResNetModel(family="resnet"))
     for content in (b"", b"PK\3\4 a pickle with another name", b"\2" + bytes(7) + b"[]", b"\2" + bytes(7) + b"{"):
         path.write_bytes(content)
-        with pytest.raises(IncompleteDataError, match="no readable safetensors file"):
+        with pytest.raises(IncompleteDataError, match="not a readable safetensors file"):
             require_weights(path, spec())
 
 
