@@ -226,7 +226,7 @@ def test_wrong_text_settings_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data.sequence_length 4 is too short"):
         build("one\n\ntwo\n", sequence_length=4)
     small = BERT.model_copy(update={"vocab_size": 4095})
-    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, model.vocab_size is 4095"):
+    with pytest.raises(UserError, match=r"english-4096 has 4096 entries, but model.vocab_size is 4095"):
         build("one\n\ntwo\n", small)
     (tmp_path / "v.vocab").write_text("\n".join(SPECIAL), encoding="utf-8")
     with pytest.raises(UserError, match="no word"):

@@ -175,7 +175,7 @@ def test_a_rank_that_is_gone_is_named_by_those_who_wait_for_it(tmp_path: Path) -
         with pytest.raises(NotArrivedError):
             reader.fetch(awaited)
         assert time.monotonic() - begun < LIMIT_S / 2
-        with pytest.raises(PeerLostError, match="rank 1, which exchanges samples with this one, is gone"):
+        with pytest.raises(PeerLostError, match="rank 1, which exchanges samples with this one, has ended"):
             raise group.all[0].missing(1, awaited, 0.0)
 
 
