@@ -211,7 +211,7 @@ def test_damage_is_told(sets: Path, tmp_path: Path) -> None:
     assert "holds 'a.txt', which is not UTF-8; bert trains on text" in (refusal("bert", tmp_path / "t") or "")
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / INDEX).write_bytes(b"PK\3\4 no archive")
-    assert "not a whole index of images" in (refusal("resnet50", tmp_path / "s") or "")
+    assert "not an intact index of images" in (refusal("resnet50", tmp_path / "s") or "")
 
 
 def test_what_is_not_there_is_left_to_the_nodes(tmp_path: Path) -> None:
