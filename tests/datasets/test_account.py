@@ -153,7 +153,7 @@ REFUSED: dict[str, tuple[Callable[[Path, int], None], Names, str]] = {
         ("a.hdf5", "b.he5"),
         "holds 1 file that would not be read, e.g. 'b.he5', next to 'a.hdf5'",
     ),
-    "compressed text": (write_text, ("a.txt", "b.txt.gz"), "'b.txt.gz' first, beside 'a.txt'"),
+    "compressed text": (write_text, ("a.txt", "b.txt.gz"), "e.g. 'b.txt.gz', next to 'a.txt'"),
 }
 
 
@@ -193,7 +193,7 @@ def test_words_of_splits() -> None:
     [
         (("data/train-00000-of-00002.parquet",), "is a Hugging Face file; write the images as <class>/"),
         (("shard-0.tar.gz",), "is compressed, which prevents random access; decompress it to .tar"),
-        (("train.rec", "train.idx"), "is RecordIO of MXNet"),
+        (("train.rec", "train.idx"), "is an MXNet RecordIO file"),
     ],
 )
 def test_known_forms_that_are_not_read_are_named_with_the_way_out(names: Names, told: str, tmp_path: Path) -> None:

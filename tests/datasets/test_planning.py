@@ -154,7 +154,7 @@ def test_text_and_volumes_in_splits_of_other_names_say_so(sets: Path, tmp_path: 
         write_volumes(tmp_path / "hdf5" / name.title(), 1, seed=0)
     assert "holds splits: 'test', 'train'" in (refusal("bert", tmp_path / "text") or "")
     assert "holds splits: 'Test', 'Train'" in (refusal("cosmoflow", tmp_path / "hdf5") or "")
-    with pytest.raises(UserError, match="of a split; give that one"):
+    with pytest.raises(UserError, match="of a split; give that folder"):
         index_density(tmp_path / "hdf5")
 
 

@@ -351,10 +351,10 @@ def test_subfolders_mixtures_and_splits(tmp_path: Path) -> None:
     as_tfrecord(tmp_path / ".hidden", *samples(2, size=2))
     assert index_density(tmp_path).files == ("sub/000.tfrecord", "sub/001.tfrecord")
     as_hdf5(tmp_path, *samples(1, size=2))
-    with pytest.raises(UserError, match=r"holds '000.h5' and 'sub/000.tfrecord': a data set is of one container"):
+    with pytest.raises(UserError, match=r"holds '000.h5' and 'sub/000.tfrecord': a data set has one container"):
         index_density(tmp_path)
     (tmp_path / "sub").rename(tmp_path / "train")
-    with pytest.raises(UserError, match=r"holds the folder 'train' of a split; give that one"):
+    with pytest.raises(UserError, match=r"holds the folder 'train' of a split; give that folder"):
         index_density(tmp_path)
 
 

@@ -380,7 +380,10 @@ def test_a_folder_that_somebody_else_made_is_not_used(data: Path, place: Path) -
     ("make", "why"),
     [
         (lambda train: (train / "class 0" / "x.jpg").symlink_to("/etc/hostname"), "is a link out of the data set"),
-        (lambda train: (train / "class 0" / "x.jpg").symlink_to("../../../secret.jpg"), "is a link out of the data set"),
+        (
+            lambda train: (train / "class 0" / "x.jpg").symlink_to("../../../secret.jpg"),
+            "is a link out of the data set",
+        ),
         (lambda train: (train / "class 0" / "x.jpg").symlink_to("nowhere"), "is a broken link"),
         (lambda train: (train / "class 9").symlink_to("class 0"), "link to a folder"),
         (lambda train: os.mkfifo(train / "class 0" / "x.jpg"), "a named pipe"),
