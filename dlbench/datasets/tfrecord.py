@@ -3,12 +3,10 @@
 A record is: length (uint64), masked CRC-32C of these 8 bytes (uint32), payload, masked CRC-32C of the payload; all
 little-endian (tensorflow.org, "TFRecord and tf.train.Example"). A file is a sequence of records, optionally compressed
 with gzip. A payload is mostly a `tf.train.Example`. Damage raises a ValueError with the record and its byte in the
-uncompressed file; the caller adds the file's name.
-
-Messages (tensorflow/core/example/example.proto and feature.proto): Example{features = 1}, Features{map<string,
-Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list = 3}, each list{repeated value = 1}. The
-encoding is that of protobuf.dev, "Encoding": numbers are packed or not, unknown fields are ignored, and if a name
-occurs twice the last one counts.
+uncompressed file; the caller adds the file's name. Messages (tensorflow/core/example/example.proto and feature.proto):
+Example{features = 1}, Features{map<string, Feature> feature = 1}, Feature{bytes_list = 1 | float_list = 2 | int64_list
+= 3}, each list{repeated value = 1}. The encoding is that of protobuf.dev, "Encoding": numbers are packed or not,
+unknown fields are ignored, and if a name occurs twice the last one counts.
 """
 
 from __future__ import annotations
@@ -96,9 +94,8 @@ def is_gzip(start: bytes) -> bool:
 def read_records(path: Path, *, gzip: bool | None = None) -> Iterator[bytes]:
     """Yields the payloads of a file; only one at a time is in memory.
 
-    `gzip`: whether it is compressed; None: determined from its first bytes.
-    Raises OSError: it cannot be opened or read. ValueError: it is damaged or truncated. EnvironmentLacksError:
-    google-crc32c is not installed.
+    `gzip`: whether it is compressed; None: determined from its first bytes. Raises OSError: it cannot be opened or
+    read. ValueError: it is damaged or truncated. EnvironmentLacksError: google-crc32c is not installed.
     """
     with open_file(path) as file:
         if gzip is None:

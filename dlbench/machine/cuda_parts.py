@@ -147,7 +147,6 @@ def _find_nvcc(cuda: str, packages: Path | None, environment: Mapping[str, str],
 
 
 def _answer(program: Path, option: str) -> str:
-    """Returns the output of a program; empty if it does not exist or fails."""
     if not program.is_file():
         return ""
     try:

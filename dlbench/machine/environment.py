@@ -88,7 +88,7 @@ def _facts(
     names = ("kind", "image", "sha256")
     container = {f"container.{name}": variables.get(f"DLBENCH_CONTAINER_{name.upper()}", "") for name in names}
     yield "container", partial(dict, container)
-    yield "package", _package_versions
+    yield "package", lambda: {f"package.{name}": package_version(name) for name in PACKAGES}
     allowed = {
         name: value
         for name, value in sorted(variables.items())
@@ -103,20 +103,12 @@ def _facts(
         if variables.get(name) and name not in withheld:
             allowed[name] = _list_digest(variables[name])
     yield "variable", partial(dict, {f"variable.{name}": value for name, value in allowed.items()})
-    yield "adapter", _adapter_nodes
+    yield "adapter", lambda: {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
     yield "gpu", _gpus
 
 
 def _fact(name: str, call: Callable[[], str]) -> dict[str, str]:
     return {name: call()}
-
-
-def _package_versions() -> dict[str, str]:
-    return {f"package.{name}": package_version(name) for name in PACKAGES}
-
-
-def _adapter_nodes() -> dict[str, str]:
-    return {f"adapter.{name}.numa_node": str(node) for name, node in adapters().items()}
 
 
 def differences(mine: Mapping[str, str], reference: Mapping[str, str], ignore: Iterable[str] = ()) -> list[str]:
@@ -187,22 +179,6 @@ def _gpus() -> dict[str, str]:
     return facts
 
 
-def _operating_system() -> str:
-    return _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system()
-
-
-def _libc() -> str:
-    return " ".join(platform.libc_ver())
-
-
-def _cpu_model() -> str:
-    return _line("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor()
-
-
-def _num_cores() -> str:
-    return str(os.cpu_count() or "")
-
-
 def _memory_bytes() -> str:
     kilobytes = _line("/proc/meminfo", r"MemTotal:\s*(\d+) kB")
     return str(int(kilobytes) * 1024) if kilobytes else ""
@@ -211,12 +187,12 @@ def _memory_bytes() -> str:
 _SINGLE: dict[str, Callable[[], str]] = {
     "host": platform.node,
     "boot_id": partial(_text, "/proc/sys/kernel/random/boot_id"),
-    "os": _operating_system,
+    "os": lambda: _line("/etc/os-release", r'PRETTY_NAME="?([^"\n]+)') or platform.system(),
     "kernel": platform.release,
     "python": platform.python_version,
-    "libc": _libc,
-    "cpu.model": _cpu_model,
-    "cpu.cores": _num_cores,
+    "libc": lambda: " ".join(platform.libc_ver()),
+    "cpu.model": lambda: _line("/proc/cpuinfo", r"model name\s*:\s*(.+)") or platform.processor(),
+    "cpu.cores": lambda: str(os.cpu_count() or ""),
     "cpu.governor": partial(_text, "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     "cpu.clocksource": partial(_text, "/sys/devices/system/clocksource/clocksource0/current_clocksource"),
     "memory.bytes": _memory_bytes,

@@ -442,7 +442,6 @@ def unusable(torch: str, cuda: str | None, hip: str | None, root: Path = Path("/
 
 
 def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:
-    """Yields each GPU with its MIG slices, by PCI bus."""
     boards = []
     for number in range(int(nvml.nvmlDeviceGetCount())):
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -456,7 +455,6 @@ def _boards(nvml: ModuleType, root: Path) -> Iterator[tuple[Gpu, list[Gpu]]]:
 
 
 def _slices(nvml: ModuleType, handle: Any) -> list[str]:
-    """Returns the UUIDs of the MIG slices of a GPU."""
     try:
         if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []

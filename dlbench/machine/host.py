@@ -109,7 +109,6 @@ def _fields(prefix: str, parts: Iterable[str], suffixes: Iterable[str]) -> tuple
 
 
 def _infiniband_readings(root: Path, unavailable: dict[str, str], facts: dict[str, str]) -> list[Reading]:
-    """Returns a reading for each direction of each active port."""
     top = root / "sys/class/infiniband"
     ports: list[Path] = []
     try:
@@ -245,8 +244,6 @@ def open_host(root: Path = Path("/")) -> Source:
 
 
 class _Cores:
-    """The share of time in which each core was busy since the previous call."""
-
     def __init__(self) -> None:
         self._before = self._times()
 

@@ -40,7 +40,6 @@ def reset_peak() -> bool:
 
 
 def _kilobytes(path: Path, name: str) -> int | None:
-    """Returns the bytes in a line ``name: number kB``; None if there is none."""
     try:
         lines = read_text(path, _MAX_FILE).splitlines()
         return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)

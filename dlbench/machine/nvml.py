@@ -2,7 +2,6 @@
 
 NVML's utilisation shows whether any kernel ran. GPU performance monitoring (GPM, Hopper and newer) shows how much of
 the GPU it used, as means since the previous reading, so that infrequent reading loses nothing; it needs no privileges.
-
 Source: the NVML API reference of the NVIDIA driver (nvml.h).
 """
 
@@ -68,8 +67,6 @@ _ABOUT = {
 
 
 class _Single(NamedTuple):
-    """A field that is a single number of one call."""
-
     name: str
     functions: tuple[str, ...]  # Names of the call, newest first: the first that works is used.
     arguments: tuple[str, ...] = ()  # Names of NVML's constants, after the device.
@@ -287,8 +284,6 @@ class _Device:
 
 
 class _Gpm:
-    """The GPM metrics of one GPU; `close` frees their two samples."""
-
     def __init__(self, device: _Device) -> None:
         self._device = device
         self._samples: list[Any] = []

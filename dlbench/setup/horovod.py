@@ -3,13 +3,12 @@
 Horovod 0.28.1 (June 2023) is the last release, and PyPI has only its source. It fails to compile with torch >= 2.1
 (C++14), and its stall inspector never reports under Gloo. The archive is downloaded or given as a file, checked against
 a SHA-256, patched (`PATCHES`), and built with Gloo, with MPI if it is installed, and with NCCL and CUDA if torch is
-built for CUDA and both are installed. The wheel is cached under a key of everything that affects the binary.
-
-One patch is for the timeline: with HOROVOD_TIMELINE set, operations on GPUs behave as if the timeline were being
-written. Rank 0, the coordinator, waits on the host for the gradients and the end of each message
-(`NCCLAllreduce::WaitForData` and `FinalizeGPUQueue`), and negotiates nothing meanwhile. With the patch it does so only
-while a file is open; dlbench opens and closes the file between two steps. The only remaining cost is that negotiated
-bit vectors are twice as long: 50 bytes more for 400 gradients (`CacheCoordinator::sync`).
+built for CUDA and both are installed. The wheel is cached under a key of everything that affects the binary. One patch
+is for the timeline: with HOROVOD_TIMELINE set, operations on GPUs behave as if the timeline were being written. Rank 0,
+the coordinator, waits on the host for the gradients and the end of each message (`NCCLAllreduce::WaitForData` and
+`FinalizeGPUQueue`), and negotiates nothing meanwhile. With the patch it does so only while a file is open; dlbench
+opens and closes the file between two steps. The only remaining cost is that negotiated bit vectors are twice as long:
+50 bytes more for 400 gradients (`CacheCoordinator::sync`).
 """
 
 from __future__ import annotations

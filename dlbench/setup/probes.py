@@ -110,7 +110,6 @@ def ask(code: str, timeout_s: float = 120, python: str | None = None) -> dict[st
 
 
 def _command(*words: str) -> str | None:
-    """Returns the output of a program (both streams); None if it is missing, fails or hangs."""
     try:
         done = _call(words, 20)
     except (OSError, subprocess.TimeoutExpired):

@@ -53,9 +53,7 @@ def is_sure(system: SystemSpec) -> bool:
 
 def refusal(plan: LaunchPlan) -> DlbenchError | None:
     """Returns the error that ranks of this plan would end with, if it can be known here, else None."""
-    on_gpu = plan.system.node.gpus > 0
-    if plan.system.scheduler == "none":
-        on_gpu = has_gpu()
+    on_gpu = has_gpu() if plan.system.scheduler == "none" else plan.system.node.gpus > 0
     may_have_gpu = on_gpu or plan.system.slurm.gpu_request != "none"
     if isinstance(plan, RunPlan) and plan.engine.name == "fsdp" and plan.engine.fsdp.offload and not may_have_gpu:
         return EnvironmentLacksError(
@@ -89,9 +87,7 @@ def _horovod_refusal(plan: RunPlan, python: str, *, on_gpu: bool) -> DlbenchErro
     build = _horovod(python)
     if build is None:
         return None
-    exchange = "flat"
-    if plan.sync.exchange.startswith("horovod-"):
-        exchange = plan.sync.exchange
+    exchange = plan.sync.exchange if plan.sync.exchange.startswith("horovod-") else "flat"
     return HorovodBuild(gloo=build["gloo"], mpi=build["mpi"], nccl=build["nccl"]).refusal(
         use_mpi=plan.system.launch.by_mpi,
         ranks=plan.layout.ranks,

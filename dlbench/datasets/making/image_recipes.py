@@ -3,10 +3,9 @@
 Each photograph of the installed packages scikit-image and scikit-learn is a class; nothing is downloaded. An image is a
 random crop of its photograph at a random scale, with grain like a sensor's, so that a network has something to learn
 and a JPEG has a realistic size. Validation crops overlap with training crops, so that their accuracy shows that a
-network learns, not how well it would generalise.
-
-Shards are tar files for webdataset, with the encoded bytes of the source. Their order is random, so that a shard read
-from front to back mixes the classes. Sample k has the name k with 8 digits.
+network learns, not how well it would generalise. Shards are tar files for webdataset, with the encoded bytes of the
+source. Their order is random, so that a shard read from front to back mixes the classes. Sample k has the name k with 8
+digits.
 """
 
 from __future__ import annotations

@@ -132,7 +132,6 @@ def require_ours(recipe: Recipe, folder: Path) -> bool:
 
 
 def _finished(kind: str, made_with: MadeWith, folder: Path) -> Manifest | None:
-    """Returns the manifest of a complete data set; None if it has to be made, or completed."""
     if not folder.exists():
         return None
     if not folder.is_dir():
@@ -209,7 +208,6 @@ def _recipe_of(path: str, content: str) -> tuple[str, MadeWith]:
 
 
 def _write(recipe: Recipe, temporary: Path, part: DatasetPart) -> list[FileEntry]:
-    """Writes and syncs one part in a temporary folder; returns its files, relative to the data set."""
     path = temporary / part.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

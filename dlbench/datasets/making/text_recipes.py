@@ -3,11 +3,10 @@
 The text is Python's reference topics and the docstrings of its standard library, parsed from the sources. Left out are
 tests, modules that distributions package separately (tkinter, idlelib, lib2to3, distutils, turtle, ensurepip),
 `encodings`, whose modules all have the same text, and paragraphs with doctests. There is one document per topic
-(`topic/for`) or module (`module/asyncio/queues.py`). Long sentences occur only once.
-
-With CPython 3.11.7: 73 topics and 306 modules, 1.57 MB, 20,148 sentences, 402,625 tokens of the vocabulary
-english-4096, 5.1 % of them the most frequent one (`.`), 0.01 % [UNK]. The text differs between Python versions.
-Copyright Python Software Foundation, PSF License Version 2.
+(`topic/for`) or module (`module/asyncio/queues.py`). Long sentences occur only once. With CPython 3.11.7: 73 topics and
+306 modules, 1.57 MB, 20,148 sentences, 402,625 tokens of the vocabulary english-4096, 5.1 % of them the most frequent
+one (`.`), 0.01 % [UNK]. The text differs between Python versions. Copyright Python Software Foundation, PSF License
+Version 2.
 """
 
 from __future__ import annotations

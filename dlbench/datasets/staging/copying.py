@@ -149,9 +149,8 @@ def list_files(parts: Mapping[str, Path], within: Path, tally: Tally) -> list[So
     """Lists the files of a data set, in the order of their names.
 
     `parts`: folders or files by their names in the copy, an empty name for the data set itself. `within`: the data set,
-    which links must not leave.
-    Raises UserError: an entry is neither a file nor a folder, or a link out of the data set. OSError: it cannot be
-    listed.
+    which links must not leave. Raises UserError: an entry is neither a file nor a folder, or a link out of the data
+    set. OSError: it cannot be listed.
     """
     files: list[SourceFile] = []
     for name, folder in parts.items():
@@ -255,9 +254,8 @@ def replicate(
 def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sha256: str | None) -> None:
     """Copies one file under another name, and then renames it.
 
-    `partial`: the other name, on the same file system. `sha256`: the expected digest; None: unknown.
-    Raises IncompleteDataError: the source changed during the copy, or its digest differs. OSError: reading or writing
-    failed.
+    `partial`: the other name, on the same file system. `sha256`: the expected digest; None: unknown. Raises
+    IncompleteDataError: the source changed during the copy, or its digest differs. OSError: reading or writing failed.
     """
     digest = hashlib.sha256()
     with open_file(Path(file.path)) as source, partial.open("wb") as copy:
@@ -279,7 +277,6 @@ def copy_file(file: SourceFile, target: Path, *, partial: Path, tally: Tally, sh
 
 
 def _is_same(file: SourceFile, copy: Path) -> bool:
-    """Returns whether a copy is a file with the size and the modification time of its source."""
     try:
         status = copy.lstat()
     except OSError:

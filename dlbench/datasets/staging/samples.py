@@ -89,9 +89,7 @@ class SampleStore:
             return None
         try:
             size = os.fstat(opened).st_size
-            content = b""
-            if size <= MAX_BYTES:
-                content = os.read(opened, size)
+            content = os.read(opened, size) if size <= MAX_BYTES else b""
             while 0 < len(content) < size and (more := os.read(opened, size - len(content))):
                 content += more
         finally:

@@ -2,9 +2,8 @@
 
 Input is a UTF-8 text file or a folder of files that end in `.txt` or, as MLPerf numbers them, `-00000-of-00500`. A
 blank line or the end of a file ends a document. A line is split into sentences after `.`, `!` or `?` if white space and
-then a capital, a digit or an opening quote or bracket follow.
-
-A vocabulary is a text file with one entry per line; none is trained at run time.
+then a capital, a digit or an opening quote or bracket follow. A vocabulary is a text file with one entry per line; none
+is trained at run time.
 """
 
 from __future__ import annotations
@@ -145,8 +144,6 @@ def tokenise(
 
 
 class _Encoder:
-    """Collects documents and tokenises them in batches into arrays."""
-
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokenizer = vocabulary.tokenizer()
         self._dtype = "uint16" if len(vocabulary) <= 2**16 else "uint32"
