@@ -231,7 +231,7 @@ def test_a_job_that_ran_past_its_limit_is_no_share_of_what_was_asked_for(
     assert found is not None
     (words, *_) = cost_section(found).words
     assert words.startswith(
-        "Asked for 0.333 node-hours (nodes x time limit); jobs ran past their time limit and held 2."
+        "Requested: 0.333 node-hours (nodes x time limit); jobs exceeded their time limit and used 2."
     )
 
 
@@ -338,7 +338,7 @@ def test_the_command_tells_the_cost_on_one_screen(
     assert "2.5 node-hours in 2 jobs" in done.output
     assert "queue wait 5 min 30 s (median)" in done.output
     assert "Nodes idle during a smaller run" in done.output
-    assert "Asked for 0.5 node-hours" in done.output
+    assert "Requested: 0.5 node-hours" in done.output
     assert f"dlbench: no cost of {ids[2]}: job 8 has not ended" in done.output
     assert max(map(len, done.output.splitlines())) <= 100
     told = json.loads(CliRunner().invoke(command_line, ["cost", "runs", "--json"]).stdout)

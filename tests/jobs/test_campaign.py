@@ -331,7 +331,7 @@ def test_a_kill_while_scripts_are_written_loses_and_doubles_nothing(root: Path, 
     # The commands of those before the kill were never printed.
     asked = ("submit", "--resume", "s", "--write-only", "--out", str(root))
     desk.is_silent = True
-    assert "give sbatch no script that waits in its queue already" in CliRunner().invoke(command_line, asked).stderr
+    assert "do not submit scripts that are in the queue already" in CliRunner().invoke(command_line, asked).stderr
     desk.is_silent = False
     for wrong in ("dry-run", "cancelled", "max-jobs=2"):
         refused = CliRunner().invoke(command_line, [*asked, f"--{wrong}"])

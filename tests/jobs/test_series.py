@@ -128,7 +128,7 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     (tmp_path / "local").mkdir()
     local = CliRunner().invoke(command_line, [command, "local"])
     if command != "logs":
-        assert str(local.exception) == "local: holds no series that was submitted to Slurm"
+        assert str(local.exception) == "local: contains no series that was submitted to Slurm"
     missing = CliRunner().invoke(command_line, [command, "nosuch", "--out", "my runs"])
     assert str(missing.exception) == (
         "nosuch: no such series or run in my runs; give --out FOLDER, or the folder itself"
@@ -138,9 +138,11 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
     several = str(CliRunner().invoke(command_line, [command, "my runs"]).exception)
     if command == "logs":
         one, other = (shlex.quote(str(path.relative_to(tmp_path))) for path in sorted(root.glob("*-*")))
-        assert several == f"my runs: holds 2 runs; name one: {one}, {other}"
+        assert several == f"my runs: contains 2 runs; name one: {one}, {other}"
     else:
-        assert several == f"my runs: holds 2 series, other, s: name one, e.g. dlbench {command} other --out 'my runs'"
+        assert (
+            several == f"my runs: contains 2 series, other, s; name one, e.g. dlbench {command} other --out 'my runs'"
+        )
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
