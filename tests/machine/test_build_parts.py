@@ -80,7 +80,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     # Before CUDA 13 pip's packages hold no nvcc.
     assert "pip" not in lacking(tmp_path, "12.8")
     nccl_in(tmp_path / "packages/nvidia/nccl", library="")
-    assert lacking(tmp_path).startswith("libnccl.so is missing beside ")
+    assert lacking(tmp_path).startswith("libnccl.so is missing next to ")
     (tmp_path / "packages/nvidia/nccl/lib").mkdir()
     (tmp_path / "packages/nvidia/nccl/lib/libnccl.so.2").touch()
     assert "nccl" not in lacking(tmp_path)
