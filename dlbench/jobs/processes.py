@@ -134,7 +134,7 @@ def interrupted_by_signals() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Ending:
-    """How one process ended."""
+    """The end of a process: exit code or signal, time and last error message."""
 
     rank: int | None  # None if the process is a launcher, which starts several ranks.
     program: str = ""  # The launcher, or `the supervisor of mpirun`; empty if the process is a rank.
@@ -146,7 +146,7 @@ class Ending:
 
     @property
     def by_signal(self) -> bool:
-        """Whether a signal ended it, so that the rank itself could not report why."""
+        """True if a signal ended it, so that the rank itself could not report why."""
         return self.code < 0
 
     @property

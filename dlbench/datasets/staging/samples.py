@@ -218,7 +218,7 @@ def choose_kept(sizes: NDArray[np.int64], capacity: int, *, seed: int, block: in
 
 
 class Keeping:
-    """Whether processes still store samples: the first one that finds a full disk stops it for all of the node."""
+    """A switch for storing samples: the first process that finds a full disk stops it for all of the node."""
 
     def __init__(self, folder: Path) -> None:
         self._on, self._off = folder / "keeping", folder / "full"

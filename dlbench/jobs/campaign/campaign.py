@@ -204,7 +204,7 @@ class TimeEstimate:
 
     @property
     def text(self) -> str:
-        """How the time limit was chosen, for the terminal."""
+        """The source of the time limit, for the terminal."""
         if not self.earlier:
             return f"time limit of {format_seconds(self.seconds)} per run" if self.seconds else "no time limit"
         longest = f"{format_seconds(self.longest_s)} per run"

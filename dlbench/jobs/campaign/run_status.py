@@ -49,7 +49,7 @@ class Outcome:
 
     @property
     def is_valid(self) -> bool:
-        """Whether every run of the series is valid."""
+        """True if every run of the series is valid."""
         run_ids = [run_id for job in self.submission.series.jobs for run_id in job.runs]
         return all(run_id in self.runs and self.runs[run_id].state == "valid" for run_id in run_ids)
 
@@ -146,7 +146,7 @@ class RunStatus:
 
     @property
     def is_failed(self) -> bool:
-        """Whether it has no valid record and will have none."""
+        """True if it has no valid record and will have none."""
         return self.state in ("failed", "cancelled", "invalid")
 
 

@@ -52,7 +52,7 @@ _MAX_PLANS = 1 << 30  # Bytes of all plans of a series; one plan has some 10 kB.
 
 @dataclass(frozen=True, kw_only=True)
 class SubmissionStatus:
-    """How many jobs of a series have been submitted."""
+    """The submission state of each job of a series."""
 
     series: SeriesFile
     states: tuple[JobState, ...]  # One per job.
@@ -70,7 +70,7 @@ class SubmissionStatus:
 
     @property
     def known(self) -> bool:
-        """Whether Slurm accepted, or may have accepted, any job."""
+        """True if Slurm accepted, or may have accepted, any job."""
         return any(state != "missing" for state in self.states)
 
     @property

@@ -92,7 +92,7 @@ class Job:
 
     @property
     def is_array(self) -> bool:
-        """Whether each run has its own allocation."""
+        """True if each run has its own allocation."""
         return self.array_limit is not None
 
     @property
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def passes_warning_on(self) -> bool:
-        """Whether Slurm's warning before the time limit goes to the script, which signals mpirun.
+        """True if Slurm's warning before the time limit goes to the script, which signals mpirun.
 
         Otherwise Slurm signals the tasks of the steps. The tasks of mpirun's step are daemons, which ignore the signal.
         """
