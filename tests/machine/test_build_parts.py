@@ -87,4 +87,4 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     old = nvcc_in(tmp_path / "usr/local/cuda", "12.4.1")
     assert lacking(tmp_path) == f"nvcc 12.4.1 in {old} is not of torch's CUDA 13.0"
     bare = nvcc_in(tmp_path / "bare", runtime=False)
-    assert lacking(tmp_path, CUDA_HOME=str(bare)) == f"cuda_runtime.h is missing beside nvcc 13.0.88 in {bare}"
+    assert lacking(tmp_path, CUDA_HOME=str(bare)) == f"cuda_runtime.h is missing next to nvcc 13.0.88 in {bare}"

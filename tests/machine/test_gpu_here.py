@@ -89,7 +89,7 @@ def test_a_gpu_in_amd_s_processor_is_none_without_torch_for_rocm(
         "install torch for ROCm, from PyTorch's own index, to try that",
     )
     monkeypatch.setattr(environment, "hidden_gpus", lambda: hidden_gpus(tmp_path, {}))
-    assert environment.capture([], {})["gpu.unused"].startswith("AMD's driver (/dev/kfd) shows no GPU but")
+    assert environment.capture([], {})["gpu.unused"].startswith("AMD's driver (/dev/kfd) shows only a GPU")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+rocm7.0")
     assert is_given_gpu(tmp_path, {})
     assert hidden_gpus(tmp_path, {}) is None

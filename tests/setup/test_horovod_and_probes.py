@@ -552,7 +552,7 @@ def test_a_horovod_beside_a_torch_for_cuda_says_what_it_lacks(
     monkeypatch.setenv("CUDA_HOME", str(cuda))
     found = findings()["Horovod with NCCL"]
     assert (found.state, found.remedy.partition(" (")[0]) == ("problem", "dlbench setup horovod")
-    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are here now"
+    assert found.detail == "Horovod was built without NCCL, and NCCL and nvcc are installed now"
     monkeypatch.setenv("HOROVOD_ANSWER", horovod_answer(**here, nccl=True, cuda=True, free_timeline=False))
     found = findings()
     assert "Horovod with NCCL" not in found
