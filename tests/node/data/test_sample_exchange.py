@@ -198,7 +198,7 @@ def test_a_sample_that_does_not_come_in_time_is_told_with_its_rank(tmp_path: Pat
     [
         ("full", EnvironmentLacksError, "No space left on device: no room for a sample"),
         ("denied", RunError, "Permission denied"),
-        ("damaged", IncompleteDataError, "changed or cut off since it was staged"),
+        ("damaged", IncompleteDataError, "changed or truncated since it was staged"),
         ("removed", RunError, "is no longer in"),
         ("defect", RunError, "the exchange of samples failed: ZeroDivisionError"),
     ],
