@@ -166,7 +166,7 @@ def require_here(system: SystemSpec) -> None:
     """Refuses a system with a scheduler outside of an allocation."""
     if system.scheduler == "slurm" and "SLURM_JOB_ID" not in os.environ:
         raise UserError(
-            f"system {system.name} has a scheduler, and this is not inside an allocation: use `dlbench submit` or salloc"
+            f"system {system.name} has a scheduler, and this is no allocation: use `dlbench submit` or salloc"
         )
     from dlbench.jobs.local import require_launcher
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -38,20 +39,20 @@ ALGORITHMS: dict[Collective, tuple[str, ...]] = {
 """dlbench's own algorithms, executed message by message."""
 
 ROOTED: tuple[Collective, ...] = ("broadcast", "reduce", "scatter", "gather")
-"""From rank 0, or to it: the others, or it, wait for nobody."""
+"""Collectives from or to rank 0; some ranks do not wait for others."""
 
-PAIRS: Collective = "p2p"  # No collective: messages between two ranks, by pairs of ranks.
-PAIR_WAYS = ("ping-pong", "window")  # Half of a message there and back; one of several under way at once, one way.
+PAIRS: Collective = "p2p"  # Not a collective: messages between pairs of ranks.
+PAIR_WAYS = ("ping-pong", "window")  # Half of a round trip; a message of several in flight, in one direction.
 
-RankPair = tuple[CountOrZero, CountOrZero]  # Who begins and who answers; of a window, sender and receiver.
+RankPair = tuple[CountOrZero, CountOrZero]  # First and second rank; for a window, sender and receiver.
 
 BACKENDS = ("gloo", "mpi", "nccl", "horovod")
-"""Libraries whose own collectives are timed next to them, as references; horovod in runs of earlier versions alone."""
+"""Libraries whose collectives are timed for comparison; horovod only in runs of earlier versions."""
 
-LIBRARY = "library"  # What a point calls the algorithm of a library, which chooses it itself.
+LIBRARY = "library"  # Algorithm name of a library, which selects its algorithm.
 IN_PLACE, OUT_OF_PLACE = f"{LIBRARY}-in-place", f"{LIBRARY}-out-of-place"
-"""The same of MPI's all-reduce, which is timed both ways: in place, as exchanges of training call it, and into a second
-buffer, as osu_allreduce of OSU's micro-benchmarks does."""
+"""Algorithm names of MPI's all-reduce, which is timed in place, as in training, and into a second buffer, as in
+osu_allreduce of OSU's micro-benchmarks."""
 
 GROUPED_ALGORITHMS = ("hierarchical", "leader")
 ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -61,8 +62,8 @@ LevelName = Literal["inside", "across", "beyond"]
 LEVELS: tuple[LevelName, ...] = ("inside", "across", "beyond")
 """Inside a group of ranks (a node), across groups below one leaf switch, and between leaf switches."""
 
-POOR_MEDIAN = 0.25  # Median error beyond which an algorithm's prediction is no advice: its rivals differ by less.
-POOR_WORST = 1.0  # Worst error beyond which an algorithm's prediction is no advice: it is off by the time itself.
+POOR_MEDIAN = 0.25  # Largest median error of useful predictions; algorithms often differ by less.
+POOR_WORST = 1.0  # Largest error of useful predictions, as a share of the measured time.
 DATA_SHEET = "data sheet"  # Transport of a network that was not measured.
 
 
@@ -100,18 +101,22 @@ class CommSpec(Spec):
     def _names_and_sizes(self) -> Self:
         valid_names = PAIR_WAYS if self.collective == PAIRS else ALGORITHMS[self.collective]
         if bool(self.pairs) != (self.collective == PAIRS) or (self.pairs and self.backends):
-            raise ValueError("pairs: p2p alone measures pairs of ranks, and by no library's own way (backends)")
+            raise ValueError("pairs: only p2p measures pairs of ranks, and without backends")
         for name in self.algorithms:
             if name not in valid_names:
-                raise ValueError(f"algorithms: {name!r} is no algorithm of {self.collective}: {', '.join(valid_names)}")
+                raise ValueError(
+                    f"algorithms: {name!r} is not an algorithm of {self.collective}: {', '.join(valid_names)}"
+                )
         if not self.algorithms and not self.backends:
             raise ValueError("nothing to measure: give algorithms, backends, or both")
         width = ELEMENT_BYTES[self.dtype]
         for size in self.sizes:
             if size % width:
-                raise ValueError(f"sizes: {size} bytes are no whole number of {self.dtype} elements of {width} bytes")
+                raise ValueError(
+                    f"sizes: {size} bytes are not a whole number of {self.dtype} elements of {width} bytes"
+                )
         if list(self.sizes) != sorted(set(self.sizes)):
-            raise ValueError("sizes: must ascend, each once")
+            raise ValueError("sizes: must ascend without repeats")
         return self
 
 
@@ -129,7 +134,7 @@ def group_problem(group_size: int | None, layout: LayoutSpec) -> str | None:
     group, ranks = group_size or layout.ranks_per_node, layout.ranks
     if group not in (1, ranks) and layout.ranks_per_node % group == 0:
         return None
-    return f"needs two groups of two ranks or more inside nodes, here are {ranks // group} of {group}"
+    return f"needs two groups of two ranks or more inside nodes, but there are {ranks // group} of {group}"
 
 
 class CommPlan(LaunchPlan):
@@ -178,12 +183,15 @@ class CommPlan(LaunchPlan):
                 raise ValueError(f"{option} {first}:{second}: must be two of {ranks} ranks, numbered from 0")
         if len(set(pairs)) < len(pairs):
             raise ValueError("--victims: a pair is given twice")
-        hands = [*{rank for pair in pairs for rank in pair}, *(rank for pair in congestors for rank in pair)]
-        if len(set(hands)) < len(hands):
-            twice = next(rank for rank in hands if hands.count(rank) > 1)
-            raise ValueError(f"--congestors: rank {twice} of one is in another pair as well, and has its hands full")
+        busy_ranks = set(itertools.chain.from_iterable(pairs))
+        for rank in itertools.chain.from_iterable(congestors):
+            if rank in busy_ranks:
+                raise ValueError(f"--congestors: rank {rank} is already in another pair")
+            busy_ranks.add(rank)
         if self.comm.shards is not None and self.comm.shards > ranks:
-            raise ValueError(f"comm.shards: {self.comm.shards} servers need as many ranks, here are {ranks}")
+            raise ValueError(
+                f"comm.shards: {self.comm.shards} servers need at least as many ranks, but there are {ranks}"
+            )
         by_mpi = self.system.launch.by_mpi
         if self.comm.transport == "mpi" and not by_mpi:
             raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")
@@ -352,7 +360,7 @@ class NetworkModel(Spec):
     def _whole_draws(self) -> Self:
         length = 2 * sum(len(level.pieces) for level in self.levels.values()) + 1
         if any(len(draw) != length for draw in self.draws):
-            raise ValueError(f"a draw holds {length} costs")
+            raise ValueError(f"a draw must have {length} costs")
         return self
 
     @property

@@ -1,6 +1,6 @@
 """The container that ranks run in.
 
-What an image file of a container is, is found where a run is planned: a thousand ranks must not read it for that.
+The image file is identified when a run is planned, because a thousand ranks must not read it for that.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class ContainerSpec(Spec):
     @property
     def digest(self) -> str | None:
         """The image's SHA-256, if it is known."""
-        in_name = _DIGEST.search(self.image or "")
-        return self.sha256 or (in_name[1] if in_name else None)
+        if self.sha256 is None and (in_name := _DIGEST.search(self.image or "")):
+            return in_name[1]
+        return self.sha256
 
     @model_validator(mode="after")
     def _fits_kind(self) -> Self:
@@ -105,14 +106,14 @@ class ContainerSpec(Spec):
             raise ValueError(f"kind {self.kind} needs an image")
         if self.kind == "apptainer" and not self.is_path:
             raise ValueError(
-                f"image {self.image!r} is no path: each rank would fetch it for itself; `apptainer pull` it once, and "
-                "give the file"
+                f"image {self.image!r} is not a path: each rank would pull it; run `apptainer pull` once, and give the "
+                "file"
             )
         if self.kind == "pyxis" and self.is_path and not self.image.endswith(".sqsh"):
             raise ValueError(f"image {self.image!r}: pyxis takes a .sqsh file (enroot import), or an image's name")
         in_name = _DIGEST.search(self.image)
         if in_name and self.sha256 not in (None, in_name[1]):
-            raise ValueError(f"sha256 is {self.sha256}, and the image's name says {in_name[1]}")
+            raise ValueError(f"sha256 is {self.sha256}, but the image's name has {in_name[1]}")
         return self
 
 
@@ -133,7 +134,7 @@ def with_image(container: ContainerSpec) -> ContainerSpec:
     except OSError as error:
         raise UserError(f"container.image {path}: {why_unreadable(error)}") from None
     if container.sha256 not in (None, sha256):
-        raise UserError(f"container.sha256 is {container.sha256}, and {path} has {sha256}: another image")
+        raise UserError(f"container.sha256 is {container.sha256}, but {path} has {sha256}: it is another image")
     planned = f"{state.st_size} {state.st_mtime_ns // 10**9}"
     return container.model_copy(update={"sha256": sha256, "as_planned": planned})
 

@@ -25,7 +25,7 @@ from dlbench.specs.container import ContainerSpec
 from dlbench.specs.launch import BY_SRUN, LaunchSpec, SlurmSpec
 
 Tier = Literal["shared", "local", "memory"]
-"""Where samples may lie: the shared file system, a disk of the node's own, memory of the node (tmpfs)."""
+"""Storage of samples: the shared file system, a local disk of the node, or memory of the node (tmpfs)."""
 StagingTier = Literal["local", "memory"]
 
 FolderOfNode = Annotated[
@@ -58,7 +58,7 @@ class NodeSpec(Spec):
     @model_validator(mode="after")
     def _peak_has_source(self) -> Self:
         if self.peak_tflops and self.peak_source is None:
-            raise ValueError("peak_tflops needs peak_source: the data sheet or the measurement it is from")
+            raise ValueError("peak_tflops needs peak_source: a data sheet or a measurement")
         return self
 
     @property
@@ -86,7 +86,7 @@ class StorageSpec(Spec):
         None, min_length=1, description="Description of the shared file system for reports, e.g. Lustre, 40 OSTs."
     )
     local: TierSpec = Field(TierSpec(path="$TMPDIR"), description="Local disk of the node.")
-    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a folder of the user's own is made there)
+    memory: TierSpec = Field(TierSpec(path="/dev/shm"), description="Memory of the node (tmpfs).")  # noqa: S108  (a private folder is created in it)
 
     def tier(self, name: StagingTier) -> TierSpec:
         return self.local if name == "local" else self.memory
@@ -140,11 +140,11 @@ class NetworkSpec(Spec):
     @model_validator(mode="after")
     def _leaf_is_whole(self) -> Self:
         if self.nodes_per_leaf is None and (self.leaf_taper is not None or self.beyond is not None):
-            raise ValueError("leaf_taper and beyond need nodes_per_leaf: how many nodes are below a leaf switch")
+            raise ValueError("leaf_taper and beyond need nodes_per_leaf: the number of nodes per leaf switch")
         if self.nodes_per_leaf is not None and self.leaf_source is None:
-            raise ValueError("nodes_per_leaf needs leaf_source: where it is from")
+            raise ValueError("nodes_per_leaf needs leaf_source: a data sheet or a measurement")
         if self.leaf_taper is not None and self.beyond is not None and self.beyond.links is not None:
-            raise ValueError("leaf_taper and beyond.links say the same twice; give one of them")
+            raise ValueError("leaf_taper and beyond.links have the same meaning; give one of them")
         return self
 
 
@@ -211,8 +211,8 @@ class SystemSpec(Spec):
         first, *further = (value or "").split(" ")
         if further and ("/" not in first or any(word.startswith("-") for word in further)):
             raise ValueError(
-                f"{value!r} is a command with arguments, and python is the path of one program; write a script that "
-                'ends in such a line (exec apptainer exec --nv image.sif python3 "$@"), and give the path of the script'
+                f"{value!r} is a command with arguments, but python must be the path of a program; write a script that "
+                'ends with the command (exec apptainer exec --nv image.sif python3 "$@"), and give its path'
             )
         return value
 
@@ -227,7 +227,7 @@ class SystemSpec(Spec):
         if kind == "none":
             return self
         if kind == "pyxis" and self.launch.launcher not in ("srun-mpi", "srun-gloo"):
-            raise ValueError("container.kind 'pyxis' is srun's: set launch.launcher to srun-mpi or srun-gloo")
+            raise ValueError("container.kind 'pyxis' needs srun: set launch.launcher to srun-mpi or srun-gloo")
         lost = {"LD_LIBRARY_PATH", "PATH"}.intersection(self.launch.environment)
         if kind == "apptainer" and lost:
             name = min(lost)

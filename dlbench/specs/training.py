@@ -23,8 +23,8 @@ Where = Literal["row", "below", "between", "beyond"]
 DECAYS_TO_AN_END = ("polynomial", "linear", "cosine")  # Decays with a last step and an end rate.
 
 WARMUP_S, MEASURED_S = 20.0, 60.0
-"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power is
-read once per second."""
+"""Default seconds of warm-up and measurement on GPUs: clocks and temperature settle within tens of seconds, and power
+is read once per second."""
 
 TABLE = "train.optimizer.learning_rate_table"
 
@@ -434,7 +434,7 @@ class TrainSpec(Spec):
                 )
             if self.optimizer_state == "host":
                 raise ValueError(
-                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for updated parameters"
+                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for parameters"
                 )
         if setting and not self.is_in_core:
             raise ValueError(f"{setting} needs recompute and swap none: a replay cannot free or restore activations")
@@ -563,7 +563,7 @@ def recipe_note(train: TrainSpec, *, global_batch: int, to_quality: bool) -> str
             "is not known to converge"
         )
     if place.where == "below":
-        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down from that row, and not published"
+        return f"{batch} is below the first row of {TABLE} ({row}): its rate is scaled down, not published"
     assert place.above is not None
     return (
         f"{batch} is between the rows {row} and {place.above.batch:,} of {TABLE}: its rate is interpolated, and not "

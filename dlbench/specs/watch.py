@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from dlbench.specs.base import ActsIf, Bytes, Flag, NonNegative, RankNumber, Ranks, Spec
 
-WINDOW_STEPS = 3  # Warm-up steps whose layers are watched, unless the plan says otherwise.
-MAX_WINDOW_STEPS = 64  # Largest window: what it sees is held in memory until the warm-up is over.
+WINDOW_STEPS = 3  # Default number of warm-up steps whose layers are profiled.
+MAX_WINDOW_STEPS = 64  # Largest number of them: the profiles stay in memory until the warm-up ends.
 
 MAX_TRACE_BYTES = 20_000_000
 """Default of `watch.max_bytes`. With step files of about 27 bytes per step and rank, 1,024 ranks of 1,000 steps leave
@@ -25,7 +25,7 @@ class WatchSpec(Spec):
     """Monitoring and profiling, in addition to the phase times that every run records."""
 
     acting = (
-        ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else has a period"),
+        ActsIf("period_s", "watch.sampler", why="watch.sampler is off, and nothing else uses a period"),
         ActsIf(
             "window_ranks profiler", "watch.window_steps", why="watch.window_steps is 0: no step is watched closely"
         ),
@@ -103,5 +103,5 @@ class FaultSpec(Spec):
     @model_validator(mode="after")
     def _does_something(self) -> Self:
         if self.compute_factor == 1.0 and self.input_delay_s == 0.0 and self.step_delay_s == 0.0:
-            raise ValueError("says no fault: set compute_factor above 1, input_delay_s or step_delay_s")
+            raise ValueError("sets no fault: set compute_factor above 1, input_delay_s or step_delay_s")
         return self
