@@ -199,7 +199,7 @@ def comparison(
     from dlbench.gate.comparison import compare_sides
     from dlbench.gate.sides import parse_allowed
 
-    allowed = parse_allowed(options["allow"], (point.content for side in (a, b) for point in side.points))
+    allowed = parse_allowed(options["allow"], (point.content for point in (*a.points, *b.points)))
     history = None if options["history"] is None else read_history(options["history"], (a, b))
     names, rule = metric_names(options["metrics"]), rule_of(options)
     return compare_sides(a, b, metrics=names, rule=rule, allowed=allowed, history=history, options=where, floors=floors)
@@ -440,17 +440,19 @@ def baseline(runs: tuple[Path, ...], output: Path, where: tuple[str, ...], allow
     name = named(runs)
     side = side_of_runs(runs_at(*runs), name, chosen, "--where")
     if side.damaged:
-        raise IncompleteDataError(f"{name}: a baseline is not made of damaged data: {'; '.join(side.damaged[:3])}")
+        raise IncompleteDataError(f"{name}: a baseline cannot be made from damaged data: {'; '.join(side.damaged[:3])}")
     write_baseline(output, baseline_of(side, allow_few=allow_few))
     for line in side.left_out:
         click.echo(f"dlbench: left out: {line}", err=True)
-    sessions = sessions_at(side.points)
-    counts = [len({sessions[run.run_id] for run in point.runs}) for point in side.points]
-    for point, count in zip(side.points, counts, strict=True):
+    session_by_run = sessions_at(side.points)
+    has_few_sessions = False
+    for point in side.points:
+        count = len({session_by_run[run.run_id] for run in point.runs})
+        has_few_sessions |= count < MIN_SESSIONS
         click.echo(f"{output}: {point_label(point)}: {runs_text(len(point.runs))} in {sessions_text(count)}", err=True)
-    if min(counts) < MIN_SESSIONS:
+    if has_few_sessions:
         click.echo(
-            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how far sessions scatter: dlbench check will be "
-            "inconclusive without --history; add runs of other nights, or compare by run --ab",
+            f"dlbench: fewer than {MIN_SESSIONS} sessions do not show how much sessions differ: dlbench check will be "
+            "inconclusive without --history; add runs of other nights, or compare with run --ab",
             err=True,
         )

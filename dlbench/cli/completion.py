@@ -6,6 +6,7 @@ shell asks (the variable below), so that other commands do not get slower.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -26,7 +27,7 @@ VARIABLE = "_DLBENCH_COMPLETE"
 def _files(*kinds: Kind) -> list[str]:
     from dlbench.specs.files import available
 
-    return [name for kind in kinds for name in available(kind)]
+    return list(itertools.chain.from_iterable(map(available, kinds)))
 
 
 def _given(ctx: click.Context) -> str:

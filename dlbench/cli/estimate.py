@@ -244,7 +244,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
 def _workload(name: str) -> tuple[str, int | None, str]:
     """Returns the sample unit, the samples per epoch if they are known, and their source.
 
-    A published set is that of a bundled workload alone: a file of one's own trains on data of one's own.
+    Only bundled workloads have a published data set.
     """
     from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose

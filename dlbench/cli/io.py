@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import sys
@@ -166,7 +167,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
     shared.require_data(plans)
     demands = _demands(first, options)
     seconds = options["seconds"] or DEFAULT_SECONDS
-    orders = [_order(plan, cache, seconds, repeats) for plan in plans for cache in ("cold", "warm")]
+    orders = [_order(plan, cache, seconds, repeats) for plan, cache in itertools.product(plans, ("cold", "warm"))]
     if options["dry_run"]:
         from dlbench.jobs.node_program import READING, supervised
         from dlbench.jobs.scripts.words import quoted

@@ -369,7 +369,7 @@ def _command(*words: str) -> str:
 
 
 def streams_are_one() -> bool:
-    """Whether standard output and error go to the same file or terminal, where bare job ids would confuse."""
+    """Returns whether standard output and error go to the same file or terminal, where bare job ids would confuse."""
     try:
         output, error = os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):  # closed, or no file

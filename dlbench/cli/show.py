@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -379,7 +380,7 @@ def ls(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(content, indent=2))
         return
-    width = max(len(row["name"]) for rows in content.values() for row in rows)
+    width = max(len(row["name"]) for row in itertools.chain.from_iterable(content.values()))
     for kind, rows in content.items():
         click.echo(kind)
         for row in rows:

@@ -137,7 +137,7 @@ def terminal() -> Console:
 
 
 def _is_own(stream: TextIO, descriptor: int) -> TypeGuard[io.TextIOWrapper]:
-    """Whether this is the stream of the process, and not a replacement by a caller."""
+    """Returns whether this is the stream of the process, and not a replacement by a caller."""
     try:
         return isinstance(stream, io.TextIOWrapper) and stream.fileno() == descriptor
     except (OSError, ValueError):

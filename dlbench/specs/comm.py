@@ -370,7 +370,7 @@ class NetworkModel(Spec):
         return {name: level for name, level in costs_by_level if level is not None}
 
     def is_poor(self, collective: str, algorithm: str) -> bool:
-        """Whether predictions of an algorithm are too wrong to recommend it."""
+        """Returns whether predictions of an algorithm are too wrong to recommend it."""
         error = self.error_of(collective, algorithm)
         return error is not None and error.is_poor
 

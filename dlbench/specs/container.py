@@ -86,7 +86,7 @@ class ContainerSpec(Spec):
 
     @property
     def is_path(self) -> bool:
-        """Whether the image is a file or folder, and not a name."""
+        """Returns whether the image is a file or folder, and not a name."""
         return self.image is not None and self.image.startswith("/")
 
     @property

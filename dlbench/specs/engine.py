@@ -157,7 +157,7 @@ class DdpSettings(Spec):
     )
 
     def views_buckets(self, *, on_gpu: bool) -> bool:
-        """Whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
+        """Returns whether gradients are views of the buckets on ranks that compute on GPUs, or on CPUs."""
         is_view = self.gradient_as_bucket_view
         return on_gpu if is_view == "auto" else is_view
 
@@ -230,5 +230,5 @@ class EngineSpec(Spec):
 
     @property
     def autotunes(self) -> bool:
-        """Whether Horovod tunes fusion threshold and cycle time."""
+        """Returns whether Horovod tunes fusion threshold and cycle time."""
         return self.name == "horovod" and self.horovod.autotune

@@ -99,7 +99,7 @@ def expand(
         id=series, scaling=request.scaling, repeat=0, repeats=request.repeats, position=0, sides=request.sides
     )
     places = [base.model_copy(update={"axes": axes}) for axes in combinations]
-    points = [(place, count) for place in places for count in request.points]
+    points = list(itertools.product(places, request.points))
     if request.ladder:
 
         def plan_of(place: SeriesSpec, count: int) -> RunPlan:

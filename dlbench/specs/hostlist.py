@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -73,7 +74,7 @@ def expanded(text: str) -> Iterator[str]:
             ends = [piece] if number % 2 == 0 else _numbers(piece, part)
             if len(names) * len(ends) > _MOST_NAMES:
                 raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
-            names = [f"{name}{end}" for name in names for end in ends]
+            names = list(map("".join, itertools.product(names, ends)))
         if any(character in "".join(pieces[::2]) for character in "[]"):
             raise UserError(f"{part!r}: has an unmatched bracket")
         yield from names

@@ -44,7 +44,7 @@ class Layer:
 
     @property
     def is_product(self) -> bool:
-        """Whether the layer has weights that can be divided by filters or channels."""
+        """Returns whether the layer has weights that can be divided by filters or channels."""
         return self.kind in ("conv2d", "conv3d", "linear")
 
     def passes(self, *, backward: bool) -> int:

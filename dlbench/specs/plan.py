@@ -92,7 +92,7 @@ class LayoutSpec(Spec):
 
     @property
     def shares_cores(self) -> bool:
-        """Whether the ranks of a node need more cores than it has."""
+        """Returns whether the ranks of a node need more cores than it has."""
         return self.node_cores is not None and self.ranks_per_node * self.cores_per_rank > self.node_cores
 
     @model_validator(mode="after")
@@ -132,8 +132,8 @@ class CheckpointSpec(Spec):
         path = self.initialize_from or ""
         if path.endswith(PICKLES):
             raise ValueError(
-                f"initialize_from {path}: only safetensors are read, because a pickle can run any code; convert trusted "
-                "files: safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
+                f"initialize_from {path}: only safetensors are read, as a pickle can run any code; convert trusted files: "
+                "safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
                 "weights_only=True).items()}, OUT)"
             )
         if self.resume_from is not None and self.initialize_from is not None:
@@ -224,17 +224,17 @@ class LaunchPlan(Spec):
 
     @property
     def uses_interface(self) -> bool:
-        """Whether ranks communicate over a network interface that dlbench chooses."""
+        """Returns whether ranks communicate over a network interface that dlbench chooses."""
         raise NotImplementedError
 
     @property
     def uses_storage(self) -> bool:
-        """Whether samples are staged, or activations are swapped to a file, on storage of the system."""
+        """Returns whether samples are staged, or activations are swapped to a file, on storage of the system."""
         return False
 
     @property
     def yields(self) -> bool:
-        """Whether Open MPI yields the core while it waits; by default only if ranks share cores."""
+        """Returns whether Open MPI yields the core while it waits; by default only if ranks share cores."""
         setting = self.system.launch.oversubscribe_yield
         if setting is None:
             setting = self.layout.shares_cores
@@ -337,7 +337,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def redraws_dropout(self) -> bool:
-        """Whether dropout uses other random numbers than replicas of one rank each."""
+        """Returns whether dropout uses other random numbers than replicas of one rank each."""
         return self.ranks_per_replica > 1 and getattr(self.workload.model, "dropout", 0.0) > 0
 
     @property
@@ -373,7 +373,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether anything in the plan is given in epochs."""
+        """Returns whether anything in the plan is given in epochs."""
         quality = self.workload.quality
         if self.measure.until == "quality" and quality and (quality.evaluate_every_epochs or quality.max_epochs):
             return True
@@ -388,7 +388,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def shares_parameters(self) -> bool:
-        """Whether ranks gather parameters from each other with engine fsdp."""
+        """Returns whether ranks gather parameters from each other with engine fsdp."""
         return self.layout.ranks > self.ranks_per_replica
 
     @property
@@ -407,12 +407,12 @@ class RunPlan(LaunchPlan):
 
     @property
     def has_padding(self) -> bool:
-        """Whether padding can be removed from all layers; synthetic text has none."""
+        """Returns whether padding can be removed from all layers; synthetic text has none."""
         return not self.workload.data.is_synthetic or self.workload.model.padding != "unpadded"
 
     @property
     def has_room_for_window(self) -> bool:
-        """Whether there are warm-up steps for the profiled steps, if any are wanted."""
+        """Returns whether there are warm-up steps for the profiled steps, if any are wanted."""
         return self.measure.warmup_steps > 0 or self.watch is None or not self.watch.window_steps
 
     @property

@@ -7,6 +7,7 @@ order. A variant is a plan without one part (input or exchange); the difference 
 
 from __future__ import annotations
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -110,7 +111,7 @@ def refuse_uneven(plans: Sequence[RunPlan]) -> None:
 
 def refuse_equal(request: Request, plans: Sequence[RunPlan]) -> None:
     """Raises `UserError` for settings that leave no difference between the sides in any pair."""
-    side_keys = [key for settings in request.sides.values() for key in settings]
+    side_keys = list(itertools.chain.from_iterable(request.sides.values()))
     if not side_keys:
         return
     keys = ", ".join(dict.fromkeys(side_keys))

@@ -180,18 +180,18 @@ class SyncSpec(Spec):
 
     @property
     def needs_costs(self) -> bool:
-        """Whether messages are arranged or routed by network costs."""
+        """Returns whether messages are arranged or routed by network costs."""
         return self.fusion.rule == "mgwfbp" or (self.exchange == "hybrid" and self.hybrid_threshold_bytes is None)
 
     @property
     def exchanges_gradients(self) -> bool:
-        """Whether ranks exchange gradients in any step, not only parameters or nothing."""
+        """Returns whether ranks exchange gradients in any step, not only parameters or nothing."""
         is_averaged = self.average_every is not None and not self.average_from and self.exchange == "flat"
         return self.exchange != "none" and not is_averaged
 
     @property
     def is_own(self) -> bool:
-        """Whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
+        """Returns whether dlbench groups and exchanges gradients, and the engine only transports the messages."""
         return self.average_every is None and (
             self.exchange not in NOT_OWN or self.fusion.by == "dlbench" or self.wire == "topk"
         )

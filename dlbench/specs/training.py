@@ -400,7 +400,7 @@ class TrainSpec(Spec):
 
     @property
     def is_one_program(self) -> bool:
-        """Whether layers are compiled or captured, so that nothing can be observed between them."""
+        """Returns whether layers are compiled or captured, so that nothing can be observed between them."""
         return self.compile != "none" or self.cuda_graphs != "none"
 
     @property

@@ -60,7 +60,7 @@ class WatchSpec(Spec):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is monitored; if not, no files are written and the record has no such entry."""
+        """Returns whether anything is monitored; if not, no files are written and the record has no such entry."""
         return self.sampler or self.window_steps > 0
 
 

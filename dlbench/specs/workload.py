@@ -543,7 +543,7 @@ class _Data(Spec):
 
     @property
     def holds_samples(self) -> bool:
-        """Whether each rank has its own samples."""
+        """Returns whether each rank has its own samples."""
         return self.shuffle != "global"
 
     @property
@@ -554,7 +554,7 @@ class _Data(Spec):
         return 1.0 if self.shuffle == "global" else 0.0
 
     def keeps_counts(self, *, on_gpu: bool) -> bool:
-        """Whether volumes are sent to the device as stored (integer counts)."""
+        """Returns whether volumes are sent to the device as stored (integer counts)."""
         return on_gpu
 
     @model_validator(mode="after")
