@@ -102,11 +102,11 @@ def rule_options(function: F) -> F:
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
         click.option(
-            "--full", is_flag=True, help="Print the evidence of every comparison as text (default: one screen)."
+            "--full", is_flag=True, help="Print the evidence of all comparisons as text (default: one screen)."
         ),
         value_option("--junit junit_file", None, "Also write JUnit XML to this file.", type=FILE),
         value_option(
-            "--summary summary_file", None, "Also append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
+            "--summary summary_file", None, "Append Markdown to this file, e.g. $GITHUB_STEP_SUMMARY.", type=FILE
         ),
     ]
     return decorated(function, decorators)
@@ -309,10 +309,7 @@ def compare(
 
 @click.command()
 @value_option(
-    "--baseline",
-    "FILE|RUNS",
-    "Baseline: a baseline file (`dlbench baseline`), a folder of runs, or a history.",
-    type=FILE,
+    "--baseline", "FILE|RUNS", "A baseline file (`dlbench baseline`), a folder of runs, or a history.", type=FILE
 )
 @value_option("--candidate", "RUNS", "Folder of the runs to check.", type=FILE)
 @value_option(

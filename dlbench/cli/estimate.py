@@ -71,16 +71,12 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "allocate whole nodes. The unit can be given (GPU, node, core, rank): '0.02 EUR/core-hour'.",
 )
 @value_option(
-    "--deadline",
-    "DURATION",
-    "Maximum training time, e.g. 3d: name the cheapest rank count that meets it.",
-    callback=duration,
+    "--deadline", "DURATION", "Maximum training time, e.g. 3d: name the cheapest rank count for it.", callback=duration
 )
 @value_option(
     "--budget",
     "AMOUNT",
-    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count that meets "
-    "it.",
+    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count for it.",
 )
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)
@@ -88,7 +84,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @value_option("--ranks", "N", "Rank count, for --per-rank.", callback=_whole)
 @value_option("--efficiency", "SHARE", "Weak-scaling efficiency, for --per-rank (default: 1).", callback=_share)
 @value_option(
-    "--time stated", "DURATION", "With --throughput: a stated training time to check, e.g. 6.6min.", callback=duration
+    "--time stated", "DURATION", "With --throughput: a training time to check, e.g. 6.6min.", callback=duration
 )
 def estimate(
     what: tuple[str, ...],
@@ -305,9 +301,7 @@ def _row(title: str, text: str) -> None:
 @click.command()
 @runs_argument(default="runs")
 @where_option("--where", "runs")
-@value_option(
-    "-o --output", None, "File to write (.html, .md, .json, .csv or .txt; default: standard output).", type=FILE
-)
+@value_option("-o --output", None, "File to write: .html, .md, .json, .csv or .txt (default: stdout).", type=FILE)
 @click.option("--full", is_flag=True, help="Print one line per run.")
 @AS_JSON
 def cost(runs: tuple[Path, ...], where: tuple[str, ...], output: Path | None, full: bool, as_json: bool) -> None:

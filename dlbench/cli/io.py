@@ -57,9 +57,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
     type=float,
     callback=_above_zero,
 )
-@shared.value_option(
-    "--like", "RUN", "Without --tiers: compare with the rate of a rank of this run, instead of published rates."
-)
+@shared.value_option("--like", "RUN", "Without --tiers: compare with a rank of this run, instead of published rates.")
 @shared.value_option(
     "--rate",
     None,

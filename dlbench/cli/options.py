@@ -226,12 +226,10 @@ def plan_options(function: F) -> F:
         PRESET,
         value_option("--engine", "NAME", "Engine: horovod, ddp, fsdp or single (default: the workload's)."),
         value_option(
-            "--data",
-            "PATH|synthetic",
-            "Folder of the data set, or `synthetic`: random tensors (default: the workload's).",
+            "--data", "PATH|synthetic", "Folder of the data set, or random tensors (default: the workload's)."
         ),
         click.option(
-            "--to-accuracy", is_flag=True, help="Train until the workload's target quality, instead of timing steps."
+            "--to-accuracy", is_flag=True, help="Train to the workload's target quality, instead of timing steps."
         ),
         value_option("--resume", "RUN|FILE", "Continue from a checkpoint file or a run's newest checkpoint."),
         REPEATS,
@@ -337,11 +335,7 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 "points",
                 type=click.Choice(["points", "all"]),
             ),
-            click.option(
-                "--one-run-per-job",
-                is_flag=True,
-                help="Submit one job per run; jobs with equal resources form an array.",
-            ),
+            click.option("--one-run-per-job", is_flag=True, help="Submit one job per run; equal jobs form an array."),
             click.option(
                 "--chain/--no-chain",
                 default=True,
@@ -349,19 +343,11 @@ def submit_options(ranks_example: str) -> Callable[[F], F]:
                 help="Start each job after the previous one has ended (afterany), so that jobs do not disturb each "
                 "other.",
             ),
-            value_option(
-                "--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: estimated from earlier runs)."
-            ),
+            value_option("--time", "LIMIT", "Time limit per run, e.g. 00:20:00 (default: from earlier runs)."),
             value_option("--max-node-hours", "H", "Submit nothing if the jobs could use more node-hours.", type=float),
-            value_option(
-                "--max-jobs", "N", "Maximum number of jobs of the series in the queue.", type=click.IntRange(min=1)
-            ),
+            value_option("--max-jobs", "N", "Maximum jobs of the series in the queue.", type=click.IntRange(min=1)),
             click.option("--all-scripts", is_flag=True, help="With --dry-run: print the job scripts before the table."),
-            click.option(
-                "--write-only",
-                is_flag=True,
-                help="Write plans and job scripts and print the sbatch commands; submit nothing.",
-            ),
+            click.option("--write-only", is_flag=True, help="Write plans and scripts, and print the sbatch commands."),
         ]
         return decorated(function, decorators)
 

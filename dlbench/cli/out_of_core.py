@@ -43,7 +43,7 @@ def memory() -> None:
 @shared.KEYS
 @shared.SYSTEM
 @shared.value_option(
-    "-o --output", None, "File to write (.html, .md, .json or .txt; default: standard output).", type=shared.FILE
+    "-o --output", None, "File to write: .html, .md, .json or .txt (default: stdout).", type=shared.FILE
 )
 @shared.AS_JSON
 @click.option("--dry-run", is_flag=True, help="Print what would be measured; start and write nothing.")

@@ -31,15 +31,10 @@ SCALING = value_option(
     type=click.Choice(["weak", "strong"]),
 )
 INGREDIENTS = value_option(
-    "--ingredients",
-    "FILE",
-    "Write the inputs of the projection to this file, for `dlbench project ingredients`.",
-    type=FILE,
+    "--ingredients", "FILE", "Write the projection's inputs to FILE, for `dlbench project ingredients`.", type=FILE
 )
 STRATEGY = value_option(
-    "--strategy",
-    "all|NAME",
-    "Also project step time and memory of other parallelisation strategies: all, or one, e.g. fsdp.",
+    "--strategy", "all|NAME", "Also project time and memory of other parallelisation strategies, e.g. fsdp."
 )
 MEMORY_LIMIT = value_option(
     "--memory-limit",
@@ -247,9 +242,7 @@ def project_points(
 @project.command("spec")
 @click.argument("workload")
 @TO
-@value_option(
-    "--system", "SYSTEM", "System to project to, described by its data sheet.", required=True, callback=_machine
-)
+@value_option("--system", "SYSTEM", "System to project to, by its data sheet.", required=True, callback=_machine)
 @value_option("--preset", "NAME", "Preset of WORKLOAD.  [default: one whose precision SYSTEM supports]")
 @SCALING
 @STRATEGY

@@ -50,9 +50,7 @@ def report_options(function: F) -> F:
         where_option("--where", "runs"),
         OUTPUT,
         format_option(*get_args(FormatName)),
-        click.option(
-            "--full", is_flag=True, help="Print all tables and evidence as text (default: one screen per group)."
-        ),
+        click.option("--full", is_flag=True, help="Print all tables as text (default: one screen per group)."),
     ]
     return decorated(function, decorators)
 

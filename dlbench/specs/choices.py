@@ -62,9 +62,7 @@ class Choices(Workload):
 class Ladder(Spec):
     """A list of optimisations that are added one after the other; the first step is the baseline."""
 
-    ladder: tuple[LadderStep, ...] = Field(
-        min_length=2, description="The steps; each adds its settings to those before."
-    )
+    ladder: tuple[LadderStep, ...] = Field(min_length=2, description="Steps; each adds its settings to those before.")
 
 
 class WorkloadFile:

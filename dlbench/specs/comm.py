@@ -75,25 +75,17 @@ class CommSpec(Spec):
     backends: tuple[Literal["gloo", "mpi", "nccl", "horovod"], ...] = Field(
         (), description="Libraries whose collective is timed for comparison."
     )
-    sizes: tuple[Count, ...] = Field(
-        min_length=1, description="Buffer sizes per rank (as in nccl-tests), bytes, ascending."
-    )
+    sizes: tuple[Count, ...] = Field(min_length=1, description="Buffer sizes per rank, bytes, ascending.")
     dtype: Precision = Field("fp32", description="Element type.")
     transport: Literal["torch", "mpi"] = Field(
         "torch", description="Transport of the algorithms' messages: torch.distributed (Gloo or NCCL), or mpi4py."
     )
-    warmup: CountOrZero = Field(
-        2, description="Untimed iterations of each point, after the trials that find how long one takes."
-    )
+    warmup: CountOrZero = Field(2, description="Untimed iterations of each point, after trials.")
     iterations: Count = Field(10, description="Timed iterations of each point.")
-    group_size: Ranks | None = Field(
-        None, description="Ranks per group for grouped algorithms; none: the ranks of a node."
-    )
+    group_size: Ranks | None = Field(None, description="Ranks per group of grouped algorithms; none: per node.")
     shards: Ranks | None = Field(None, description="Number of servers of parameter-server; none: every rank is one.")
     pairs: tuple[RankPair, ...] = Field((), description="p2p: pairs of ranks to measure, one at a time.")
-    congestors: tuple[RankPair, ...] = Field(
-        (), description="p2p: pairs that send at the same time, from the first to the second rank."
-    )
+    congestors: tuple[RankPair, ...] = Field((), description="p2p: pairs that send at the same time.")
     timeout_s: Positive = Field(60.0, description="Maximum time of one iteration, seconds; a slower run is aborted.")
     check: Flag = Field(True, description="Compare every result with an independently computed sum.")
 
@@ -217,9 +209,7 @@ class Piece(Spec):
 class Level(Spec):
     """One level of the network: inside a group, across groups, or between leaf switches."""
 
-    pieces: tuple[Piece, ...] = Field(
-        min_length=1, description="Costs by message size, ascending; the last piece has no limit."
-    )
+    pieces: tuple[Piece, ...] = Field(min_length=1, description="Costs by message size; the last piece has no limit.")
     links: Count | None = Field(
         None,
         description="Links that the ranks of a block share at this level: inside a group its memory or processors, "
@@ -331,9 +321,7 @@ class NetworkModel(Spec):
     median_error: NonNegative | None = Field(
         None, description="Median of |predicted / measured - 1| over points left out of the fit."
     )
-    errors: tuple[FitError, ...] = Field(
-        (), description="Errors at points left out of the fit, by algorithm; none: not known."
-    )
+    errors: tuple[FitError, ...] = Field((), description="Errors at points left out of the fit; none: not known.")
     num_points: CountOrZero = Field(0, description="Number of measured points in the fit.")
     fitted_over: FittedRange | None = Field(
         None, description="Range of these points; none: no message costs, or costs that were not fitted."
@@ -351,9 +339,7 @@ class NetworkModel(Spec):
         description="Costs fitted to resampled runs, for prediction intervals: alpha and beta of each piece, in the "
         "order inside, across, beyond, then gamma; none: no repeats.",
     )
-    sources: tuple[str, ...] = Field(
-        (), description="Runs or outputs that were fitted, and the parts of them that were left out."
-    )
+    sources: tuple[str, ...] = Field((), description="Fitted runs or outputs, and parts that were left out.")
     fitted: str = Field("", description="Time of the fit, UTC, ISO 8601.")
 
     @model_validator(mode="after")

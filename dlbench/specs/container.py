@@ -40,9 +40,7 @@ Argument = Annotated[str, Field(pattern=r"^-[^\x00-\x1f]*$"), Form("an option as
 class ContainerSpec(Spec):
     """The container of the ranks; the run's folder, its data, the temporary folder and dlbench are mounted in it."""
 
-    kind: ContainerKind = Field(
-        "none", description="Container runtime; pyxis is Slurm's --container-image with enroot."
-    )
+    kind: ContainerKind = Field("none", description="Container runtime; pyxis: Slurm's --container-image with enroot.")
     image: ImageName | None = Field(
         None,
         description="Image; apptainer: a file or folder; pyxis: a .sqsh file or an enroot image name; podman: a name "

@@ -99,12 +99,7 @@ class HorovodSettings(Spec):
     """Settings of Horovod 0.28; the defaults are Horovod's own (operations.cc)."""
 
     acting = (
-        ActsIf(
-            "cycle_time_ms",
-            "engine.autotunes",
-            False,
-            why="engine.horovod.autotune tunes fusion and cycle time",
-        ),
+        ActsIf("cycle_time_ms", "engine.autotunes", False, why="engine.horovod.autotune tunes fusion and cycle time"),
         ActsIf(
             "autotune_warmup_samples autotune_steps_per_sample autotune_max_samples",
             "engine.horovod.autotune",
@@ -195,9 +190,7 @@ class FsdpSettings(Spec):
         description="Neighbouring ranks that share each layer (tensor parallelism; BERT only). They read the same "
         "samples and use the same dropout masks, except in attention, where each draws the masks of its heads.",
     )
-    offload: Flag = Field(
-        False, description="Store parameters, gradients and optimizer state in host memory (GPUs only)."
-    )
+    offload: Flag = Field(False, description="Store parameters, gradients and optimizer state on the host (GPUs only).")
 
 
 class EngineSpec(Spec):

@@ -128,9 +128,7 @@ EARLY_S = 60  # Largest time by which Slurm may send the signal too early, secon
 class VariableSource(Spec):
     """The source of a variable's value, which is read when the ranks start; plans contain only the source."""
 
-    variable: VariableName | None = Field(
-        None, description="A variable in the environment of dlbench, or of the batch job."
-    )
+    variable: VariableName | None = Field(None, description="Variable in the environment of dlbench or of the job.")
     file: Annotated[str, Field(pattern=r"^(/|~/)[^\x00-\x1f]*$"), Form("a path from / or ~/")] | None = Field(
         None, description="A file that contains the value; a path from / or ~/, read on the host that starts the ranks."
     )
@@ -164,9 +162,7 @@ class LaunchSpec(Spec):
         ActsIf("mpi_plugin", "system.launch.launcher", "srun-mpi", why="only launcher srun-mpi reads it"),
     )
 
-    launcher: LauncherName = Field(
-        "local", description="Launcher: local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI)."
-    )
+    launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(
         None,
@@ -320,9 +316,7 @@ class SlurmSpec(Spec):
     constraint: Argument | None = Field(None, description="--constraint, e.g. a100|h100 or [rack1|rack2].")
     nodelist: Hosts = Field(None, description="--nodelist; a list, or text with commas.")
     exclude: Hosts = Field(None, description="--exclude; a list, or text with commas.")
-    time_limit: TimeLimit = Field(
-        "00:30:00", description="--time per run, if no earlier runs give an estimate, e.g. 00:30:00."
-    )
+    time_limit: TimeLimit = Field("00:30:00", description="--time per run without earlier runs, e.g. 00:30:00.")
     max_time: TimeLimit = Field(
         "1-00:00:00", description="Maximum --time of a job with several runs; a longer job is split; 0: no limit."
     )
@@ -337,7 +331,7 @@ class SlurmSpec(Spec):
         None, description="GPU type in the request, e.g. a100."
     )
     gpu_count: Literal["ranks", "node"] = Field(
-        "ranks", description="GPUs to request per node: one per rank, or all of node.gpus."
+        "ranks", description="GPUs to request per node: one per rank, or node.gpus."
     )
     gres: Argument | None = Field(None, description="--gres besides the GPUs, e.g. craynetwork:1.")
     mem_per_gpu: Memory | None = Field(None, description="--mem-per-gpu, instead of mem.")
@@ -358,9 +352,7 @@ class SlurmSpec(Spec):
         "checkpoint.",
     )
     max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
-    extra: SbatchWords = Field(
-        (), description="Additional options of sbatch, e.g. --switches=1; a list, or text with spaces."
-    )
+    extra: SbatchWords = Field((), description="Additional options of sbatch, e.g. --switches=1; a list, or text.")
     export: Annotated[tuple[VariableName, ...], FromText] = Field(
         (),
         description="Variables of the submitting shell that are passed to a job, besides HOME, USER, LOGNAME, SHELL, a "
@@ -375,7 +367,7 @@ class SlurmSpec(Spec):
     )
     mem_bind: Argument | None = Field(None, description="srun --mem-bind, e.g. local; none: not given.")
     distribution: Argument = Field("block:block", description="srun --distribution; site: not given.")
-    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text with spaces.")
+    srun_args: SrunWords = Field((), description="Additional options of srun; a list, or text.")
 
     @property
     def asks_for_gpus(self) -> bool:

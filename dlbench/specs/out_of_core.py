@@ -98,14 +98,10 @@ class PlannedBlock(Spec):
 class Prediction(Spec):
     """Time and memory of a pass, as the simulator predicts them."""
 
-    pass_s: NonNegative = Field(
-        description="Duration of forward and backward pass over one part of the batch, seconds."
-    )
+    pass_s: NonNegative = Field(description="Duration of forward and backward pass of one part of the batch, seconds.")
     useful_s: NonNegative = Field(description="Duration of the pass without recomputing and waiting, seconds.")
-    recompute_s: NonNegative = Field(description="Time of the pass spent recomputing, seconds.")
-    stall_s: NonNegative = Field(
-        description="Time of the pass in which computing waits for a transfer or for free memory, seconds."
-    )
+    recompute_s: NonNegative = Field(description="Time spent recomputing, seconds.")
+    stall_s: NonNegative = Field(description="Time in which computing waits for transfers or memory, seconds.")
     occupancy: Fraction = Field(description="Share of the pass spent computing, including recomputing.")
     efficiency: Fraction = Field(description="useful_s over pass_s.")
     peak_bytes: CountOrZero = Field(description="Peak memory of the pass, including state and workspace, bytes.")
@@ -192,19 +188,15 @@ class Chain(Spec):
     )
     after_s: NonNegative = Field(0.0, description="Duration of the backward pass before the chain, seconds.")
     state_bytes: CountOrZero = Field(
-        0, description="Parameters, buffers, optimizer state and persistent gradients on the device, bytes."
+        0, description="Parameters, buffers, optimizer state and persistent gradients, bytes."
     )
     exchange_bytes: CountOrZero = Field(
         0,
         description="Buffers of the gradient exchange on the device, bytes: DDP's buckets, Horovod's fusion buffer, or "
         "dlbench's messages.",
     )
-    outside_bytes: CountOrZero = Field(
-        0, description="The batch, and activations kept by modules before the chain, bytes."
-    )
-    turn_bytes: CountOrZero = Field(
-        0, description="Peak memory of head and loss in both passes, beyond the chain's output, bytes."
-    )
+    outside_bytes: CountOrZero = Field(0, description="Batch, and activations kept before the chain, bytes.")
+    turn_bytes: CountOrZero = Field(0, description="Peak memory of head and loss beyond the chain's output, bytes.")
     turn_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")
     after_bytes: CountOrZero = Field(0, description="Peak memory of the backward pass before the chain, bytes.")
     after_gradient_bytes: CountOrZero = Field(0, description="Part of it that stays: gradients of parameters, bytes.")

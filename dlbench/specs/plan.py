@@ -260,9 +260,7 @@ class RunPlan(LaunchPlan):
     sync: SyncSpec = Field(SyncSpec(), description="How gradients are exchanged, beyond the engine's own settings.")
     measure: MeasureSpec = Field(description="What is measured.")
     checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="Writing of checkpoints, and initial state.")
-    watch: WatchSpec | None = Field(
-        None, description="Monitoring of the run; null: none, as in plans of early versions."
-    )
+    watch: WatchSpec | None = Field(None, description="Monitoring of the run; null: none, as in early plans.")
     fault: FaultSpec | None = Field(None, description="Injected fault; null: none.")
     series: SeriesSpec = Field(description="Position of the run in its series.")
     tags: dict[Tag, TagValue] = Field(

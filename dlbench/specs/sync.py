@@ -162,9 +162,7 @@ class SyncSpec(Spec):
     average_from: CountOrZero = Field(
         0, description="Post-local SGD: first update, from 0, in which parameters are averaged instead of gradients."
     )
-    average_momentum: Flag = Field(
-        True, description="Average the optimizer state along with the parameters; off: it stays local."
-    )
+    average_momentum: Flag = Field(True, description="Average the optimizer state along with parameters.")
 
     @model_validator(mode="before")
     @classmethod

@@ -127,7 +127,7 @@ class NetworkSpec(Spec):
     inside: LinkSpec | None = Field(None, description="Links between ranks of a node; none: not known.")
     across: LinkSpec | None = Field(None, description="Links between nodes of a leaf switch; none: not known.")
     beyond: LinkSpec | None = Field(
-        None, description="Links between leaf switches; none: links as in across, reduced by leaf_taper."
+        None, description="Links between leaf switches; none: across reduced by leaf_taper."
     )
     nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
     leaf_taper: Positive | None = Field(
@@ -160,9 +160,7 @@ class SystemSpec(Spec):
 
     name: Name = Field(description="Name of the system, as in its file name.")
     title: str = Field(description="Description of the system in words.")
-    scheduler: Literal["none", "slurm"] = Field(
-        "none", description="none: run on this machine. slurm: submit with sbatch."
-    )
+    scheduler: Literal["none", "slurm"] = Field("none", description="none: this machine. slurm: submit with sbatch.")
     slurm: SlurmSpec = Field(SlurmSpec(), description="Options of sbatch and srun.")
     node: NodeSpec = Field(NodeSpec(), description="One node.")
     launch: LaunchSpec = Field(LaunchSpec(), description="How ranks are started.")
@@ -187,9 +185,7 @@ class SystemSpec(Spec):
         description="Shell lines between the modules and the start of the ranks, used unchanged; a list, or text: one "
         "line.",
     )
-    python: str | None = Field(
-        None, description="Python interpreter on the compute nodes; none: the one that runs dlbench."
-    )
+    python: str | None = Field(None, description="Python on the compute nodes; none: the one that runs dlbench.")
 
     @property
     def binds_gpus(self) -> bool:

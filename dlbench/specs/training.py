@@ -219,26 +219,18 @@ class ScheduleSpec(Spec):
         "zero", description="Learning rate at the start of warm-up: zero, or the rate before scaling."
     )
     decay: Literal["constant", "polynomial", "linear", "cosine", "step"] = Field(
-        "constant", description="Form of the decay."
+        "constant", description="Form of decay."
     )
     decay_from: Literal["warmup", "start"] = Field(
         "warmup", description="Step from which the decay counts: the end of warm-up, or step 0."
     )
     power: Positive = Field(2.0, description="Exponent of the polynomial decay.")
     end_learning_rate: NonNegative = Field(0.0, description="Learning rate at the end of the decay; not scaled.")
-    total_steps: Count | None = Field(
-        None, description="Steps of a full training, at whose end the decay ends; not the measured steps."
-    )
+    total_steps: Count | None = Field(None, description="Steps of a full training with its decay; not the measured.")
     total_epochs: Positive | None = Field(None, description="Epochs of a full training, instead of total_steps.")
-    step_boundaries: tuple[Count, ...] = Field(
-        (), description="Steps from which each of step_factors applies (decay: step)."
-    )
-    epoch_boundaries: tuple[Positive, ...] = Field(
-        (), description="Epochs from which each of step_factors applies, instead of step_boundaries."
-    )
-    step_factors: tuple[Positive, ...] = Field(
-        (), description="Learning rate from each boundary on, as a share of the peak."
-    )
+    step_boundaries: tuple[Count, ...] = Field((), description="Steps from which step_factors apply (decay: step).")
+    epoch_boundaries: tuple[Positive, ...] = Field((), description="Epochs instead of step_boundaries.")
+    step_factors: tuple[Positive, ...] = Field((), description="Shares of the peak rate from each boundary on.")
     epoch_samples: Count | None = Field(
         None, description="Samples per epoch, for schedule and target; none: those of the training data."
     )
@@ -305,9 +297,7 @@ class TrainSpec(Spec):
         description="Let a CPU without bf16 or fp16 arithmetic emulate it: results are right, speed is meaningless.",
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
-    loss_scale_growth_steps: Count = Field(
-        2000, description="Steps without overflow after which the loss scale doubles (fp16)."
-    )
+    loss_scale_growth_steps: Count = Field(2000, description="Steps without overflow until the scale doubles (fp16).")
     optimizer: OptimizerSpec = Field(description="The optimizer.")
     schedule: ScheduleSpec = Field(ScheduleSpec(), description="Learning rate schedule.")
     recompute: Recompute = Field(
@@ -465,13 +455,9 @@ class QualitySpec(Spec):
 
     target: NonNegative = Field(description="Target: top-1 or masked-LM accuracy (share, at least), MAE (at most).")
     evaluate_every_epochs: Positive | None = Field(None, description="Epochs between evaluations.")
-    evaluate_every_samples: Count | None = Field(
-        None, description="Samples between evaluations, instead of evaluate_every_epochs."
-    )
+    evaluate_every_samples: Count | None = Field(None, description="Samples between evaluations, instead of epochs.")
     evaluate_samples: Count | None = Field(None, description="Number of validation samples to use; none: all.")
-    max_epochs: Positive | None = Field(
-        None, description="Epochs after which training ends even without reaching the target."
-    )
+    max_epochs: Positive | None = Field(None, description="Epochs after which training ends without the target.")
     max_samples: Count | None = Field(None, description="Samples after which training ends, instead of max_epochs.")
     starts_from: Literal["random", "checkpoint"] = Field(
         "random", description="checkpoint: --to-accuracy needs checkpoint.initialize_from."

@@ -35,9 +35,7 @@ class WatchSpec(Spec):
         ActsIf("max_bytes", "watch.is_on", why="nothing is watched: watch.sampler is off and watch.window_steps is 0"),
     )
 
-    sampler: Flag = Field(
-        True, description="Run a sampler process on each node, which reads NVML, host counters and clocks."
-    )
+    sampler: Flag = Field(True, description="Sample NVML, host counters and clocks by a process on each node.")
     period_s: Annotated[float, Field(ge=0.1, le=60)] = Field(
         1.0, description="Sampling interval, seconds; slow sources are read every tenth time."
     )
@@ -54,8 +52,7 @@ class WatchSpec(Spec):
         "do not fit are counted and left out.",
     )
     profiler: Flag = Field(
-        False,
-        description="Run torch.profiler on rank 0 in the profiled steps; its trace is written to the run's folder.",
+        False, description="Run torch.profiler on rank 0 in these steps, with a trace in the run's folder."
     )
 
     @property

@@ -150,7 +150,7 @@ class ResNetModel(Model):
     stage_blocks: tuple[Count, Count, Count, Count] = Field((3, 4, 6, 3), description="Blocks in the four stages.")
     base_width: Count = Field(64, description="Channels of the first stage.")
     zero_init_residual: Flag = Field(
-        True, description="Initialize the scale of each block's last batch norm with 0 (Goyal 2017)."
+        True, description="Start with scale 0 in each block's last batch norm (Goyal 2017)."
     )
     memory_format: MemoryFormat = Field(
         "contiguous",
@@ -384,9 +384,7 @@ class PacedLayer(Spec):
 
     bytes: Bytes = Field(description="Size of its fp32 gradient, bytes: a multiple of 4.")
     forward_s: NonNegative = Field(description="Duration of its forward pass, seconds per sample.")
-    backward_s: NonNegative = Field(
-        description="Duration of its backward pass, seconds per sample; its gradient is ready at the end."
-    )
+    backward_s: NonNegative = Field(description="Duration of its backward pass, seconds per sample.")
 
 
 class PacedModel(Model):
@@ -473,9 +471,7 @@ class _Data(Spec):
 
     kinds: ClassVar[tuple[str, ...]]  # Kinds in `dlbench.datasets.recognition.KINDS` that this data may be.
 
-    source: str = Field(
-        "synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors in memory."
-    )
+    source: str = Field("synthetic", min_length=1, description="Path of the data set, or synthetic: random tensors.")
     synthetic_on: Literal["host", "device"] = Field(
         "host", description="Memory of synthetic samples: host (copied in each step) or device (GPU memory, no copy)."
     )
@@ -510,9 +506,7 @@ class _Data(Spec):
         description="Copying of samples to the nodes before training. none: no copy. replicate: the whole data set to "
         "each node. shard: each rank's samples to its node. lazy: samples are kept when first read, and never evicted.",
     )
-    staging_tier: StagingTier = Field(
-        "local", description="Destination of staging: a tier of `storage` in the system file."
-    )
+    staging_tier: StagingTier = Field("local", description="Destination of staging: a tier in `system.storage`.")
     staging_streams: Count = Field(4, description="Number of files or samples that a node copies at the same time.")
     keep_staged: Flag = Field(False, description="Keep staged samples for the next run.")
     shuffle: Annotated[
@@ -533,9 +527,7 @@ class _Data(Spec):
         description="State of the page cache when training begins. any: unchanged. cold: the data set is dropped from "
         "it. warm: the data set is loaded into it.",
     )
-    on_bad_sample: Literal["stop", "skip"] = Field(
-        "stop", description="Reaction to an unreadable sample: stop the run, or skip the sample."
-    )
+    on_bad_sample: Literal["stop", "skip"] = Field("stop", description="Reaction to an unreadable sample.")
 
     @property
     def is_synthetic(self) -> bool:
