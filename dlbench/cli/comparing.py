@@ -47,9 +47,7 @@ def _share(max_share: float, *, with_zero: bool) -> Callable[[click.Context, cli
             raise UserError(f"--{param.name} {text}: 1 or more must be given in percent: write {text.strip()}%")
         if not (0 <= share <= max_share and (share > 0 or with_zero)):
             lower_bound = "from 0" if with_zero else "above 0"
-            raise UserError(
-                f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2% or 0.02"
-            )
+            raise UserError(f"--{param.name} {text}: must be a share {lower_bound} to {max_share * 100:g}%, e.g. 2%")
         return share
 
     return convert

@@ -121,9 +121,7 @@ def estimate(
     """
     for option, value in (("--epochs", epochs), ("--epoch-samples", epoch_samples)):
         if samples is not None and value is not None:
-            raise UserError(
-                f"{option} {value:g}: --samples {samples} sets the amount of training already; leave one out"
-            )
+            raise UserError(f"{option} {value:g}: --samples {samples} sets the amount already; leave one out")
     if throughput is None:
         for option in given_options("per_rank", "ranks", "efficiency", "stated"):
             raise UserError(f"{option}: only for WORKLOAD --throughput; runs have a measured speed")
@@ -214,9 +212,7 @@ def _costs(price: str | None, budget: str | None) -> dict[str, Any]:
         problem = f"--price is in {currency}" if currency else f"needs --price in {money}"
         raise UserError(f"--budget {budget}: {problem}; an amount of hours is e.g. '500 GPU-hours'")
     if cost_of and limit_of and cost_of != limit_of:
-        raise UserError(
-            f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use the same resource"
-        )
+        raise UserError(f"--budget {budget}: is in {limit_of}-hours, but --price is per {cost_of}-hour; use one unit")
     resource = cost_of or limit_of or None
     return {"price": cost, "currency": currency, "held": resource, "budget": limit, "is_money": bool(money)}
 

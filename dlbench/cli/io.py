@@ -96,9 +96,7 @@ def io(workload: str, ranks: str, repeats: int, system: str, tiers: bool, as_jso
             raise UserError(f"{option}: has no effect with --tiers")
     else:
         for option in shared.given_options(*_TIERS_OPTIONS):
-            raise UserError(
-                f"{option}: needs --tiers: without it nothing is trained or stored (figures: --json > FILE)"
-            )
+            raise UserError(f"{option}: needs --tiers: without it nothing is trained or stored (use --json > FILE)")
     if options["like"] is not None and options["rate"] is not None:
         raise UserError("--like and --rate exclude each other: both set the required rate")
     if options["seconds"] is not None and options["seconds"] > MAX_SECONDS:
@@ -171,9 +169,7 @@ def _readers(request: Request, repeats: int, options: dict[str, Any], *, as_json
         from dlbench.jobs.scripts.words import quoted
 
         for order in orders:
-            click.echo(
-                f"# {order['processes']} ranks read, page cache {order['data']['cache']}; on its standard input:"
-            )
+            click.echo(f"# {order['processes']} ranks read, page cache {order['data']['cache']}; standard input:")
             click.echo(f"# {json.dumps(order)}")
             click.echo(quoted(supervised(sys.executable, READING)).encode())
         return

@@ -135,9 +135,7 @@ def preset_notes(plans: Sequence[RunPlan]) -> list[str]:
     for system in (plan.system for plan in plans):
         missing.append(_variable_missing(system))
         if system.scheduler == "slurm" and sbatch:
-            missing.append(
-                f"{sbatch}: set in this shell and not used: jobs are requested as in system {system.name} (slurm.*)"
-            )
+            missing.append(f"{sbatch}: set here but not used: jobs are requested as in system {system.name} (slurm.*)")
     if any(plan.system.scheduler == "none" for plan in plans) and (hidden := hidden_gpus()):
         missing.append(f"ranks probably compute on the CPU: {hidden.reason}; {hidden.remedy}")
     return list(
@@ -196,9 +194,7 @@ def _duration(plans: Sequence[RunPlan], cores: int) -> str:
     scope = counted(cores, "core")
     if len(plans) > 1:
         scope += f" for {len(plans)} runs"
-    return (
-        f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product here); "
-    )
+    return f"takes at least {format_seconds(seconds)} on {scope} (its model FLOPs at the rate of a matrix product); "
 
 
 class GroupedCommand(click.Command):
@@ -281,9 +277,7 @@ def plan_options(function: F) -> F:
 
 def output_folder() -> Callable[[F], F]:
     """Returns the option --out."""
-    return value_option(
-        "--out", None, "Folder that contains the run folders.", Path("runs"), type=FILE, callback=_for_scripts
-    )
+    return value_option("--out", None, "Folder of the run folders.", Path("runs"), type=FILE, callback=_for_scripts)
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:

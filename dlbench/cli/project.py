@@ -34,7 +34,7 @@ INGREDIENTS = value_option(
     "--ingredients", "FILE", "Write the projection's inputs to FILE, for `dlbench project ingredients`.", type=FILE
 )
 STRATEGY = value_option(
-    "--strategy", "all|NAME", "Also project time and memory of other parallelisation strategies, e.g. fsdp."
+    "--strategy", "all|NAME", "Also project time and memory of other strategies: all, or one, e.g. fsdp."
 )
 MEMORY_LIMIT = value_option(
     "--memory-limit",
@@ -95,9 +95,7 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
-    exchange_help = (
-        "Project with another gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
-    )
+    exchange_help = "Set the gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
     slow = "History folder: take from it how many nodes of the system are slow, and by how much."
     system_help = "Project to the nodes and the network of another system, from its data sheet."
     price = "Price of a node-hour, e.g. '9 EUR'."
@@ -167,9 +165,7 @@ def project_runs(
     groups = projecting.with_costs(measured.groups, question, runs)
     is_changed = question.overrides or question.system or not all(group.configuration for group in groups)
     if record and is_changed:
-        raise UserError(
-            "--record cannot be combined with --set, --system or another --scaling: no later run could score it"
-        )
+        raise UserError("--record cannot be combined with --set, --system or another --scaling: no run could score it")
     recorded, problems = ledger.read_ledger(*expanded(runs))
     rows = ledger.against(recorded, measured.runs)
     projecting.write_ingredients(groups, ingredients)

@@ -111,7 +111,7 @@ def projected(
             sections.append(cost)
         elif question.price[0] is not None:
             click.echo(
-                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is not known", err=True
+                f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is unknown", err=True
             )
     return projected_group(name, group, projection, ledger=rows, more=sections)
 

@@ -131,13 +131,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
     if max_node_hours is not None and not 0 < max_node_hours < float("inf"):
         raise UserError(f"--max-node-hours {max_node_hours:g}: must be a number above zero")
     packing: Literal["points", "all", "runs"] = "runs" if options["one_run_per_job"] else options["pack"]
-    campaign = campaign_of(
-        plans,
-        options["out"],
-        packing=packing,
-        chain=options["chain"],
-        time=options["time"],
-    )
+    campaign = campaign_of(plans, options["out"], packing=packing, chain=options["chain"], time=options["time"])
     if max_node_hours is not None:
         refuse_above(campaign, max_node_hours)
     return campaign

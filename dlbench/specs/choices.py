@@ -75,9 +75,7 @@ class WorkloadFile:
             raise UserError(f"{path}: format: must be 'dlbench.workload' with version 1")
         presets = content.get("presets")
         if not isinstance(presets, Mapping) or not presets:
-            raise UserError(
-                f"{path}: presets: must contain at least one, e.g. `presets: {{full: {{}}}}`, which changes nothing"
-            )
+            raise UserError(f"{path}: presets: must contain at least one, e.g. `presets: {{full: {{}}}}`")
         self.presets: dict[str, Mapping[str, Any]] = {}
         self._ladders: dict[str, object] = {}
         for name, preset in presets.items():
@@ -105,9 +103,7 @@ class WorkloadFile:
         """
         content = self._ladders.get(preset)
         if content is None:
-            raise UserError(
-                f"{self.path}: ladder: is missing: a list of steps, each with a name and the keys that it sets"
-            )
+            raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and keys to set")
         layers = SettingLayers(str(self.path))
         layers.add({"ladder": content}, f"{self.path} (preset {preset})")
         steps = validate(Ladder, layers).ladder

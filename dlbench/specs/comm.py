@@ -96,17 +96,13 @@ class CommSpec(Spec):
             raise ValueError("pairs: only p2p measures pairs of ranks, and without backends")
         for name in self.algorithms:
             if name not in valid_names:
-                raise ValueError(
-                    f"algorithms: {name!r} is not an algorithm of {self.collective}: {', '.join(valid_names)}"
-                )
+                raise ValueError(f"algorithms: {name!r} is none of {self.collective}: {', '.join(valid_names)}")
         if not self.algorithms and not self.backends:
             raise ValueError("nothing to measure: give algorithms, backends, or both")
         width = ELEMENT_BYTES[self.dtype]
         for size in self.sizes:
             if size % width:
-                raise ValueError(
-                    f"sizes: {size} bytes are not a whole number of {self.dtype} elements of {width} bytes"
-                )
+                raise ValueError(f"sizes: {size} bytes are not a whole number of {self.dtype} elements ({width} bytes)")
         if list(self.sizes) != sorted(set(self.sizes)):
             raise ValueError("sizes: must ascend without repeats")
         return self
@@ -166,9 +162,7 @@ class CommPlan(LaunchPlan):
         grouped = [name for name in self.comm.algorithms if name in GROUPED_ALGORITHMS]
         problem = group_problem(self.comm.group_size, self.layout)
         if grouped and problem is not None:
-            raise ValueError(
-                f"algorithm {grouped[0]}: {problem}; use more nodes or ranks per node, or set --group-size"
-            )
+            raise ValueError(f"algorithm {grouped[0]}: {problem}; use more ranks per node, or set --group-size")
         pairs, congestors = self.comm.pairs, self.comm.congestors
         for option, (first, second) in (*(("--victims", p) for p in pairs), *(("--congestors", p) for p in congestors)):
             if first == second or max(first, second) >= ranks:
@@ -181,9 +175,7 @@ class CommPlan(LaunchPlan):
                 raise ValueError(f"--congestors: rank {rank} is already in another pair")
             busy_ranks.add(rank)
         if self.comm.shards is not None and self.comm.shards > ranks:
-            raise ValueError(
-                f"comm.shards: {self.comm.shards} servers need at least as many ranks, but there are {ranks}"
-            )
+            raise ValueError(f"comm.shards: {self.comm.shards} servers need at least as many ranks, not {ranks}")
         by_mpi = self.system.launch.by_mpi
         if self.comm.transport == "mpi" and not by_mpi:
             raise ValueError("transport mpi: needs launcher mpirun or srun-mpi")

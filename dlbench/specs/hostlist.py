@@ -86,9 +86,7 @@ def _numbers(inside: str, part: str) -> list[str]:
         ends = _RANGE.fullmatch(word.strip())
         first, last = (ends[1], ends[2] or ends[1]) if ends else ("1", "0")
         if int(last) < int(first):
-            raise UserError(
-                f"{part!r}: {word.strip()!r} is neither a number nor a range; hosts are written as n[1-3,7]"
-            )
+            raise UserError(f"{part!r}: {word.strip()!r} is neither a number nor a range, e.g. n[1-3,7]")
         if int(last) - int(first) + len(numbers) >= _MOST_NAMES:
             raise UserError(f"{part!r}: stands for more than {_MOST_NAMES:,} hosts")
         numbers += [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]

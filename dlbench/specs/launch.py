@@ -242,9 +242,7 @@ def refuse(words: tuple[str, ...], denied: Mapping[str, str]) -> tuple[str, ...]
     for word in words:
         name = word.partition("=")[0]
         if not _OPTION.fullmatch(word):
-            raise ValueError(
-                f"{word!r} is not a long option: write --name, or --name=value as one word, e.g. --switches=1"
-            )
+            raise ValueError(f"{word!r} is not a long option: write --name or --name=value, e.g. --switches=1")
         if name in denied:
             raise ValueError(f"--{name} is not allowed: {denied[name]}")
         for option in denied:

@@ -132,7 +132,7 @@ class CheckpointSpec(Spec):
         path = self.initialize_from or ""
         if path.endswith(PICKLES):
             raise ValueError(
-                f"initialize_from {path}: only safetensors are read, as a pickle can run any code; convert trusted files: "
+                f"initialize_from {path}: only safetensors are read, as pickles can run code; convert trusted ones: "
                 "safetensors.torch.save_file({k: v.clone() for k, v in torch.load(FILE, "
                 "weights_only=True).items()}, OUT)"
             )

@@ -222,10 +222,7 @@ def unexchanged_problem(plan: RunPlan) -> str | None:
     if plan.measure.until == "quality":
         return "sync.exchange none: ranks diverge and reach no target; leave out --to-accuracy"
     if plan.checkpoint.is_on:
-        return (
-            "sync.exchange none: ranks diverge, so that rank 0's state is not that of the training; leave out "
-            "checkpoints"
-        )
+        return "sync.exchange none: ranks diverge, so that rank 0's state is incomplete; leave out checkpoints"
     if plan.measure.noise_scale:
         return "sync.exchange none: measure.noise_scale needs averaged gradients; leave it out"
     return None
@@ -238,9 +235,7 @@ def _refuse(request: Request, option: str, plans: Sequence[RunPlan]) -> None:
         if any(plan.workload.data.is_synthetic for plan in plans):
             raise UserError("--tiers: synthetic data is not read from storage; give --data")
         if any(plan.checkpoint.is_on or plan.checkpoint.resume_from for plan in plans):
-            raise UserError(
-                "--tiers: cannot be combined with checkpoints: runs with synthetic data train another model"
-            )
+            raise UserError("--tiers: cannot be combined with checkpoints: synthetic data trains another model")
         return
     if any(plan.sync.exchange == "none" for plan in plans):
         raise UserError("--decompose: sync.exchange none has no exchange that could be left out")

@@ -128,9 +128,7 @@ def _tensor_problem(
         problem = f"{key}: {workload.name} has no layers that tensor parallelism divides"
         if layers:
             dimensions = "filter, channel or spatial" if any(layer.extents for layer in layers) else "filter or channel"
-            problem += (
-                f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of dividing them by {dimensions}"
-            )
+            problem += f"; `dlbench project runs RUNS --strategy NAME` predicts the cost of a division by {dimensions}"
         return problem
     if ranks_per_node % shared:
         return (
@@ -141,9 +139,7 @@ def _tensor_problem(
         divisible = {"column": layer.filters, "row": layer.channels, "head": layer.heads}
         if (num := divisible.get(layer.tensor, 0)) % shared:
             noun = {"column": "outputs", "row": "inputs", "head": "heads"}[layer.tensor]
-            return (
-                f"{key}: {layer.name} has {num} {noun}, which {shared} ranks cannot share evenly; set it to a divisor"
-            )
+            return f"{key}: {layer.name} has {num} {noun}, which {shared} ranks cannot divide; set it to a divisor"
     fsdp, train = engine.fsdp, workload.train
     refused = {
         "data.staging shard": (workload.data.staging == "shard", "ranks of a replica read the same samples"),

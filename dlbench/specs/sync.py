@@ -16,7 +16,7 @@ Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
 ERROR_FEEDBACK: tuple[Wire, ...] = (
     "topk",
     "powersgd",
-)  # Formats that add unsent values to the gradients of the next step.
+)  # Formats that add unsent values to the next gradients.
 GROUPED: tuple[Exchange, ...] = (
     "hierarchical",
     "leader",
@@ -243,10 +243,7 @@ def _engine_problem(sync: SyncSpec, engine: str) -> str | None:
         if engine != "horovod":
             return f"sync.exchange {sync.exchange}: is a flag of Horovod; use --engine horovod"
         if sync.is_own:
-            return (
-                f"sync.exchange {sync.exchange}: Horovod exchanges here; leave out sync.fusion own:... and sync.wire "
-                "topk"
-            )
+            return f"sync.exchange {sync.exchange}: leave out sync.fusion own:... and sync.wire topk"
     if sync.is_own and sync.fusion_in_force.by == "library":
         return (
             f"sync.fusion {sync.fusion}: is the fusion of Horovod or DDP, and dlbench exchanges here; use "

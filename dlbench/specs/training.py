@@ -419,19 +419,13 @@ class TrainSpec(Spec):
         if self.cuda_graphs != "none":
             setting = f"cuda_graphs {self.cuda_graphs}"
             if self.compile != "none":
-                raise ValueError(
-                    f"{setting} and compile {self.compile} exclude each other: reduce-overhead has its own graphs"
-                )
+                raise ValueError(f"{setting} and compile {self.compile} exclude each other: that has its own graphs")
             if self.optimizer_state == "host":
-                raise ValueError(
-                    f"{setting} and optimizer_state host exclude each other: a replay does not wait for parameters"
-                )
+                raise ValueError(f"{setting} and optimizer_state host exclude each other: replays do not wait")
         if setting and not self.is_in_core:
             raise ValueError(f"{setting} needs recompute and swap none: a replay cannot free or restore activations")
         if setting and self.gradient_accumulation > 1:
-            raise ValueError(
-                f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients of the part before"
-            )
+            raise ValueError(f"{setting} needs gradient_accumulation 1: each replay overwrites the gradients before")
         return self
 
     @model_validator(mode="after")

@@ -183,9 +183,7 @@ class ResNetModel(Model):
                 name = f"stages.{stage}.{number}"
                 stride = 2 if number == 0 and stage > 0 else 1
                 normed(f"{name}.conv1 {name}.norm1", channels, width, edge, 1)
-                inner = normed(
-                    f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride
-                )  # in v1.5 this one has the stride
+                inner = normed(f"{name}.conv2 {name}.norm2", width, width, edge, 3, stride)  # v1.5: the stride is here
                 normed(f"{name}.conv3 {name}.norm3", width, width * 4, inner, 1)
                 if number == 0:
                     normed(f"{name}.shortcut.0 {name}.shortcut.1", channels, width * 4, edge, 1, stride)
@@ -677,9 +675,7 @@ class Workload(Spec):
         self.model.require(self.data, self.train)
         schedule = self.train.schedule
         if self.data.is_synthetic and schedule.counts_epochs and schedule.epoch_samples is None:
-            raise ValueError(
-                "train.schedule is in epochs, but synthetic data has none: set train.schedule.epoch_samples"
-            )
+            raise ValueError("train.schedule is in epochs, but synthetic data has none: set its epoch_samples")
         if self.quality is not None and self.model.has_share and self.quality.target > 1:
             raise ValueError(f"quality.target {self.quality.target} is above 1, but accuracies are shares, e.g. 0.759")
         return self
