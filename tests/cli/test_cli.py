@@ -162,8 +162,8 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
         r"P image_size +64 +Height and width of the input, pixels\.",
         r"P learning_rate_scaling +linear +Scale the learning rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
-        r"  fusion +auto +auto: the library's own size .*",
-        r"P measured_steps +12 steps +Steps that count .*",
+        r"  fusion +auto +auto: the library's default .*",
+        r"P measured_steps +12 steps +Measured steps .*",
         r"  fault +none +.*",
     ):
         assert [one for one in lines if re.fullmatch(line, one)], line
@@ -210,15 +210,15 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
         (*SUBMIT, "--nodes", "1", "--dry-run", "--set", r'system.python="/py\x1b]0;x\a"'),
         ["--set system.python", "U+001B"],
     ),
-    "endless repeats": ((*COSMO, "--repeats", "99999999"), ["--repeats 99,999,999", "10,000 is the most", "planned"]),
+    "endless repeats": ((*COSMO, "--repeats", "99999999"), ["--repeats 99,999,999", "the limit is 10,000", "planned"]),
     "endless ranks": ((*COSMO, "--engine", "ddp", "--ranks", "999999999"), ["999,999,999 ranks", "up to 1,000,000"]),
     "too many ranks for a machine": (
         (*COSMO, "--engine", "ddp", "--ranks", "100000", "--dry-run"),
-        ["--ranks 100000", "most on this machine", "64 for each of its"],
+        ["--ranks 100000", "this machine takes at most", "64 for each of its"],
     ),
     "inert setting": ((*COSMO, "--set", "engine.ddp.backend=gloo"), ["--set engine.ddp.backend", "no effect"]),
     "variants to a quality": ((*COSMO, "--decompose", "--to-accuracy"), ["--decompose", "leave out --to-accuracy"]),
-    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be taken away", "--data"]),
+    "nothing to go without": ((*COSMO, "--decompose"), ["--decompose", "nothing can be left out", "--data"]),
     "too dear": (
         (*SUBMIT, "--nodes", "1,2", "--repeats", "4", "--dry-run", "--max-node-hours", "1"),
         ["--max-node-hours 1: 8 runs may take 2 node-hours", "fewer --repeats or nodes"],
@@ -368,7 +368,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     (tmp_path / "open").touch()
     resumed = cli("submit", "--resume", "s", "--repeats", "3", PATH=path)
     assert resumed.returncode == 2
-    assert "the series has its --repeats already" in resumed.stderr
+    assert "the series already has --repeats" in resumed.stderr
     on_path(tmp_path / "bin", squeue='for j in 7_1 7_2 8_1 8_2; do echo "$j|PENDING|N/A|None||/r"; done')
     resumed = cli("submit", "--resume", "s", PATH=path)
     assert resumed.returncode == 0, resumed.stderr

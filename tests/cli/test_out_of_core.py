@@ -92,7 +92,7 @@ def test_a_finished_run_is_planned_anew_without_measuring(tmp_path: Path, monkey
     assert larger["chain"]["batch"] == 64
     assert larger["in_core_bytes"] == (4 + 2 * 37) * MIB
     assert "Scaled from the measured 32 to 64" in larger["measured"]["warnings"][0]
-    assert "trained in core and says nothing" in refused(tmp_path / in_core.run_id)
+    assert "did not recompute or swap" in refused(tmp_path / in_core.run_id)
     assert "--preset: has no effect on a finished run" in refused(folder, "--preset", "ci")
     assert "--capacity lots: is no size" in refused(folder, "--capacity", "lots")
 
@@ -113,7 +113,7 @@ def test_a_page_has_the_schedule_drawn(answering: Answering, tmp_path: Path) -> 
         (["resnet50", "--capacity", "0"], "must be more than no bytes"),
         (
             ["resnet50", "--capacity", "1GiB", "--set", "train.swap=none"],
-            "--set train.swap: is decided by this command",
+            "--set train.swap: is set by this command",
         ),
         (["resnet50", "--capacity", "1GiB", "--json", "-o", "a.json"], "--json and -o exclude each other"),
         (["resnet50", "--capacity", "1GiB", "-o", "a.csv"], "the suffix '.csv' names none"),

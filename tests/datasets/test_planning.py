@@ -249,7 +249,7 @@ def test_a_file_system_that_does_not_answer_keeps_nobody_waiting(
     began = time.monotonic()
     require_fitting_data(made)
     assert time.monotonic() - began < 30
-    assert "does not answer: not looked at before the run" in capsys.readouterr().err
+    assert "does not answer: not checked before the run" in capsys.readouterr().err
     answers.set()
 
 

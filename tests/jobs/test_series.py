@@ -140,7 +140,9 @@ def test_a_series_is_named_by_its_folder_too_and_an_error_says_what_to_type(
         one, other = (shlex.quote(str(path.relative_to(tmp_path))) for path in sorted(root.glob("*-*")))
         assert several == f"my runs: contains 2 runs; name one: {one}, {other}"
     else:
-        assert several == f"my runs: contains 2 series, other, s; name one, e.g. dlbench {command} other --out 'my runs'"
+        assert (
+            several == f"my runs: contains 2 series, other, s; name one, e.g. dlbench {command} other --out 'my runs'"
+        )
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])

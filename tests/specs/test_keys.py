@@ -127,14 +127,14 @@ def test_a_variable_that_ranks_are_given_by_launch_interface_is_refused(name: st
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("backend", "backend is spelt auto"),
-        ("single", "single is spelt own:single"),
-        ("mgwfbp", "mgwfbp is spelt own:mgwfbp"),
+        ("backend", "backend was renamed to auto"),
+        ("single", "single was renamed to own:single"),
+        ("mgwfbp", "mgwfbp was renamed to own:mgwfbp"),
         ("size:64MiB", "own:64MiB; 64MiB is the fusion of Horovod or DDP"),
         (0, "switched off by none, not by 0"),
         ("own:0", "switched off by own:none, not by own:0"),
         (25, "25 is 25 bytes: write 25MiB"),
-        (1023, "least: 1KiB"),
+        (1023, "minimum: 1KiB"),
         *(
             (other, "must be auto, none, or a size such as 64MiB")
             for other in ("64Mi", 1.5, True, -1, None, "own:", "")

@@ -96,15 +96,15 @@ def run_cli(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("train.precision=bf16", "train.precision bf16: a paced network computes nothing"),
+        ("train.precision=bf16", "train.precision bf16: has no effect on a paced network"),
         ("train.compile=default", "train.compile default"),
         ("train.recompute=blocks", "train.recompute blocks"),
-        ("train.optimizer_state=host", "leave it at device"),
+        ("train.optimizer_state=host", "set it to device"),
         ("data.source=/tmp", "reads no data"),
         ("train.label_smoothing=0.1", "no effect on model.family 'paced'"),
         ("measure.until=quality", "no `quality` section"),
         ("measure.noise_scale=true", "have no noise"),
-        ("model.layers=[]", "model.layers: holds none"),
+        ("model.layers=[]", "model.layers: is empty"),
         ("model.speed=0", "model.speed"),
         ("model.layers_from=/nowhere", "/nowhere: no plan.json"),
     ],
