@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from dlbench.specs.expand import CommRuns
 
 TABLES = ("points", "pairs", "costs", "fits", "runs")
+SIZES = value_option(
+    "--sizes", "LOW:HIGH[:COUNT]|A,B", "Buffer sizes per rank; ranges have factor 4, or COUNT sizes.", "1KiB:64MiB"
+)
 SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-server (default: every rank).", type=int)
 
 
@@ -233,9 +236,7 @@ def table_(
 @value_option("--ranks", "8,64", "Rank counts to predict for.", required=True)
 @value_option("--group-size", "N", "Ranks per group, e.g. per node (default: one group).", type=int)
 @value_option("--leaf-size", "N", "Ranks per leaf switch (default: all on one switch).", type=int)
-@value_option(
-    "--sizes", "LOW:HIGH[:COUNT]|A,B", "Buffer sizes per rank; ranges have factor 4, or COUNT sizes.", "1KiB:64MiB"
-)
+@SIZES
 @value_option("--collective", "NAME", "Collective.", "allreduce")
 @value_option("--algorithms", "A,B", "Algorithms of dlbench (default: all that support the layout).")
 @value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32")
@@ -316,28 +317,14 @@ def measure_options(function: F) -> F:
         value_option(
             "--victims --pairs victims", "auto|0:1,0:2", "p2p: pairs of ranks to measure (default: by the layout)."
         ),
+        value_option("--congestors", "auto|1:3", "p2p: pairs that send at the same time; auto: all other ranks."),
+        value_option("--algorithms", "all|A,B|none", "Algorithms of dlbench; all: those for the layout.", "all"),
         value_option(
-            "--congestors", "auto|1:3", "p2p: pairs that send at the same time; auto: all other ranks in pairs."
+            "--backends", "auto|A,B|none", "Libraries for comparison: gloo, mpi, nccl; auto: those installed.", "auto"
         ),
-        value_option(
-            "--algorithms", "all|A,B|none", "Algorithms of dlbench; all: those that support the layout.", "all"
-        ),
-        value_option(
-            "--backends",
-            "auto|A,B|none",
-            "Libraries to time for comparison: gloo, mpi, nccl; auto: those that are installed.",
-            "auto",
-        ),
-        value_option(
-            "--sizes",
-            "LOW:HIGH[:COUNT]|A,B",
-            "Buffer sizes per rank; ranges have factor 4, or COUNT sizes.",
-            "1KiB:64MiB",
-        ),
+        SIZES,
         value_option("--dtype", "NAME", "Element type: fp32, fp16 or bf16.", "fp32"),
-        value_option(
-            "--transport", "torch|mpi", "Transport of the algorithms' messages: torch.distributed or mpi4py.", "torch"
-        ),
+        value_option("--transport", "torch|mpi", "Transport of messages: torch.distributed or mpi4py.", "torch"),
         value_option("--iterations", "N", "Timed iterations per point.", 10, type=int),
         value_option("--warmup", "N", "Untimed iterations before them.", 2, type=int),
         value_option("--group-size", "N", "Ranks per group (default: the ranks of a node).", type=int),
@@ -346,13 +333,7 @@ def measure_options(function: F) -> F:
         shared.LAUNCHER,
         shared.RANKS_PER_NODE,
         value_option("--set overrides", "system.KEY=VALUE", "Set a key of the system, repeatable.", multiple=True),
-        value_option(
-            "--timeout",
-            "SECONDS",
-            "Maximum time of an iteration, in seconds; a slower run is aborted.",
-            60.0,
-            type=float,
-        ),
+        value_option("--timeout", "SECONDS", "Maximum time of an iteration; then the run ends.", 60.0, type=float),
         shared.SERIES,
         shared.output_folder(),
         shared.DRY_RUN,

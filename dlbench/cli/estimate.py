@@ -277,7 +277,6 @@ def _words(verdict: TimeVerdict) -> str:
 
 
 def _count(value: float) -> str:
-    """Formats a rate: whole numbers from 1,000 on, else four significant digits."""
     if value >= 1000:
         return f"{value:,.0f}"
     return format_number(value)

@@ -387,19 +387,9 @@ def request_from(
     for name in ("repeats", "ranks_per_node"):
         if options[name] is not None and options[name] < 1:
             raise UserError(f"--{name.replace('_', '-')} {options[name]}: must be 1 or more")
-    same_names = (
-        "workload",
-        "preset",
-        "engine",
-        "data",
-        "to_accuracy",
-        "resume",
-        "ranks_per_node",
-        "repeats",
-        "scaling",
-    )
+    names = ("workload", "preset", "engine", "data", "to_accuracy", "resume", "ranks_per_node", "repeats", "scaling")
     return Request(
-        **{name: options[name] for name in (*same_names, "launcher", "series")},
+        **{name: options[name] for name in (*names, "launcher", "series")},
         system=system,
         points=points,
         points_are=points_are,
@@ -539,13 +529,8 @@ def require_torch(system: SystemSpec) -> None:
 
 def precision_words(plan: RunPlan) -> str:
     """Returns the precision of a run as text, e.g. ``strict fp32 (TF32 off)``."""
-    words = {
-        "fp32": "strict fp32 (TF32 off)",
-        "tf32": "fp32 with TF32",
-        "bf16": "bf16 autocast",
-        "fp16": "fp16 autocast",
-    }
-    return words[plan.workload.train.precision]
+    precision = plan.workload.train.precision
+    return {"fp32": "strict fp32 (TF32 off)", "tf32": "fp32 with TF32"}.get(precision, f"{precision} autocast")
 
 
 def describe_plan(plan: LaunchPlan) -> str:

@@ -58,7 +58,6 @@ class Sources(InOrder):
 
 
 def _given_runs(ctx: click.Context, _param: click.Parameter, paths: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Returns the folders. Raises `UserError`: there are none."""
     if not paths:
         command = ctx.command_path
         raise UserError(f"{command}: RUNS is missing; add the folders of the runs, e.g. {command} my-runs")

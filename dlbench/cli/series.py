@@ -261,7 +261,6 @@ def resume_series(options: dict[str, Any]) -> None:
 
 
 def _remaining(series: SeriesFile, missing: Sequence[Job], renewed: Campaign | None) -> Campaign:
-    """Returns the jobs that were not submitted yet, and those of runs that are submitted again."""
     from dlbench.jobs.campaign.campaign import Campaign, TimeEstimate
     from dlbench.jobs.scripts.job import limit_seconds
 

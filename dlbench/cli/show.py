@@ -331,7 +331,6 @@ def _mark(origin: str) -> str:
 
 
 def _origin_name(origin: str) -> str:
-    """Returns the file name of a file, ``preset ci`` for a preset, or the option."""
     if origin.endswith(")") and " (preset " in origin:
         return origin.rpartition(" (")[2].rstrip(")")
     if origin.startswith("--"):

@@ -78,9 +78,8 @@ def status(runs: tuple[Path, ...], where: tuple[str, ...], full: bool, as_json: 
     all_statuses = statuses
     if conditions:
         all_statuses = run_statuses(all_runs)[0]
-    series, damaged = _unfinished_series(
-        roots, conditions.get("series", ""), {status.run_id: status for status in all_statuses}
-    )
+    status_by_run = {status.run_id: status for status in all_statuses}
+    series, damaged = _unfinished_series(roots, conditions.get("series", ""), status_by_run)
     # A folder without a readable plan may be of either kind, and both name it.
     problems = list(dict.fromkeys([*training.problems, *comm.problems, *unread, *damaged]))
     if as_json:

@@ -38,9 +38,7 @@ TagValue = Annotated[str, Field(max_length=MAX_TAG_VALUE)]
 
 
 class ActsIf:
-    """A condition under which fields of a specification have an effect: an attribute of the plan has one of some
-    values.
-    """
+    """A condition for fields to have an effect: an attribute of the plan has one of some values."""
 
     def __init__(self, fields: str, path: str, *values: object, why: str) -> None:
         """`fields`: names separated by blanks; a section stands for all its keys. `path`: attribute path in the plan.

@@ -98,9 +98,7 @@ class WorkloadFile:
         return self.default_preset
 
     def ladder(self, preset: str) -> tuple[LadderStep, ...]:
-        """Returns the ladder steps of a preset, its own or the file's. Raises `UserError`: none exist, or one is
-        invalid.
-        """
+        """Returns the ladder steps of a preset. Raises `UserError`: there are none, or one is invalid."""
         content = self._ladders.get(preset)
         if content is None:
             raise UserError(f"{self.path}: ladder: is missing: a list of steps, each with a name and keys to set")
@@ -119,9 +117,7 @@ class WorkloadFile:
         return bool(self.presets[preset].get("meant_for", self.base.get("meant_for")) == "gpu")
 
     def layers(self, preset: str | None) -> SettingLayers:
-        """Returns base and preset, merged. Raises `UserError`: there is no such preset; the nearest names are
-        suggested.
-        """
+        """Returns base and preset, merged. Raises `UserError`: there is no such preset."""
         name = preset or self.default_preset
         if name not in self.presets:
             raise UserError(f"{self.path}: unknown preset {name!r}: {nearest(name, self.presets)}")

@@ -360,13 +360,12 @@ class NetworkModel(Spec):
 
     def residual(self, collective: str, algorithm: str, ranks: int) -> tuple[float, float]:
         """Returns minimum and maximum of measured over fitted time at the nearest fitted rank counts."""
-        same_algorithm = [
-            residual
-            for residual in self.residuals
-            if (residual.collective, residual.algorithm) == (collective, algorithm)
-        ]
-        residuals = same_algorithm or self.residuals
+        key = (collective, algorithm)
+        same_key = [residual for residual in self.residuals if (residual.collective, residual.algorithm) == key]
+        residuals = same_key or self.residuals
         counts = sorted({residual.ranks for residual in residuals})
         neighbours = {*[n for n in counts if n <= ranks][-1:], *[n for n in counts if n >= ranks][:1]}
         near = [residual for residual in residuals if residual.ranks in neighbours]
-        return min([1.0, *(one.least for one in near)]), max([1.0, *(residual.most for residual in near)])
+        least = min((residual.least for residual in near), default=1.0)
+        most = max((residual.most for residual in near), default=1.0)
+        return min(1.0, least), max(1.0, most)

@@ -84,7 +84,6 @@ class ContainerSpec(Spec):
 
     @property
     def is_path(self) -> bool:
-        """Returns whether the image is a file or folder, and not a name."""
         return self.image is not None and self.image.startswith("/")
 
     @property

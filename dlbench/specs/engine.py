@@ -218,10 +218,8 @@ class EngineSpec(Spec):
 
     @property
     def settings(self) -> Spec | None:
-        """The settings of the chosen engine; None if it has none."""
         return getattr(self, self.name, None)
 
     @property
     def autotunes(self) -> bool:
-        """Returns whether Horovod tunes fusion threshold and cycle time."""
         return self.name == "horovod" and self.horovod.autotune

@@ -50,21 +50,14 @@ _SIZE = (
 )
 _PLACE = ("chdir", "output", "error", "input")
 _NO_JOB = dict.fromkeys(("help", "test-only", "usage", "version"), "it starts no job")
+_SAME_NAMES = (
+    *("partition", "account", "qos", "reservation", "constraint", "nodelist"),
+    *("exclude", "exclusive", "mem", "gres", "export", "requeue"),
+)
 _SBATCH_KEY_OF_OPTION = {
     **_KEY_OF_OPTION,
-    "partition": "slurm.partition",
-    "account": "slurm.account",
-    "qos": "slurm.qos",
-    "reservation": "slurm.reservation",
-    "constraint": "slurm.constraint",
-    "nodelist": "slurm.nodelist",
-    "exclude": "slurm.exclude",
-    "exclusive": "slurm.exclusive",
-    "mem": "slurm.mem",
-    "gres": "slurm.gres",
-    "export": "slurm.export",
+    **{name: f"slurm.{name}" for name in _SAME_NAMES},
     "export-file": "slurm.export",
-    "requeue": "slurm.requeue",
     "no-requeue": "slurm.requeue",
     "time": "slurm.time_limit",
     "signal": "slurm.warn_before_s",
@@ -259,7 +252,6 @@ def _printable(text: str) -> str:
 
 
 def _hosts(value: object) -> object:
-    """Converts a list, or a text with commas, to Slurm's short form."""
     if isinstance(value, str):
         value = split_hosts(value)
     if isinstance(value, list | tuple) and all(isinstance(host, str) for host in value):
@@ -405,7 +397,6 @@ class SlurmSpec(Spec):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        """Checks options that exclude each other; see sbatch(1) and srun(1)."""
         if self.mem not in (None, "site") and self.mem_per_gpu is not None:
             raise ValueError("mem and mem_per_gpu exclude each other")
         if self._per_cpu and (self.mem not in (None, "site") or self.mem_per_gpu is not None):

@@ -128,30 +128,22 @@ class Unit(Spec):
         "output of the unit, parameters, buffers, and casts of them."
     )
     saved_count: CountOrZero = Field(
-        0,
-        description="Number of storages of saved_bytes; each is moved separately. 0 in earlier records: blocks are "
-        "moved as a whole.",
+        0, description="Number of storages of saved_bytes, which are moved separately; 0: blocks are moved as a whole."
     )
     input_bytes: CountOrZero = Field(
-        description="Bytes of the unit's input, the output of the unit before; 0 for the first unit if its input is "
-        "kept anyway."
+        description="Bytes of the unit's input; 0 for the first unit if its input is kept anyway."
     )
     input_saved: Flag = Field(
-        description="Whether a backward pass without swapping needs the unit's input: in this unit, or in the unit "
-        "before."
+        description="Whether a backward pass in this unit or the one before needs the input, without swapping."
     )
     joins: Flag = Field(
-        True,
-        description="Whether the unit may be in one block with the unit before; false if other modules also use its "
-        "input.",
+        True, description="Whether it may be in one block with the unit before; false if others also use its input."
     )
     input_shared: Flag = Field(
         True, description="If joins is false: whether other modules keep its input, which then is never swapped."
     )
     gradient_bytes: CountOrZero = Field(
-        0,
-        description="Bytes of parameter gradients that the backward pass allocates; 0 if gradients persist between "
-        "passes.",
+        0, description="Bytes of parameter gradients that the backward pass allocates; 0 if they persist."
     )
     forward_working_bytes: CountOrZero = Field(
         0, description="Peak memory of the forward pass beyond its input, saved tensors and output, bytes."

@@ -285,9 +285,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def engine_words(self) -> str:
-        """The engine with its own buckets or sharding, e.g. `horovod with own buckets of 64 MiB`, `fsdp with parameters
-        sharded over all ranks`.
-        """
+        """The engine with its buckets or sharding, e.g. `horovod with own buckets of 64 MiB`."""
         words = [sharing_words(self.engine, self.sync, ranks=self.layout.ranks)]
         if self.sync.is_own and self.engine.kind.synchronises and self.layout.ranks > 1:
             words.insert(0, self.sync.own_words)
@@ -295,9 +293,7 @@ class RunPlan(LaunchPlan):
 
     @property
     def engine_title(self) -> str:
-        """The title of engine and sharding, e.g. `Horovod`, `own buckets of 64 MiB over Horovod`, `PyTorch FSDP,
-        parameters sharded over all ranks`.
-        """
+        """The title of engine and sharding, e.g. `own buckets of 64 MiB over Horovod`."""
         words = sharing_words(self.engine, self.sync, ranks=self.layout.ranks)
         title = self.engine.kind.title
         if self.sync.is_own and self.engine.kind.synchronises:
@@ -320,12 +316,10 @@ class RunPlan(LaunchPlan):
 
     @property
     def group_size(self) -> int:
-        """Ranks per group of a grouped exchange."""
         return self.sync.group_size or self.layout.ranks_per_node
 
     @property
     def strategy(self) -> str:
-        """The parallelisation strategy, e.g. data, fsdp, zero-1."""
         return strategy_of(self.workload.train, self.engine, self.sync, ranks=self.layout.ranks)
 
     @property
@@ -345,7 +339,6 @@ class RunPlan(LaunchPlan):
 
     @property
     def global_batch(self) -> int:
-        """Samples per step over all ranks."""
         return self.workload.train.batch_per_rank * self.layout.ranks
 
     @property
@@ -360,12 +353,10 @@ class RunPlan(LaunchPlan):
 
     @property
     def recipe(self) -> TrainSpec:
-        """The recipe for this global batch."""
         return self.workload.train.at_batch(self.global_batch)
 
     @property
     def rate_row(self) -> RatePoint | None:
-        """The row of the learning rate table that applies; None without a table."""
         place = self.workload.train.optimizer.place(self.global_batch)
         return None if place is None else place.row
 
@@ -483,9 +474,7 @@ class RunPlan(LaunchPlan):
         return self
 
     def configuration_digest(self) -> str:
-        """Returns a digest of all settings that affect the computation; without ids, times, tags and series
-        position.
-        """
+        """Returns a digest of all settings that affect the computation."""
         content = self.model_dump(
             mode="json", exclude={"run_id", "created", "series", "overrides", "tags", "dlbench_code"}
         )

@@ -17,9 +17,7 @@ def ranks_per_replica(engine: EngineSpec) -> int:
 
 
 def strategy_of(train: TrainSpec, engine: EngineSpec, sync: SyncSpec, *, ranks: int) -> str:
-    """Returns the strategy: `data`, `serial` for one rank, `fsdp`, `zero-1`, `local-sgd`, `out-of-core`, `tensor` or
-    `fsdp+tensor`.
-    """
+    """Returns the strategy, e.g. `data`, `serial`, `fsdp`, `zero-1`, `local-sgd`, `fsdp+tensor`."""
     if engine.name == "fsdp" and engine.fsdp.tensor_ranks == 1:
         return "fsdp"
     if engine.name == "fsdp":

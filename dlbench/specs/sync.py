@@ -13,15 +13,8 @@ from dlbench.units import counted, exact_bytes, format_bytes, parse_bytes
 
 Exchange = Literal["flat", "hierarchical", "leader", "hybrid", "horovod-hierarchical", "horovod-torus", "none"]
 Wire = Literal["fp32", "fp16", "bf16", "topk", "powersgd"]
-ERROR_FEEDBACK: tuple[Wire, ...] = (
-    "topk",
-    "powersgd",
-)  # Formats that add unsent values to the next gradients.
-GROUPED: tuple[Exchange, ...] = (
-    "hierarchical",
-    "leader",
-    "hybrid",
-)  # Exchanges in two levels: within groups of ranks, and across.
+ERROR_FEEDBACK: tuple[Wire, ...] = ("topk", "powersgd")  # These add unsent values to the next gradients.
+GROUPED: tuple[Exchange, ...] = ("hierarchical", "leader", "hybrid")  # In two levels: within groups, and across.
 NOT_OWN: tuple[Exchange, ...] = ("flat", "horovod-hierarchical", "horovod-torus", "none")
 """Exchanges of the engine's library, and none; all others consist of dlbench's own messages."""
 UNEXCHANGED = "with sync.exchange none, or sync.average_every from the first update on, no gradient is exchanged"
@@ -203,7 +196,6 @@ class SyncSpec(Spec):
 
     @property
     def library_fusion(self) -> Fusion:
-        """The fusion that the engine's library is asked for."""
         return AUTO if self.is_own else self.fusion
 
     @property

@@ -189,7 +189,6 @@ class SystemSpec(Spec):
 
     @property
     def binds_gpus(self) -> bool:
-        """Returns whether srun gives GPUs to ranks."""
         return self.slurm.asks_for_gpus and self.launch.launcher in BY_SRUN
 
     @field_validator("setup", "modules_init", mode="before")

@@ -177,7 +177,6 @@ class OptimizerSpec(Spec):
         return self.learning_rate * _batch_scale(global_batch / self.reference_batch, self.learning_rate_scaling)
 
     def place(self, global_batch: int) -> Place | None:
-        """Returns the position of a global batch in the table; None without a table."""
         if self.learning_rate_scaling != "table":
             return None
         below: Literal["linear", "sqrt"] = "sqrt" if self.name == "lamb" else "linear"

@@ -81,7 +81,6 @@ class FaultSpec(Spec):
     @field_validator("ranks", mode="before")
     @classmethod
     def _ranks_from_text(cls, value: object) -> object:
-        """Accepts the forms of `--set`: a number, or numbers separated by commas."""
         if isinstance(value, int) and not isinstance(value, bool):
             return (value,)
         if isinstance(value, str):

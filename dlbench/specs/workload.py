@@ -125,9 +125,7 @@ class Model(Spec):
         return self
 
     def public_shapes(self) -> dict[str, Shape] | None:
-        """Returns the shape of every parameter by name, if weights files with public names exist; see
-        `weights_file`.
-        """
+        """Returns the shape of every parameter by name if public weights files exist; see `weights_file`."""
         return None
 
 
@@ -159,9 +157,7 @@ class ResNetModel(Model):
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Returns the layers; a bottleneck is a block, and its output has 4 times the channels of its inner
-        convolutions.
-        """
+        """Returns the layers; a bottleneck is a block with 4 times the channels of its inner convolutions."""
         layers = Layers()
 
         def normed(name: str, channels: int, filters: int, edge: int, kernel: int, stride: int = 1) -> int:
@@ -234,9 +230,7 @@ class BertModel(Model):
         return self.attention
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
-        """Returns the layers; an encoder layer is a block, and the masked-LM head computes max_predictions
-        positions.
-        """
+        """Returns the layers; an encoder layer is a block; the masked-LM head computes max_predictions positions."""
         assert isinstance(data, TextData)  # `formats` holds that
         layers, hidden, tokens = Layers(), self.hidden_size, data.sequence_length
         width = tokens * hidden
@@ -533,7 +527,6 @@ class _Data(Spec):
 
     @property
     def holds_samples(self) -> bool:
-        """Returns whether each rank has its own samples."""
         return self.shuffle != "global"
 
     @property
