@@ -46,7 +46,7 @@ SHARDS = value_option("--shards", "K", "Servers of the algorithm parameter-serve
 @value_option(
     "--table",
     None,
-    "Table to write as CSV: measured points (default), pairs of ranks, costs of algorithms, fits, runs.",
+    "Table to write as CSV: points (default), pairs of ranks, costs, fits or runs.",
     type=click.Choice(TABLES),
 )
 def report(

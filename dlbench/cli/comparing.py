@@ -92,10 +92,7 @@ def rule_options(function: F) -> F:
             type=FILE,
         ),
         value_option(
-            "--allow",
-            "KEY[,KEY]",
-            "Key that may differ between the sides, e.g. system or train.learning_rate; repeatable.",
-            multiple=True,
+            "--allow", "KEY[,KEY]", "Key that may differ between the sides, repeatable, e.g. system.", multiple=True
         ),
         OUTPUT,
         format_option(*get_args(FormatName), suffixes=": .txt, .json, .md, .html, .xml"),
@@ -313,7 +310,7 @@ def compare(
 @value_option(
     "--paired",
     "RUNS",
-    "Folder of interleaved runs (`run --ab`), instead of --baseline and --candidate; side b is checked against side a.",
+    "Folder of interleaved runs (`run --ab`) instead of both: check side b against side a.",
     type=FILE,
 )
 @value_option(

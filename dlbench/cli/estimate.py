@@ -74,9 +74,7 @@ def _whole(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     "--deadline", "DURATION", "Maximum training time, e.g. 3d: name the cheapest rank count for it.", callback=duration
 )
 @value_option(
-    "--budget",
-    "AMOUNT",
-    "Maximum cost, e.g. '500 GPU-hours' (units as for --price) or '900 EUR': name the fastest rank count for it.",
+    "--budget", "AMOUNT", "Maximum cost, e.g. '500 GPU-hours' or '900 EUR': name the fastest rank count for it."
 )
 @AS_JSON
 @value_option("--throughput", "NUMBER", "Throughput of WORKLOAD on all ranks, in samples/s.", callback=_positive)

@@ -46,9 +46,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.KEYS
 @shared.SYSTEM
 @click.option(
-    "--tiers",
-    is_flag=True,
-    help="Train instead: each repeat with synthetic data, with a warm and with a cold page cache; report the stalls.",
+    "--tiers", is_flag=True, help="Train with synthetic data and with a warm and a cold page cache; report the stalls."
 )
 @shared.value_option(
     "--seconds",
@@ -61,7 +59,7 @@ def _above_zero(_ctx: click.Context, param: click.Parameter, value: float | None
 @shared.value_option(
     "--rate",
     None,
-    "Without --tiers: compare with this rate, in samples/s per accelerator.",
+    "Without --tiers: compare with this rate, samples/s per accelerator.",
     type=float,
     callback=_above_zero,
 )

@@ -245,13 +245,11 @@ def plan_options(function: F) -> F:
         value_option(
             "--sweep",
             "KEY=A,B",
-            "Run every point with each of these values of a key, repeatable. Lists as values: [16,32],[32,64].",
+            "Run every point with each value of a key, repeatable. Lists: [16,32],[32,64].",
             multiple=True,
         ),
         click.option(
-            "--ladder",
-            is_flag=True,
-            help="Run every point once per optimisation of the workload's ladder; each run adds one to those before.",
+            "--ladder", is_flag=True, help="Run every point once per step of the workload's ladder of optimisations."
         ),
         value_option(
             "--ab",

@@ -35,9 +35,7 @@ def memory() -> None:
     "--batch", None, "Samples per rank and step (default: the workload's).", type=click.IntRange(min=1)
 )
 @shared.value_option(
-    "--capacity",
-    "BYTES|SHARE",
-    "Memory that a rank may use, e.g. 8GiB, or a share of what it needs without a plan, e.g. 50%.",
+    "--capacity", "BYTES|SHARE", "Memory that a rank may use, e.g. 8GiB, or 50% of its need without a plan."
 )
 @shared.PRESET
 @shared.KEYS

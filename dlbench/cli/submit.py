@@ -35,11 +35,9 @@ class SubmitCommand(shared.GroupedCommand):
 @click.command(cls=SubmitCommand)
 @shared.plan_options
 @shared.submit_options("1,2,4")
-@shared.value_option("--same-nodes", "HOSTS", "Run everything on the same nodes: the first of HOSTS, e.g. n[1-8].")
+@shared.value_option("--same-nodes", "HOSTS", "Run everything on the first of these nodes, e.g. n[1-8].")
 @shared.value_option(
-    "--rotate-nodes",
-    "HOSTS",
-    "Run the repeats on different nodes of HOSTS, e.g. n[1-8], so that node differences average out.",
+    "--rotate-nodes", "HOSTS", "Run the repeats on different nodes, e.g. n[1-8], which averages their differences."
 )
 @click.option("--cancelled", is_flag=True, help="With --resume SERIES: also submit the runs of cancelled jobs again.")
 def submit(system: str, nodes: str | None, ranks: str | None, all_scripts: bool, **options: Any) -> None:

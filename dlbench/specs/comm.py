@@ -319,9 +319,7 @@ class NetworkModel(Spec):
         None, description="Range of these points; none: no message costs, or costs that were not fitted."
     )
     largest_held_out: LargestHeldOut | None = Field(
-        None,
-        description="Error at the largest rank count when it is left out of the fit; none: the smaller ones do not "
-        "determine the fit.",
+        None, description="Error at the largest rank count if the fit leaves it out; none: not known."
     )
     residuals: tuple[Residual, ...] = Field(
         (), description="Errors of the fit at its own rank counts; none: costs that were not fitted."

@@ -47,13 +47,10 @@ class ContainerSpec(Spec):
         "in its store, or a folder. A name should end in @sha256:DIGEST.",
     )
     sha256: Sha256 | None = Field(
-        None,
-        description="SHA-256 of the image file, or digest of the image name; none: computed when a run is planned.",
+        None, description="SHA-256 of the image file, or digest of the name; none: computed when a run is planned."
     )
     as_planned: Annotated[str, Field(pattern=r"^[0-9]+ [0-9]+$"), Form("two numbers")] | None = Field(
-        None,
-        description="Size in bytes and modification time of the image file when planned; a node with other values "
-        "refuses it.",
+        None, description="Size in bytes and modification time of the image when planned; other files are refused."
     )
     python: Annotated[str, Field(min_length=1)] = Field("python3", description="Python interpreter in the container.")
     mount_dlbench: Flag = Field(True, description="Mount dlbench from the host; off: the image contains it.")

@@ -132,10 +132,7 @@ class DdpSettings(Spec):
     acting = (
         ActsIf("shard_optimizer", "layout.is_one_rank", False, why="one rank keeps all of the optimizer's state"),
         ActsIf(
-            "gradient_as_bucket_view static_graph",
-            "sync.is_own",
-            False,
-            why="dlbench's own exchange does not use DDP's buckets",
+            "gradient_as_bucket_view static_graph", "sync.is_own", False, why="only DDP's own exchange uses its buckets"
         ),
         ActsIf("gradient_as_bucket_view static_graph", "sync.exchanges_gradients", why=UNEXCHANGED),
     )
@@ -162,9 +159,7 @@ class FsdpSettings(Spec):
 
     acting = (
         ActsIf(
-            "shard shard_ranks wrap prefetch",
-            "shares_parameters",
-            why="one rank, or the ranks of one replica, share no parameters that are gathered",
+            "shard shard_ranks wrap prefetch", "shares_parameters", why="the ranks of one replica gather no parameters"
         ),
         ActsIf("shard_ranks", "layout.is_one_node", False, why="the ranks of one node are all ranks"),
         ActsIf("prefetch", "engine.fsdp.wrap", "blocks", why="engine.fsdp.wrap network has no blocks"),
@@ -177,9 +172,7 @@ class FsdpSettings(Spec):
         "gathered again for the backward pass. gradients: ZeRO-2, only gradients and optimizer state are sharded.",
     )
     shard_ranks: Literal["all", "node"] = Field(
-        "all",
-        description="Ranks that share one copy of the state: all, or the ranks of a node, with gradients all-reduced "
-        "across nodes (HSDP).",
+        "all", description="Ranks that share one copy of the state: all, or those of a node (HSDP)."
     )
     wrap: Literal["blocks", "network"] = Field(
         "blocks", description="Unit that is gathered at once: a block of the network, or the whole network."

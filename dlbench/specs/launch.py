@@ -158,8 +158,7 @@ class LaunchSpec(Spec):
     launcher: LauncherName = Field("local", description="local, mpirun, srun-mpi (PMIx) or srun-gloo (no MPI).")
     mpi_plugin: SlurmWord = Field("pmix", description="Plugin for srun --mpi; checked against srun --mpi=list.")
     interface: SlurmWord | None = Field(
-        None,
-        description="Network interface for Gloo and for NCCL's start-up; none: the interface of the default route.",
+        None, description="Network interface for Gloo and for NCCL's start-up; none: that of the default route."
     )
     pin: Flag = Field(True, description="Bind every rank to its own cores.")
     oversubscribe_yield: Flag | None = Field(
@@ -337,9 +336,7 @@ class SlurmSpec(Spec):
         "which ranks are asked to stop and write a checkpoint; 0: no warning; none: 120 with requeue, else 0.",
     )
     requeue: Flag = Field(
-        False,
-        description="Let Slurm requeue a job that was interrupted, preempted or lost a node; it continues from its "
-        "checkpoint.",
+        False, description="Let Slurm requeue interrupted jobs, which continue from their checkpoints."
     )
     max_requeues: Count = Field(3, description="Maximum number of requeues of a job after interruptions.")
     extra: SbatchWords = Field((), description="Additional options of sbatch, e.g. --switches=1; a list, or text.")

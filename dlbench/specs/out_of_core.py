@@ -174,18 +174,14 @@ class Chain(Spec):
     output_bytes: CountOrZero = Field(description="Bytes of the chain's output, held until its backward pass begins.")
     before_s: NonNegative = Field(0.0, description="Duration of the forward pass before the chain, seconds.")
     turn_s: NonNegative = Field(
-        0.0,
-        description="Time between the end of the chain's forward pass and the start of its backward pass (head, loss), "
-        "seconds.",
+        0.0, description="Time between the chain's forward and backward pass (head, loss), seconds."
     )
     after_s: NonNegative = Field(0.0, description="Duration of the backward pass before the chain, seconds.")
     state_bytes: CountOrZero = Field(
         0, description="Parameters, buffers, optimizer state and persistent gradients, bytes."
     )
     exchange_bytes: CountOrZero = Field(
-        0,
-        description="Buffers of the gradient exchange on the device, bytes: DDP's buckets, Horovod's fusion buffer, or "
-        "dlbench's messages.",
+        0, description="Buffers of the gradient exchange on the device, e.g. DDP's buckets, bytes."
     )
     outside_bytes: CountOrZero = Field(0, description="Batch, and activations kept before the chain, bytes.")
     turn_bytes: CountOrZero = Field(0, description="Peak memory of head and loss beyond the chain's output, bytes.")

@@ -111,14 +111,10 @@ class CheckpointSpec(Spec):
     every_epochs: Positive | None = Field(None, description="Epochs between checkpoints, instead of every_steps.")
     keep: Count = Field(2, description="Number of newest checkpoints kept in the run's folder.")
     resume_from: str | None = Field(
-        None,
-        min_length=1,
-        description="Checkpoint, or folder of a run with checkpoints, from which training continues.",
+        None, min_length=1, description="Checkpoint, or folder of a run, from which training continues."
     )
     initialize_from: str | None = Field(
-        None,
-        min_length=1,
-        description="File of initial weights: safetensors with BERT's public names, or a checkpoint of dlbench.",
+        None, min_length=1, description="Initial weights: safetensors with BERT's public names, or a checkpoint."
     )
 
     @property
@@ -146,8 +142,7 @@ class Published(Spec):
 
     value: Positive = Field(description="The published figure, in its unit.")
     unit: Literal["gain", "efficiency"] = Field(
-        description="gain: throughput over that of the step before; efficiency: share of linear scaling, over the "
-        "range given in `what`."
+        description="gain: throughput over that of the step before; efficiency: share of linear scaling."
     )
     what: str = Field(description="Network, machine and batch of the figure, in words.")
     source: str = Field(description="Where it is published.")

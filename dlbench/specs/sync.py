@@ -100,10 +100,7 @@ class SyncSpec(Spec):
         ActsIf("powersgd_rank", "sync.wire", "powersgd", why="only sync.wire powersgd reads it"),
         ActsIf("hybrid_threshold_bytes", "sync.exchange", "hybrid", why="only sync.exchange hybrid reads it"),
         ActsIf(
-            "group_size",
-            "sync.exchange",
-            *GROUPED,
-            why="only sync.exchange hierarchical, leader and hybrid have groups",
+            "group_size", "sync.exchange", *GROUPED, why="sync.exchange hierarchical, leader and hybrid have groups"
         ),
         ActsIf(
             "network", "sync.needs_costs", why="only sync.fusion own:mgwfbp, and hybrid without a threshold, read it"
@@ -141,9 +138,7 @@ class SyncSpec(Spec):
         None, description="Message size from which hybrid uses flat, bytes; none: computed from the fitted costs."
     )
     network: str | None = Field(
-        None,
-        min_length=1,
-        description="File of fitted costs (dlbench comm fit) for own:mgwfbp and hybrid; none: measured at the start.",
+        None, min_length=1, description="File of fitted costs for own:mgwfbp and hybrid; none: measured at the start."
     )
 
     average_every: Count | None = Field(

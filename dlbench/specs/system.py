@@ -43,15 +43,13 @@ class NodeSpec(Spec):
     """One node of the system."""
 
     cores: Ranks | None = Field(
-        None,
-        description="Cores per node that a job may use; required with a scheduler; none: all cores of this machine.",
+        None, description="Cores per node for jobs; required with a scheduler; none: all cores of this machine."
     )
     gpus: CountOrZero = Field(0, description="GPUs per node.")
     ranks: Ranks | None = Field(None, description="Ranks per node; none: one per GPU, or one per node without GPUs.")
 
     peak_tflops: dict[Precision, Positive] = Field(
-        default_factory=dict,
-        description="Dense peak rate of one GPU (without GPUs: of one core) by precision, TFLOP/s.",
+        default_factory=dict, description="Dense peak rate of a GPU (without GPUs: of a core) by precision, TFLOP/s."
     )
     peak_source: str | None = Field(None, min_length=1, description="Source of peak_tflops; printed with each MFU.")
 
@@ -114,9 +112,7 @@ class LinkSpec(Spec):
     alpha_s: NonNegative = Field(description="Time of an empty message, seconds.")
     gb_per_s: Positive = Field(description="Bandwidth of one link in one direction, 10^9 bytes per second.")
     links: Count | None = Field(
-        None,
-        description="Links that the ranks share at this level, e.g. network adapters of a node; none: one link per "
-        "rank.",
+        None, description="Links that the ranks share, e.g. adapters of a node; none: one link per rank."
     )
     source: Source = Field(description="Source of these values, and which of them are assumptions.")
 
@@ -131,9 +127,7 @@ class NetworkSpec(Spec):
     )
     nodes_per_leaf: Ranks | None = Field(None, description="Nodes per leaf switch; none: not known.")
     leaf_taper: Positive | None = Field(
-        None,
-        description="Oversubscription: links of a leaf switch to its nodes over its links to other leaves, e.g. 2 for "
-        "2:1; none: not known.",
+        None, description="Oversubscription of a leaf switch, e.g. 2 for 2:1; none: not known."
     )
     leaf_source: Source | None = Field(None, description="Source of nodes_per_leaf and leaf_taper.")
 
@@ -181,9 +175,7 @@ class SystemSpec(Spec):
         "purge", description="Command before the modules are loaded: module purge, module reset (Cray), or none."
     )
     setup: tuple[str, ...] = Field(
-        (),
-        description="Shell lines between the modules and the start of the ranks, used unchanged; a list, or text: one "
-        "line.",
+        (), description="Shell lines between modules and the start of the ranks; a list, or one line."
     )
     python: str | None = Field(None, description="Python on the compute nodes; none: the one that runs dlbench.")
 

@@ -132,17 +132,13 @@ class OptimizerSpec(Spec):
     )
     learning_rate: Positive = Field(description="Peak learning rate after warm-up, before scaling.")
     learning_rate_scaling: Literal["none", "linear", "sqrt", "table"] = Field(
-        "none",
-        description="Scale the learning rate with the global batch (linear), with its square root (sqrt), or by "
-        "learning_rate_table (table).",
+        "none", description="Scale the rate with the global batch, its square root, or a table."
     )
     reference_batch: Count | None = Field(
         None, description="Global batch for which learning_rate is given, samples; for learning_rate_scaling."
     )
     learning_rate_table: tuple[RatePoint, ...] = Field(
-        (),
-        description="Published rates by global batch; interpolated between rows; constant beyond the last row, where "
-        "--to-accuracy is refused.",
+        (), description="Published rates by global batch, interpolated between rows."
     )
     momentum: Fraction = Field(0.9, description="Momentum (sgd, lars).")
     weight_decay: NonNegative = Field(0.0, description="Weight decay; not applied to biases and norms.")
@@ -277,14 +273,10 @@ class TrainSpec(Spec):
 
     batch_per_rank: Count = Field(description="Samples per rank and step.")
     global_batch: Count | None = Field(
-        None,
-        description="Samples per step over all ranks, computed in parts of batch_per_rank; none: batch_per_rank times "
-        "the rank count.",
+        None, description="Samples per step over all ranks, in parts of batch_per_rank; none: one part each."
     )
     gradient_accumulation: Count = Field(
-        1,
-        description="Number of parts in which a rank's batch is computed, with one exchange; must divide "
-        "batch_per_rank.",
+        1, description="Parts in which a rank's batch is computed; must divide batch_per_rank."
     )
     precision: Precision = Field(
         "fp32",
@@ -292,8 +284,7 @@ class TrainSpec(Spec):
         "fp32 weights. fp16: autocast with fp32 weights and loss scaling.",
     )
     allow_emulation: Flag = Field(
-        False,
-        description="Let a CPU without bf16 or fp16 arithmetic emulate it: results are right, speed is meaningless.",
+        False, description="Let a CPU emulate bf16 or fp16: results are right, speed is meaningless."
     )
     initial_loss_scale: Positive = Field(65536.0, description="Loss scale of the first step (fp16).")
     loss_scale_growth_steps: Count = Field(2000, description="Steps without overflow until the scale doubles (fp16).")
@@ -317,9 +308,7 @@ class TrainSpec(Spec):
         "updates block by block during the next forward pass.",
     )
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = Field(
-        "none",
-        description="Mode of torch.compile for the network; blocks are compiled one by one if activations are "
-        "recomputed or swapped.",
+        "none", description="Mode of torch.compile; blocks are compiled one by one with recompute or swap."
     )
     cuda_graphs: Literal["none", "network"] = Field(
         "none", description="network: capture forward and backward pass once and replay them as CUDA graphs."
@@ -328,9 +317,7 @@ class TrainSpec(Spec):
         "auto", description="Let cuDNN try its convolution algorithms in the first step; auto: on for GPUs."
     )
     activation_budget: Fraction | None = Field(
-        None,
-        description="Share of the activations that torch.compile may keep (its activation memory budget); none: "
-        "torch's default. Needs compile.",
+        None, description="Activation memory budget of torch.compile, a share; none: torch's default."
     )
     label_smoothing: Fraction = Field(0.0, description="Label smoothing of the classifier's loss.")
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
@@ -481,8 +468,7 @@ class MeasureSpec(Spec):
     )
 
     until: Literal["steps", "quality"] = Field(
-        "steps",
-        description="steps: measure throughput over warm-up and measured steps; quality: train to `quality.target`.",
+        "steps", description="steps: measure throughput over steps; quality: train to `quality.target`."
     )
     warmup_steps: CountOrZero = Field(description="Steps before the measurement; recorded separately.")
     measured_steps: Count = Field(description="Measured steps (until steps).")

@@ -151,9 +151,7 @@ class ResNetModel(Model):
         True, description="Start with scale 0 in each block's last batch norm (Goyal 2017)."
     )
     memory_format: MemoryFormat = Field(
-        "contiguous",
-        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCHW) or "
-        "channels-last (NHWC).",
+        "contiguous", description="Memory format of activations and weights: contiguous (NCHW) or channels-last (NHWC)."
     )
 
     def layer_table(self, data: DataSpec) -> tuple[Layer, ...]:
@@ -336,8 +334,7 @@ class CosmoFlowModel(Model):
     num_targets: Count = Field(4, description="Number of regressed parameters.")
     memory_format: MemoryFormat = Field(
         "contiguous",
-        description="Memory format of activations, and of weights unless Horovod exchanges: contiguous (NCDHW) or "
-        "channels-last (NDHWC).",
+        description="Memory format of activations and weights: contiguous (NCDHW) or channels-last (NDHWC).",
     )
 
     @model_validator(mode="after")
@@ -398,14 +395,10 @@ class PacedModel(Model):
     )
     speed: Positive = Field(1.0, description="Factor by which passes are faster than the times of the layers.")
     rank_jitter: Fraction = Field(
-        0.0,
-        description="Speed difference between ranks: standard deviation of the logarithm of a factor that each rank "
-        "draws once.",
+        0.0, description="Standard deviation of the logarithm of a speed factor that each rank draws once."
     )
     step_jitter: Fraction = Field(
-        0.0,
-        description="Speed difference between steps: standard deviation of the logarithm of a factor that each rank "
-        "draws in each step.",
+        0.0, description="Standard deviation of the logarithm of a speed factor drawn in each step."
     )
 
     def forward_macs(self, data: DataSpec) -> tuple[int, int]:
@@ -483,15 +476,13 @@ class _Data(Spec):
     validation: str | None = Field(
         None,
         min_length=1,
-        description="Path of the validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
+        description="Validation data; none: the folder `validation`, `val` or `valid` next to `train`.",
     )
     loader_workers: CountOrZero | Literal["auto"] = Field(
-        0,
-        description="Reader processes per rank; 0: read in the training process; auto: chosen by a measurement before "
-        "training.",
+        0, description="Reader processes per rank; 0: the training process reads; auto: chosen by measuring."
     )
     prefetch_batches: Count | Literal["auto"] = Field(
-        2, description="Batches that each reader process reads ahead; auto: chosen by a measurement before training."
+        2, description="Batches that each reader process reads ahead; auto: chosen by measuring."
     )
     staging: Staging = Field(
         "none",
