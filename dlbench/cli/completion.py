@@ -1,8 +1,4 @@
-"""Shell completion of workloads, systems, presets, series and keys, by Click's own mechanism.
-
-Click asks the parameter at the cursor. Its name decides the completions, in all commands. They are added only if a
-shell asks (the variable below), so that other commands do not get slower.
-"""
+"""Shell completion by Click; parameters get completions only if a shell asks, so that other commands stay fast."""
 
 from __future__ import annotations
 

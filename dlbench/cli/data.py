@@ -37,9 +37,9 @@ def available_cores() -> int:
 
 @contextmanager
 def meter() -> Iterator[Meter]:
-    """A bar if standard error is a terminal, else lines every ten seconds; both on standard error.
+    """Yields a function that shows progress on standard error: a bar on a terminal, else lines every ten seconds.
 
-    Inside, a cancelled job or a closed terminal (SIGTERM, SIGHUP) ends like Ctrl-C, so that worker processes end.
+    Meanwhile SIGTERM and SIGHUP act like Ctrl-C, so that worker processes end.
     """
     from dlbench.jobs.processes import interrupted_by_signals
 

@@ -232,10 +232,7 @@ def _estimate_runs(runs: tuple[Path, ...], where: tuple[str, ...], question: dic
 
 
 def _workload(name: str) -> tuple[str, int | None, str]:
-    """Returns the sample unit, the samples per epoch if they are known, and their source.
-
-    Only bundled workloads have a published data set.
-    """
+    """Returns sample unit, samples per epoch if known, and their source; only bundled workloads have published data."""
     from dlbench import bundled
     from dlbench.specs.choices import WorkloadFile, choose
     from dlbench.specs.files import find

@@ -1,7 +1,4 @@
-"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command.
-
-Each source of a projection is a command with the options that act there.
-"""
+"""`dlbench project`: projects runs to rank counts that were not measured. Each source of a projection is a command."""
 
 from __future__ import annotations
 

@@ -144,10 +144,7 @@ def _setting(key: Key, value: Any, layers: SettingLayers) -> KeyLine:
 
 
 def _meaning(key: Key, value: Any) -> str:
-    """Returns the first sentence of a key's description; for choices also that of the value, and the other choices.
-
-    Descriptions of choices have a sentence `value: meaning.` for each.
-    """
+    """Returns the first sentence of a key's description; for choices also the sentence `value: ...`, and the others."""
     meaning, *others = _sentences(key.field.description or "")
     choices = [choice for choice in typing.get_args(key.field.annotation) if isinstance(choice, str)]
     value_sentence = next((sentence for sentence in others if sentence.startswith(f"{value}: ")), "")

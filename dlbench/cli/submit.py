@@ -103,10 +103,7 @@ def _on_nodes(plans: list[RunPlan], options: dict[str, Any]) -> list[RunPlan]:
 
 
 def refuse_beside_write_only(options: dict[str, Any], *names: str) -> None:
-    """Raises `UserError` if one of the options, which act on submitted jobs only, is given with --write-only.
-
-    Raises `UserError`: one of them is given with --write-only.
-    """
+    """Raises `UserError` if one of these options, which act on submitted jobs only, is given with --write-only."""
     for name in names:
         if options["write_only"] and options[name]:
             raise UserError(f"--write-only and --{name.replace('_', '-')} exclude each other")
@@ -136,10 +133,7 @@ def campaign_from(plans: Sequence[LaunchPlan], options: dict[str, Any]) -> Campa
 
 
 def require_scheduler(system: SystemSpec, out: Path, instead: str) -> None:
-    """Checks that jobs can be written for this system and folder; `instead`: the command without a scheduler.
-
-    Raises `UserError`: they cannot.
-    """
+    """Raises `UserError` if jobs cannot be written for this system or folder; `instead`: the local command."""
     if system.scheduler != "slurm":
         raise UserError(f"system {system.name} has no scheduler: use `{instead}`, or set scheduler: slurm")
     if "\\" in str(out.absolute()):

@@ -1,7 +1,4 @@
-"""The container that ranks run in.
-
-The image file is identified when a run is planned, because a thousand ranks must not read it for that.
-"""
+"""The container of the ranks. Its image is identified when a run is planned, not by each of a thousand ranks."""
 
 from __future__ import annotations
 

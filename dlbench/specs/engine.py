@@ -117,10 +117,9 @@ class HorovodSettings(Spec):
 
     @property
     def autotune_steps(self) -> int:
-        """Steps that the autotuner needs with its categorical parameters fixed, as dlbench fixes them.
+        """Steps that the autotuner needs with fixed categorical parameters (parameter_manager.cc of Horovod 0.28).
 
-        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps
-        (parameter_manager.cc of Horovod 0.28).
+        Each of (warm-up + maximum + 1) scores is the median of five samples of `steps_per_sample` steps.
         """
         scores = self.autotune_warmup_samples + self.autotune_max_samples + 1
         return scores * (5 * self.autotune_steps_per_sample + 1)

@@ -1,7 +1,4 @@
-"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`.
-
-Additional options for both are given as words; options that the plan sets are refused.
-"""
+"""Launcher, environment variables of the ranks, and options of `sbatch` and `srun`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The layers of a network without torch: elements, weights and multiply-adds per sample.
 
-Names are those of the modules in torch. Dropout, reshaping, sums, and activations that are called as functions are not
-listed.
+Dropout, reshaping, sums, and activations that are called as functions are not listed.
 """
 
 from __future__ import annotations

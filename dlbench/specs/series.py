@@ -156,10 +156,7 @@ def side_words(plan: RunPlan) -> str:
 
 
 def option_of(request: Request) -> str:
-    """Returns the option that asks for variants; empty if none does.
-
-    Raises `UserError`: it cannot be combined with another option of the request.
-    """
+    """Returns the option that asks for variants, or "". Raises `UserError`: another option excludes it."""
     option = ""
     if request.tiers:
         option = "--tiers"

@@ -1,7 +1,4 @@
-"""Names the parallelisation strategy of a training, and checks which settings contradict it.
-
-Names are those of the projection's table (`dlbench.projection.strategies.table`).
-"""
+"""Names the parallelisation strategy of a training, and checks which settings contradict it."""
 
 from __future__ import annotations
 

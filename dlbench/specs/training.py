@@ -1,8 +1,7 @@
 """The training recipe (optimizer, schedule, precision, batch, target quality) and the measurement.
 
-Rules that scale a rate with the batch hold up to some batch and not beyond it (Goyal et al. 2017, figure 1; You et al.
-2017, table 2). A table of learning rates has what was found to work: its rows, one for each global batch that somebody
-trained to the target with, are used as they are.
+Rules that scale a rate with the batch hold only up to some batch (Goyal et al. 2017, figure 1; You et al. 2017, table
+2). A table of learning rates contains batches and rates that reached the target.
 """
 
 from __future__ import annotations
@@ -323,10 +322,7 @@ class TrainSpec(Spec):
     seed: CountOrZero = Field(0, le=2**32 - 1, description="Seed of weights, sample order, augmentation and dropout.")
 
     def at_batch(self, global_batch: int) -> TrainSpec:
-        """Returns the recipe for a global batch; steps of another row are converted to the same number of samples.
-
-        The learning rate is left to `OptimizerSpec.peak`.
-        """
+        """Returns the recipe for a global batch, without the learning rate (`peak`); steps are rescaled."""
         place = self.optimizer.place(global_batch)
         if place is None:
             return self

@@ -1,8 +1,4 @@
-"""Monitoring of a run, and faults that can be injected into it.
-
-Watched: the sampler of each node, and the window in which single layers are seen. A fault of a known size shows whether
-reports find it; never a default.
-"""
+"""Monitoring of a run, and faults of known size that test whether reports detect them."""
 
 from __future__ import annotations
 
