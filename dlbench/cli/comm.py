@@ -158,7 +158,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     """
     check_writable(output)
     require_modules("comm import", "numpy", "scipy")
-    from dlbench.comm.imports import import_tables
+    from dlbench.comm.imports import ImportOptions, import_tables
     from dlbench.specs.comm import ALGORITHMS
     from dlbench.units import utc_now
 
@@ -167,7 +167,7 @@ def import_(files: tuple[Path, ...], system: str, output: Path | None, **unsaid:
     for count in unsaid["ranks"]:
         _require_counts({"ranks": count}, "ranks")
     _require_counts(unsaid, "group_size")
-    network_fit = import_tables(files, system=system, fitted=utc_now(), **unsaid)
+    network_fit = import_tables(files, system=system, fitted=utc_now(), options=ImportOptions(**unsaid))
     _show_fit(network_fit, output)
 
 

@@ -99,7 +99,7 @@ def projected(
             group, target_group = target_group, None
     method = _way(question.overrides, target_group or group)
     projection = step.project(
-        group, question.targets, way=method, misses=misses_of(rows, group.system), there=target_group
+        group, question.targets, method=method, misses=misses_of(rows, group.system), other_system=target_group
     )
     name = group.configuration or group.digest
     sections: list[Section] = []
@@ -113,7 +113,7 @@ def projected(
             click.echo(
                 f"dlbench: --price-per-node-hour: no cost for {group.title}: its batch size is unknown", err=True
             )
-    return projected_group(name, group, projection, ledger=rows, more=sections)
+    return projected_group(name, group, projection, ledger=rows, more_sections=sections)
 
 
 def _strategies_section(
@@ -129,7 +129,7 @@ def _strategies_section(
     measured = () if target_group else measured_rows(case, group, strategies_asked.groups)
     is_strong, strategy = priced.scaling == "strong", group.anchor.strategy or "data"
     rows = projected_rows(
-        case, projection.targets, is_strong=is_strong, strategies=strategies_asked.names, own=strategy
+        case, projection.targets, is_strong=is_strong, strategies=strategies_asked.names, own_strategy=strategy
     )
     return section((*measured, *rows), basis, anchor=f"strategies-{group.configuration or group.digest}")
 

@@ -361,7 +361,7 @@ def test_a_series_that_was_cut_off_is_told_by_status_and_resumed(cli: Cli, tmp_p
     assert f"{limit}; series s: {now}" in done.stderr
     told = cli("status", PATH=str(tmp_path))
     assert "series s: 0 of 4 runs valid, 2 incomplete, 2 not submitted; 1 of 2 jobs submitted; the rest:" in told.stdout
-    assert "Slurm did not say what became of job" in told.stdout
+    assert "Slurm did not answer on job" in told.stdout
     assert "(squeue is not on PATH)" in told.stdout
     (row,) = json.loads(cli("status", "--json", PATH=str(tmp_path)).stdout)["series"]
     assert (row["series"], row["jobs"], row["submitted"], row["is_cut_off"]) == ("s", 2, 1, False)
