@@ -310,7 +310,7 @@ def compare(
 @value_option(
     "--paired",
     "RUNS",
-    "Folder of interleaved runs (`run --ab`) instead of both: check side b against side a.",
+    "Folder of interleaved runs (`run --ab`); check side b against side a.",
     type=FILE,
 )
 @value_option(

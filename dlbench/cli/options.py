@@ -275,7 +275,7 @@ def plan_options(function: F) -> F:
 
 def output_folder() -> Callable[[F], F]:
     """Returns the option --out."""
-    return value_option("--out", None, "Folder of the run folders.", Path("runs"), type=FILE, callback=_for_scripts)
+    return value_option("--out", None, "Folder of the runs.", Path("runs"), type=FILE, callback=_for_scripts)
 
 
 def duration(_ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:

@@ -91,7 +91,7 @@ def _page_options(function: Callable[..., None]) -> Callable[..., None]:
 
 def _question_options(costs: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Adds the options of `projecting.question_of`; `costs`: the costs that --network replaces."""
-    exchange_help = "Set the gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
+    exchange_help = "Change the gradient exchange, repeatable: exchange, fusion, wire, group_size, topk_density."
     slow = "History folder: take from it how many nodes of the system are slow, and by how much."
     system_help = "Project to the nodes and the network of another system, from its data sheet."
     price = "Price of a node-hour, e.g. '9 EUR'."

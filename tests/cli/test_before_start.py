@@ -163,7 +163,7 @@ def test_a_precision_that_is_not_here_is_refused_unless_emulation_is_asked_for(p
 @pytest.mark.parametrize(
     ("settings", "refusal"),
     [
-        ({"train.precision": "fp8"}, "fp8 is not built: .*; bf16 is the narrowest"),
+        ({"train.precision": "fp8"}, "fp8 is not supported: .*; bf16 is the narrowest"),
         ({"train.cudnn_benchmark": "on"}, "has no effect in any run of this request: the network has no convolutions"),
         ({"model.attention": "unpadded"}, "has no effect in any run of this request: synthetic text has no padding"),
         ({"model.attention": "unpadded", "train.compile": "default"}, "attention unpadded and train.compile default"),

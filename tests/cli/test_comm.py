@@ -180,7 +180,7 @@ WRONG: dict[str, tuple[tuple[str, ...], list[str]]] = {
     "algorithm": (("--algorithms", "ring,drect"), ["--algorithms", "'drect'", "allreduce", "direct"]),
     "algorithm of another": (
         ("--collective", "broadcast", "--algorithms", "ring"),
-        ["'ring' is no algorithm of broadcast", "chain"],
+        ["'ring' is not a known algorithm of broadcast", "chain"],
     ),
     "removed back-end": (("--backends", "horovod"), ["--backends horovod has been removed", "--engine horovod"]),
     "back-end": (("--backends", "glo"), ["--backends", "'glo'", "gloo"]),

@@ -29,9 +29,9 @@ VALIDATOR = re.compile(
 """Words of the validator, and signs of a regular expression."""
 
 RIGHT = re.compile(
-    r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice|the plan sets|does not support"
-    r"|multiple of|does not fit|have the same length|contains a character|path of a program|above 1"
-    r"|divide|epoch_samples|switched off by|renamed to"
+    r"must |is missing|unknown key|exclude|needs? |use |give |set |e\.g\.|did you mean|such as|given twice"
+    r"|the plan sets|does not support|multiple of|does not fit|have the same length|contains a character"
+    r"|path of a program|above 1|divide|epoch_samples|switched off by|renamed to"
 )
 """One of these leads on to what would be right."""
 

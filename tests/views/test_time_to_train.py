@@ -373,7 +373,7 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["nowhere"], "nowhere: is no folder of runs; for a workload --throughput NUMBER is missing"),
+        (["nowhere"], "nowhere: is not a folder of runs; for a workload, --throughput NUMBER is missing"),
         (["RUNS", "--throughput", "5"], "leave it out for runs (RUNS), which have their own"),
         (["RUNS", "--ranks", "4"], "--ranks: only for WORKLOAD --throughput"),
         (["resnet50", "--throughput", "5", "--epochs", "1", "--deadline", "3d"], "--deadline: only for RUNS"),
@@ -402,7 +402,10 @@ def test_prices_and_budgets_in_the_forms_that_people_write(runs: Path, arguments
         (["RUNS", "--deadline", "3days"], "'3days' is not a duration above zero with its unit (ms, s, m, min, h, d)"),
         (["RUNS", "--budget", "500 EUR"], "--budget 500 EUR: needs --price in EUR; an amount of hours is"),
         (["RUNS", "--budget", "500 EUR", "--price", "2 CHF"], "--budget 500 EUR: --price is in CHF"),
-        (["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"], "is in rank-hours, --price per node-hour"),
+        (
+            ["RUNS", "--budget", "5 rank-hours", "--price", "2 CHF/node-hour"],
+            "is in rank-hours, but --price is per node-hour",
+        ),
         (["RUNS", "--budget", "5 GPU-hours"], "its runs had no GPU"),
         (["RUNS", "--where", "ranks=3"], "--where ranks=3: no run"),
     ],

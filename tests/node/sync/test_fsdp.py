@@ -38,7 +38,7 @@ def plan_of(*words: str, out: Path = Path("runs")) -> RunPlan:
     ("settings", "why"),
     [
         (["train.compile=default"], "cannot be combined with train.compile"),
-        (["train.recompute=blocks"], "train.recompute and train.swap do"),
+        (["train.recompute=blocks"], "with train.recompute and train.swap: "),
         (["train.optimizer_state=host"], "try engine.fsdp.offload"),
         (["measure.noise_scale=true"], "measure.noise_scale"),
         (["sync.exchange=hierarchical", "sync.group_size=2"], "sync.exchange hierarchical"),
@@ -49,7 +49,7 @@ def plan_of(*words: str, out: Path = Path("runs")) -> RunPlan:
         (["sync.wire=powersgd"], "sync.wire powersgd"),
         (["sync.wire=fp16"], "sums fp32 or bf16"),
         (["sync.wire=bf16", "train.gradient_accumulation=2"], "sums the parts of a batch in bf16"),
-        (["train.optimizer.implementation=fused"], "fused of lamb .*: norms of whole tensors"),
+        (["train.optimizer.implementation=fused"], "fused of lamb: norms of whole tensors"),
         (["train.precision=fp16", "engine.fsdp.offload=true"], "agree on overflows"),
         (["engine.fsdp.shard_ranks=node"], "engine.fsdp.shard_ranks: has no effect .*: the ranks of one node"),
         (["engine.fsdp.wrap=network", "engine.fsdp.prefetch=2"], "engine.fsdp.prefetch: has no effect"),

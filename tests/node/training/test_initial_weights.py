@@ -183,7 +183,7 @@ def test_planning_finds_by_the_header_what_a_rank_would(tmp_path: Path) -> None:
     require_weights(tmp_path, spec())  # a run's folder
     with pytest.raises(UserError, match=r"does not fit: bert\.embeddings\.word.*\[96, 16\].*\(and 1 more\)"):
         require_weights(path, spec(vocabulary=200))
-    with pytest.raises(UserError, match="public names are known of BERT alone"):
+    with pytest.raises(UserError, match="public names are only known for BERT"):
         require_weights(path, ResNetModel(family="resnet"))
     for content in (b"", b"PK\3\4 a pickle with another name", b"\2" + bytes(7) + b"[]", b"\2" + bytes(7) + b"{"):
         path.write_bytes(content)
