@@ -162,7 +162,7 @@ def test_show_explains_every_key_and_marks_what_is_no_default(cli: Cli) -> None:
         r"P image_size +64 +Height and width of the input, pixels\.",
         r"P learning_rate_scaling +linear +Scale the rate .*",
         r"  momentum +0\.9 +Momentum .*",  # as its default, though the file says it
-        r"  fusion +auto +auto: the library's default .*",
+        r"  fusion +auto +Tensor fusion of Horovod or DDP.*",
         r"P measured_steps +12 steps +Measured steps .*",
         r"  fault +none +.*",
     ):
@@ -304,7 +304,7 @@ def test_a_dry_run_lists_all_jobs_and_touches_nothing(cli: Cli, tmp_path: Path) 
         ["2", "cosmoflow-2nodes-2ranks-4runs", "2", "2", "4", "00:40:00", "1.333", "afterany:1"],
     ]
     assert "# Total: 2 jobs, 8 runs, at most 2 node-hours (nodes x time limit).\n" in one.stdout
-    assert "# Time of 8 runs: time limit of 10 min 00 s a run.\n" in one.stdout
+    assert "# Time of 8 runs: time limit of 10 min 00 s per run.\n" in one.stdout
     assert "sbatch gets --dependency=afterany:" in one.stdout
     assert "# Scripts: --all-scripts prints them.\n" in one.stdout
     assert one.stdout.splitlines()[-1].split()[1:] == rows[-1]
@@ -400,7 +400,7 @@ def test_why_jobs_wait_is_told_and_they_are_waited_for_and_cancelled(cli: Cli, t
     told = cli("status", **variables)
     assert told.returncode == 0, told.stderr
     assert "(Priority), expected start 2026-11-23T06:10:00\n" in told.stdout
-    assert "(DependencyNeverSatisfied), the job that it waits for ended otherwise than asked; it never" in told.stdout
+    assert "(DependencyNeverSatisfied), its dependency can never be satisfied; it will never" in told.stdout
     assert "series s: 0 of 2 runs valid, 2 PENDING\n" in told.stdout
     rows = json.loads(cli("status", "--json", **variables).stdout)["runs"]
     assert [(row["reason"], row["starts"]) for row in rows] == [
@@ -613,7 +613,7 @@ def test_status_tells_runs_of_one_job_apart(cli: Cli, tmp_path: Path) -> None:
             assert told == ""
         elif state == "RUNNING":
             assert rows[1]["detail"] == ""
-            assert "the 3 runs of job 21 go one after the other" in told
+            assert "the 3 runs of job 21 run one after the other" in told
         else:
             resume = f"dlbench submit --resume {waiting.series.id} --out runs submits it again"
             assert told == f"job 21 ended as TIMEOUT before this run began; {resume}"
