@@ -65,7 +65,7 @@ def test_a_changed_record_is_a_line_and_a_code(cli: Cli, tmp_path: Path) -> None
     path.write_text(path.read_text().replace('"ranks": 16', '"ranks": 32').replace('"ranks":16', '"ranks":32'))
     scored = cli("project", "score", runs)
     assert scored.returncode == 4
-    assert f"{path}: does not count: it was changed after it was recorded" in scored.stderr
+    assert f"{path}: is ignored: it was changed after it was recorded" in scored.stderr
     assert "Traceback" not in scored.stderr
     warned = cli("project", "runs", runs, "--to", "16")
     assert "changed after it was recorded" in " ".join(warned.stdout.split())
