@@ -90,9 +90,7 @@ class SyncSpec(Spec):
     """Settings of the gradient exchange; by default the engine's library does everything."""
 
     acting = (
-        ActsIf(
-            "fusion", "engine.autotunes", False, why="engine.horovod.autotune searches fusion and cycle time itself"
-        ),
+        ActsIf("fusion", "engine.autotunes", False, why="engine.horovod.autotune tunes fusion and cycle time"),
         ActsIf("fusion wire", "sync.exchanges_gradients", why=UNEXCHANGED),
         ActsIf("average_from average_momentum", "sync.averages", why="only sync.average_every reads it"),
         ActsIf("average_momentum", "recipe.optimizer.slots", why="sgd without momentum has no state to average"),
