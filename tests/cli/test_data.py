@@ -231,7 +231,7 @@ def test_missing_and_added_files_are_found(copy: Callable[[str], Path]) -> None:
     images = copy("images")
     folder = next(p for p in (images / "train").iterdir())
     shutil.copy(next(folder.iterdir()), folder / "added.jpg")
-    assert verify(images).faults == ["train: 21 samples in its files, 20 in manifest.json; remove what was added"]
+    assert verify(images).faults == ["train: 21 samples in its files, 20 in manifest.json; remove added files"]
 
 
 def test_an_unfinished_set_is_not_whole(copy: Callable[[str], Path]) -> None:

@@ -151,9 +151,9 @@ def test_errors_of_the_readers_are_those_of_the_command(
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("", "answered nothing that can be read"),
-        ("print('[]')", "answered nothing that can be read"),
-        ("print('{}')", "answered nothing that can be read: format"),
+        ("", "gave an answer that cannot be read"),
+        ("print('[]')", "gave an answer that cannot be read"),
+        ("print('{}')", "gave an answer that cannot be read: format"),
         ("raise SystemExit(9)", "ended with 9"),
         ("import os\nos.kill(os.getpid(), 9)", "ended by signal SIGKILL"),
     ],
@@ -186,7 +186,7 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
             ["resnet50", "--data", "/", "--out", "a"],
             "--out: needs --tiers: without it nothing is trained or stored (use --json > FILE)",
         ),
-        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
+        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: has no effect with --tiers"),
         (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: has no effect"),
         (["resnet50", "--tiers"], "--tiers: synthetic data is not read from storage"),
         (["nope", "--data", "/"], "unknown workload"),
