@@ -180,15 +180,15 @@ def test_readers_that_die_or_talk_nonsense_are_one_line(
         (["resnet50", "--data", "/", "--like", "/", "--rate", "5"], "--like and --rate exclude each other"),
         (
             ["resnet50", "--data", "/", "--series", "a"],
-            "--series: is of training, and needs --tiers: without it nothing is trained or kept",
+            "--series: needs --tiers: without it nothing is trained or stored",
         ),
         (
             ["resnet50", "--data", "/", "--out", "a"],
-            "--out: is of training, and needs --tiers: without it nothing is trained or kept (figures: --json > FILE)",
+            "--out: needs --tiers: without it nothing is trained or stored (use --json > FILE)",
         ),
-        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: is of the readers alone"),
-        (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: io reads with"),
-        (["resnet50", "--tiers"], "--tiers: synthetic data is read from nowhere"),
+        (["resnet50", "--data", "/", "--tiers", "--seconds", "5"], "--seconds: has no effect with --tiers"),
+        (["resnet50", "--data", "/", "--set", "data.cache=cold"], "--set data.cache: has no effect"),
+        (["resnet50", "--tiers"], "--tiers: synthetic data is not read from storage"),
         (["nope", "--data", "/"], "unknown workload"),
     ],
 )
