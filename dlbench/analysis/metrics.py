@@ -81,7 +81,7 @@ def metrics_by_run(
     absent.
     """
     names = {metric.name for metric in METRICS} if wanted is None else set(wanted)
-    found: dict[str, dict[str, float]] = {}
+    values_by_run: dict[str, dict[str, float]] = {}
     for row in table.figures.values():
         run = table.runs[str(row["run_id"])]
         values = {
@@ -97,8 +97,8 @@ def metrics_by_run(
             energy = _energy(run, damaged)
             if energy is not None:
                 values["energy_per_sample_j"] = energy
-        found[run.plan.run_id] = {name: value for name, value in values.items() if name in names}
-    return found
+        values_by_run[run.plan.run_id] = {name: value for name, value in values.items() if name in names}
+    return values_by_run
 
 
 def _energy(run: Run, damaged: list[str] | None) -> float | None:

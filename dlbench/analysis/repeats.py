@@ -23,35 +23,35 @@ def mixed_configurations(places: Mapping[str, Mapping[str, Facts]]) -> list[Doub
     `places`: facts of the runs, by run, of each figure, by what it is called ("2 ranks"). Keys that name the job or the
     host do not count.
     """
-    found = list(filter(None, [averaged_unlike(places)]))
+    texts = list(filter(None, [averaged_unlike(places)]))
     if between := compared_unlike(places):
-        found.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
-    return [Doubt(code=CODE, severity="serious", text=text) for text in found]
+        texts.append(f"figures are compared that did not run alike: {named(between)}; their ratio holds that too")
+    return [Doubt(code=CODE, severity="serious", text=text) for text in texts]
 
 
 def averaged_unlike(places: Mapping[str, Mapping[str, Facts]]) -> str:
     """Keys that differ between runs of one figure, in a sentence without a full stop; empty where none does."""
-    found = _averaged(places)
-    if not found:
+    places_by_key = _averaged(places)
+    if not places_by_key:
         return ""
-    met = list(dict.fromkeys(place for where in found.values() for place in where))
+    met = list(dict.fromkeys(place for where in places_by_key.values() for place in where))
     where = "" if len(met) == len(places) else f" (at {', '.join(met)})"
-    inside = [one for one in _differences(_all(places)) if one.key in found]
+    inside = [one for one in _differences(_all(places)) if one.key in places_by_key]
     return f"runs that are averaged{where} are no repeats: {named(inside)}"
 
 
 def compared_unlike(places: Mapping[str, Mapping[str, Facts]]) -> list[Difference]:
     """Keys that differ between figures and within none of them."""
-    found = _averaged(places)
-    return [one for one in _differences(_all(places)) if one.key not in found]
+    places_by_key = _averaged(places)
+    return [difference for difference in _differences(_all(places)) if difference.key not in places_by_key]
 
 
 def _averaged(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    places_by_key: dict[str, list[str]] = {}
     for place, runs in places.items():
-        for one in _differences(runs):
-            found.setdefault(one.key, []).append(place)
-    return found
+        for difference in _differences(runs):
+            places_by_key.setdefault(difference.key, []).append(place)
+    return places_by_key
 
 
 def _all(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, Facts]:
@@ -60,19 +60,19 @@ def _all(places: Mapping[str, Mapping[str, Facts]]) -> dict[str, Facts]:
 
 def named(differences: Iterable[Difference]) -> str:
     """Keys with their values and how many runs have each: `kernel: 6.1 in 3, 6.2 in 2`."""
-    found = sorted(differences, key=lambda one: order_of(one.key))
-    more = f"; and {len(found) - MAX_KEYS} more keys" if len(found) > MAX_KEYS else ""
-    return "; ".join(f"{one.key}: {_values(one)}" for one in found[:MAX_KEYS]) + more
+    ordered = sorted(differences, key=lambda difference: order_of(difference.key))
+    more = f"; and {len(ordered) - MAX_KEYS} more keys" if len(ordered) > MAX_KEYS else ""
+    return "; ".join(f"{one.key}: {_values(one)}" for one in ordered[:MAX_KEYS]) + more
 
 
-def _values(one: Difference) -> str:
-    shown = []
-    for value, runs in one.values[:MAX_VALUES]:
+def _values(difference: Difference) -> str:
+    texts = []
+    for value, runs in difference.values[:MAX_VALUES]:
         text = value if len(value) <= MAX_LENGTH else f"{value[: MAX_LENGTH - 3]}..."
-        shown.append(f"{text} in {len(runs)}")
-    if len(one.values) > MAX_VALUES:
-        shown.append(f"{len(one.values) - MAX_VALUES} other values")
-    return ", ".join(shown)
+        texts.append(f"{text} in {len(runs)}")
+    if len(difference.values) > MAX_VALUES:
+        texts.append(f"{len(difference.values) - MAX_VALUES} other values")
+    return ", ".join(texts)
 
 
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

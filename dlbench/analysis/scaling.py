@@ -100,11 +100,11 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
     ranks = first["ranks"]
     ideal = ranks / baseline[0]["ranks"]
     is_baseline = rows is baseline
-    own, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
-    speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(own, reference)
+    throughputs, reference = _by_run(rows, "throughput", table), _by_run(baseline, "throughput", table)
+    speedup = by_definition(1.0, len(rows)) if is_baseline else ratio_estimate(throughputs, reference)
     plan = table.runs[first["run_id"]].plan
     unit = f"{plan.workload.sample_unit}/s"
-    throughput = geometric_mean_estimate(own, unit)
+    throughput = geometric_mean_estimate(throughputs, unit)
     mean_steps = {table.keys[row["run_id"]]: row["measured_s"] / row["steps"] for row in rows}
     return Point(
         ranks=ranks,
@@ -119,7 +119,7 @@ def _point(rows: Sequence[FigureRow], baseline: Sequence[FigureRow], table: RunT
         ideal_speedup=ideal,
         efficiency=speedup.scaled(1 / ideal, "fraction"),
         serial_fraction=_serial_fraction(speedup, ideal) if plan.series.scaling == "strong" and ideal > 1 else None,
-        paired_with_baseline=not is_baseline and pairing(own, reference).is_paired,
+        paired_with_baseline=not is_baseline and pairing(throughputs, reference).is_paired,
         mean_step=geometric_mean_estimate(mean_steps, "s"),
         run_ids=tuple(row["run_id"] for row in rows),
     )

@@ -27,7 +27,7 @@ def properties(run: LaunchedRun) -> dict[str, str]:
     """
     plan = run.plan
     assert isinstance(plan, RunPlan | CommPlan)
-    found = {
+    values = {
         "series": plan.series.id,
         "state": run.state,
         "ranks": str(plan.layout.ranks),
@@ -37,8 +37,8 @@ def properties(run: LaunchedRun) -> dict[str, str]:
     }
     if isinstance(run, Run):
         series = run.plan.series
-        found |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
-    return found
+        values |= {"side": series.side, "variant": series.variant, **describe(run), **system_content(plan)}
+    return values
 
 
 def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: str) -> list[RunT]:
@@ -50,7 +50,7 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
     if not where:
         return list(runs)
     chosen = [(run, properties(run)) for run in runs]
-    for number, (key, wanted) in enumerate(where.items()):
+    for number, (key, expected) in enumerate(where.items()):
         values = [known.get(key) for _, known in chosen]
         if key.startswith("tag."):
             tags = [run.plan.tags if isinstance(run.plan, RunPlan) else {} for run, _ in chosen]
@@ -58,12 +58,12 @@ def select(runs: Sequence[RunT], name: str, where: Mapping[str, str], option: st
         if chosen and all(value is None for value in values):
             names = {name for _, known in chosen for name in known}
             raise UserError(f"{option} {key}: no such property of runs; {nearest(key, [*names, 'tag.NAME'])}")
-        if wanted not in values:
+        if expected not in values:
             also = f" with {', '.join(f'{k}={v}' for k, v in [*where.items()][:number])}" if number else ""
             existing = sorted({value for value in values if value})
             hint = f"values there: {first_of(existing, MAX_VALUES)}" if existing else "none has any value of it"
-            for close in difflib.get_close_matches(wanted, existing, n=1):
+            for close in difflib.get_close_matches(expected, existing, n=1):
                 hint += f"; did you mean {close}?"
-            raise UserError(f"{option} {key}={wanted}: no run of {name}{also} has it; {hint}")
-        chosen = [one for one, value in zip(chosen, values, strict=True) if value == wanted]
+            raise UserError(f"{option} {key}={expected}: no run of {name}{also} has it; {hint}")
+        chosen = [one for one, value in zip(chosen, values, strict=True) if value == expected]
     return [run for run, _ in chosen]

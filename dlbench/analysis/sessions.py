@@ -75,25 +75,25 @@ def sessions_of(runs: Mapping[str, Circumstances]) -> dict[str, str]:
 
     Runs of one Slurm job are always of one session; the names hold among the runs that were given together.
     """
-    found: dict[str, str] = {}
+    session_by_run: dict[str, str] = {}
     of_job: dict[str, str] = {}
     boots: dict[str, str] = {}
     session, begun, last = "", 0.0, 0.0
-    for moment, run_id in sorted((one.moment, run_id) for run_id, one in runs.items()):
-        one = runs[run_id]
-        host, _, boot = one.boot.rpartition(" ")
+    for moment, run_id in sorted((when.moment, run_id) for run_id, when in runs.items()):
+        run = runs[run_id]
+        host, _, boot = run.boot.rpartition(" ")
         is_other_boot = bool(boot) and boots.get(host, boot) != boot
         if not session or moment - last > PAUSE_S or moment - begun > LONGEST_S or is_other_boot:
             session, begun, boots = run_id, moment, {}
         last = moment
         if boot:
             boots[host] = boot
-        found[run_id] = of_job.setdefault(one.job, session) if one.job else session
-    return found
+        session_by_run[run_id] = of_job.setdefault(run.job, session) if run.job else session
+    return session_by_run
 
 
 def allocations_of(runs: Iterable[Run]) -> dict[str, str]:
     """Run -> what is one look at a machine within a report: its Slurm job, or outside of one its session."""
-    known = {run.plan.run_id: circumstances_of(run) for run in runs}
-    sessions = sessions_of({run_id: one for run_id, one in known.items() if not one.job})
-    return {run_id: f"job {one.job}" if one.job else sessions[run_id] for run_id, one in known.items()}
+    circumstances_by_run = {run.plan.run_id: circumstances_of(run) for run in runs}
+    sessions = sessions_of({run_id: one for run_id, one in circumstances_by_run.items() if not one.job})
+    return {run_id: f"job {one.job}" if one.job else sessions[run_id] for run_id, one in circumstances_by_run.items()}

@@ -25,10 +25,10 @@ K = TypeVar("K", bound=Hashable)
 
 def alike(items: Iterable[T], same: Callable[[T], K]) -> dict[K, list[T]]:
     """Items by what they share, in the order in which each set first comes."""
-    found: dict[K, list[T]] = {}
+    items_by_kind: dict[K, list[T]] = {}
     for item in items:
-        found.setdefault(same(item), []).append(item)
-    return found
+        items_by_kind.setdefault(same(item), []).append(item)
+    return items_by_kind
 
 
 def matched(
@@ -37,14 +37,14 @@ def matched(
     """Items of several sides that are alike, one of each side; None where a side has none. Each side has at most one
     item of a kind: `refuse` raises on two, given the side's number. `same` is equal for items that belong together.
     """
-    found: dict[Hashable, list[T | None]] = {}
+    rows: dict[Hashable, list[T | None]] = {}
     for number, side in enumerate(sides):
         for item in side:
-            row = found.setdefault(same(item), [None] * len(sides))
+            row = rows.setdefault(same(item), [None] * len(sides))
             if (other := row[number]) is not None:
                 refuse(number, other, item)
             row[number] = item
-    return [tuple(row) for row in found.values()]
+    return [tuple(row) for row in rows.values()]
 
 
 def compared(own: Mapping[RunKey, float], base: Mapping[RunKey, float]) -> tuple[Estimate | None, bool]:
@@ -155,9 +155,9 @@ class ComparedRow:
         """
         if self.reference is None or self.is_reference:
             return None, False
-        one = self.figures[figure]
-        own, base = one.values(self.side), one.values(self.reference)
-        return compared(base, own) if one.is_time else compared(own, base)
+        compared_figure = self.figures[figure]
+        values, reference_values = compared_figure.values(self.side), compared_figure.values(self.reference)
+        return compared(reference_values, values) if compared_figure.is_time else compared(values, reference_values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,7 +253,7 @@ def twins(
     points = alike(
         runs, lambda run: (run.plan.created, run.plan.series.id, run.plan.layout.ranks, run.plan.layout.nodes)
     )
-    found = []
+    result = []
     for _, members in sorted(points.items()):
         planned = frozenset(run.plan.series.variant for run in members)
         if not is_wanted(planned):
@@ -271,5 +271,5 @@ def twins(
             else:
                 side[key] = run, measures
         plan = min(members, key=lambda run: run.plan.series.variant != "plain").plan
-        found.append(Twins(plan=plan, planned=planned, runs=sides, missing=tuple(missing)))
-    return found
+        result.append(Twins(plan=plan, planned=planned, runs=sides, missing=tuple(missing)))
+    return result

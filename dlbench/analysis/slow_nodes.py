@@ -94,8 +94,10 @@ def slow_nodes(table: RunTable) -> SlowNodes:
     faulty = {run_id for run_id, run in table.runs.items() if run.plan.fault is not None}
     counted = {run_id: causes for run_id, causes in table.causes.items() if run_id not in faulty}
     several = [(table.sessions[run_id], causes) for run_id, causes in counted.items() if len(set(causes.hosts)) > 1]
-    hosts = sorted(_histories(several), key=lambda one: (one.verdict not in ACCUSED, -one.ratio.value, one.host))
-    slow = sorted(one.host for one in hosts if one.verdict in TO_EXCLUDE)
+    hosts = sorted(
+        _histories(several), key=lambda history: (history.verdict not in ACCUSED, -history.ratio.value, history.host)
+    )
+    slow = sorted(history.host for history in hosts if history.verdict in TO_EXCLUDE)
     exclude = tuple(host for host in slow if SAFE_HOST.fullmatch(host))
     return SlowNodes(
         hosts=tuple(hosts),
@@ -119,23 +121,23 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
     for session, causes in runs:
         on_host = Counter(causes.hosts)
         came_last: Counter[str] = Counter()
-        for one in causes.waiting.ranks:
-            came_last[causes.hosts[one.rank]] += one.steps_last
+        for late_rank in causes.waiting.ranks:
+            came_last[causes.hosts[late_rank.rank]] += late_rank.steps_last
         for host, ratio in host_ratios(causes).items():
             ratios.setdefault(host, {}).setdefault(session, []).append(ratio)
             last.setdefault(host, []).append((came_last[host], on_host[host] / causes.ranks, causes.steps))
-        for host, left in causes.leaving.items():
-            later.setdefault(host, {}).setdefault(session, []).append(left.later)
-            at_least.setdefault(host, {}).setdefault(session, []).append(left.at_least)
+        for host, leaving in causes.leaving.items():
+            later.setdefault(host, {}).setdefault(session, []).append(leaving.later)
+            at_least.setdefault(host, {}).setdefault(session, []).append(leaving.at_least)
     sessions = {
         host: HostSessions(work=medians(own), at_least=medians(at_least.get(host, {}))) for host, own in ratios.items()
     }
     verdicts = verdicts_of(sessions)
-    for host, own in sessions.items():
+    for host, host_sessions in sessions.items():
         steps = sum(count for *_, count in last[host])
         yield HostHistory(
             host=host,
-            ratio=mean_ratio(own.work),
+            ratio=mean_ratio(host_sessions.work),
             later=mean_estimate(medians(later[host]), "fraction") if host in later else None,
             num_runs=len(last[host]),
             last_share=sum(times for times, *_ in last[host]) / steps,
@@ -148,7 +150,7 @@ def host_ratios(causes: Causes) -> Mapping[str, float]:
     """Own work of each host's slowest rank relative to the other hosts' in one run on two hosts or more."""
     slowest = largest_by_host(causes.hosts, causes.work_ns)
     others = of_others(slowest)
-    return {host: own / others[host] for host, own in slowest.items()}
+    return {host: slowest_ns / others[host] for host, slowest_ns in slowest.items()}
 
 
 def medians(by_session: Mapping[str, Sequence[float]]) -> list[float]:
@@ -163,23 +165,32 @@ def mean_ratio(ratios: Sequence[float]) -> Estimate:
 
 def verdicts_of(hosts: Mapping[str, HostSessions]) -> dict[str, HostWord]:
     """Returns which hosts are slow, and which leave exchanges late, over all hosts and both questions together."""
-    asked = {(host, "worse"): [math.log(ratio / SLOW) for ratio in own.work] for host, own in hosts.items()}
-    asked |= {(host, "slow link"): [share - LATE for share in own.at_least] for host, own in hosts.items()}
+    values_by_question = {
+        (host, "worse"): [math.log(ratio / SLOW) for ratio in host_sessions.work]
+        for host, host_sessions in hosts.items()
+    }
+    values_by_question |= {
+        (host, "slow link"): [share - LATE for share in host_sessions.at_least] for host, host_sessions in hosts.items()
+    }
     # The one-sided p of Student's t that the mean is no larger than 0.
     tests = {
         key: student_tail(t_of_mean(values), len(values) - 1)
-        for key, values in asked.items()
+        for key, values in values_by_question.items()
         if len(values) >= MIN_SESSIONS
     }
-    shown = {key for key, p in zip(tests, benjamini_hochberg(list(tests.values())), strict=True) if p <= FALSE_SHARE}
-    beyond = {key for key, values in asked.items() if values and key not in tests and statistics.fmean(values) > 0}
+    rejected = {key for key, p in zip(tests, benjamini_hochberg(list(tests.values())), strict=True) if p <= FALSE_SHARE}
+    beyond = {
+        key
+        for key, values in values_by_question.items()
+        if values and key not in tests and statistics.fmean(values) > 0
+    }
     words = {}
     for host in hosts:
         key = "undecided" if (host, "worse") in tests else "insufficient"
         if {(host, "worse"), (host, "slow link")} & beyond:
             key = "suspected"
-        key = next((question for question in ("worse", "slow link") if (host, question) in shown), key)
-        if {(host, "worse"), (host, "slow link")} <= shown:
+        key = next((question for question in ("worse", "slow link") if (host, question) in rejected), key)
+        if {(host, "worse"), (host, "slow link")} <= rejected:
             key = "slow and slow link"
         words[host] = cast("HostWord", HOST[key].word)
     return words

@@ -92,8 +92,10 @@ def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps
     """
     phases: dict[str, Times] = dict(steps.phase_ns)
     update: Times | None = None
-    for name, whole in waits.items():
-        beyond = np.stack([_beyond(times, int(own)) for times, own in zip(phases[name], whole, strict=True)])
+    for name, waited_ns in waits.items():
+        beyond = np.stack(
+            [_beyond(times, int(rank_waited_ns)) for times, rank_waited_ns in zip(phases[name], waited_ns, strict=True)]
+        )
         phases[name] = phases[name] - beyond
         phases["exchange"] = phases["exchange"] + beyond
         if name == "optimizer":
@@ -101,16 +103,16 @@ def without_waits(steps: RunSteps, waits: Mapping[str, Times]) -> tuple[RunSteps
     return replace(steps, phase_ns=phases), update
 
 
-def _beyond(times: Times, whole: int) -> Times:
+def _beyond(times: Times, total_ns: int) -> Times:
     """What of each time exceeds a level at which that sums to `whole`; shape (steps,)."""
     high = np.sort(times)[::-1]
     total = np.cumsum(high)
     # Beyond a level as high as the k-th highest.
-    above = int(np.searchsorted(total - np.arange(1, len(high) + 1) * high, whole, side="right"))
-    found: Times = np.maximum(times - (int(total[above - 1]) - whole) // above, 0)
+    above = int(np.searchsorted(total - np.arange(1, len(high) + 1) * high, total_ns, side="right"))
+    beyond: Times = np.maximum(times - (int(total[above - 1]) - total_ns) // above, 0)
     # The level is rounded down.
-    found[np.flatnonzero(found)[: int(found.sum()) - whole]] -= 1
-    return found
+    beyond[np.flatnonzero(beyond)[: int(beyond.sum()) - total_ns]] -= 1
+    return beyond
 
 
 _AT_ONCE = 1 << 16
@@ -137,10 +139,10 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         phases = _phases_before_exchange(steps, some)
         num_steps = exchange.shape[1]
         if update is not None:
-            own = update[:, some]
-            exchange = np.concatenate([exchange - own, own], axis=1)
+            update_ns = update[:, some]
+            exchange = np.concatenate([exchange - update_ns, update_ns], axis=1)
             phases["optimizer"] = steps.phase_ns["optimizer"][:, some]
-            none = np.zeros_like(own)
+            none = np.zeros_like(update_ns)
             phases = {
                 name: np.concatenate([none, times] if name == "optimizer" else [times, none], axis=1)
                 for name, times in phases.items()
@@ -150,7 +152,9 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         # L of the late ranks, at least 1; 0 for those in time.
         late: Times = _summed(wait, in_time) // in_time.sum(axis=0) - wait
         late[in_time] = 0
-        work = {name: reduce(np.add, [phases[phase] for phase in own]) for name, own in WORK_PHASES.items()}
+        work = {
+            name: reduce(np.add, [phases[phase] for phase in phase_names]) for name, phase_names in WORK_PHASES.items()
+        }
         moved, of_phases = _moved(late, in_time, work, phases)
         moved["last"] = _steps_last(wait, work, num_steps)
         moved["waited"] = _shared_out(wait.sum(axis=0), late).sum(axis=1)
@@ -158,7 +162,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         by_rank = {name: by_rank[name] + values for name, values in moved.items()}
         by_phase = {name: value + of_phases[name] for name, value in by_phase.items()}
         waited += int(wait.sum())
-    found = [
+    late_ranks = [
         LateRank(
             rank=rank,
             steps_last=int(by_rank["last"][rank]),
@@ -171,7 +175,7 @@ def waiting(steps: RunSteps, update: Times | None = None) -> Waiting:
         waited_ns=waited,
         moved_ns={name: int(by_rank[name].sum()) for name in WORK},
         moved_phases_ns=by_phase,
-        ranks=tuple(sorted(found, key=lambda one: (-one.waited_ns, one.rank))),
+        ranks=tuple(sorted(late_ranks, key=lambda late_rank: (-late_rank.waited_ns, late_rank.rank))),
     )
 
 
@@ -180,19 +184,19 @@ def _phases_before_exchange(steps: RunSteps, some: slice) -> dict[str, Times]:
 
     Optimizer and other are those of the step before; 0 in the first, before which all ranks waited for each other.
     """
-    found = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
-    before = slice(max(0, some.start - 1), some.start + found["input"].shape[1] - 1)
+    phases = {name: steps.phase_ns[name][:, some] for name in ("input", "h2d", "forward", "backward")}
+    before = slice(max(0, some.start - 1), some.start + phases["input"].shape[1] - 1)
     sliced = {name: times[:, before] for name, times in steps.phase_ns.items()}
-    other = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
-    for name, times in (("optimizer", sliced["optimizer"]), ("other", other)):
-        found[name] = times if some.start else np.pad(times, ((0, 0), (1, 0)))
-    return found
+    other_ns = replace(steps, step_ns=steps.step_ns[:, before], phase_ns=sliced).other_ns
+    for name, times in (("optimizer", sliced["optimizer"]), ("other", other_ns)):
+        phases[name] = times if some.start else np.pad(times, ((0, 0), (1, 0)))
+    return phases
 
 
 def _summed(times: Times, of: Flags) -> Times:
     """The sum of the ranks that count, shape (steps,): four times as quick as `sum` with `where`."""
-    found: Times = np.einsum("rs,rs->s", times, of)
-    return found
+    total: Times = np.einsum("rs,rs->s", times, of)
+    return total
 
 
 def _steps_last(wait: Times, work: Mapping[str, Times], steps: int) -> Times:
@@ -220,7 +224,7 @@ def _moved(
     is_late = late > 0
     place = np.flatnonzero(is_late)
     column = place % late.shape[1]
-    own = late.ravel()[place]
+    lateness = late.ravel()[place]
     count = in_time.sum(axis=0)
 
     def excess(times: Times) -> Times:
@@ -228,12 +232,12 @@ def _moved(
         return np.maximum(beyond, 0, out=beyond)
 
     beyond = {name: excess(times) for name, times in work.items()}
-    found: Times = np.zeros_like(own)
+    excess_sum: Times = np.zeros_like(lateness)
     for values in beyond.values():
-        found += values
+        excess_sum += values
     # In floating point, because the product of two times in nanoseconds need not fit into 64 bits.
-    share = own / np.maximum(found, 1)
-    fits = found <= own
+    share = lateness / np.maximum(excess_sum, 1)
+    fits = excess_sum <= lateness
     ends = np.cumsum(is_late.sum(axis=1))
     by_rank: dict[str, Times] = {}
     by_phase: dict[str, int] = {}
@@ -250,23 +254,23 @@ def _by_phase(charged: Times, excess: Mapping[str, Times]) -> dict[str, int]:
     """The sum of what is charged, by phase: each time shared out as the phases exceed those of the ranks in time."""
     if len(excess) == 1:
         return {name: int(charged.sum()) for name in excess}
-    whole = np.maximum(reduce(np.add, excess.values()), 1)
-    reached, before, found = np.zeros_like(charged), np.zeros_like(charged), {}
+    total = np.maximum(reduce(np.add, excess.values()), 1)
+    reached, before, sums = np.zeros_like(charged), np.zeros_like(charged), {}
     *others, last = excess
     for name in others:
         reached += excess[name]
-        upto = np.minimum(np.floor(charged * (reached / whole)).astype(np.int64), charged)
-        found[name] = int((upto - before).sum())
+        upto = np.minimum(np.floor(charged * (reached / total)).astype(np.int64), charged)
+        sums[name] = int((upto - before).sum())
         before = upto
-    return {**found, last: int((charged - before).sum())}
+    return {**sums, last: int((charged - before).sum())}
 
 
 def _shared_out(waited: Times, late: Times) -> Times:
     """The waiting of each step, shape (steps,), among its late ranks in proportion to their lateness; sums stay."""
     reached = np.cumsum(late, axis=0)
-    whole = np.maximum(reached[-1], 1)
+    total = np.maximum(reached[-1], 1)
     # Floors of the running sum lose nothing; in floating point for the reason above, so the end is set.
-    upto: Times = np.minimum(np.floor(waited * (reached / whole)).astype(np.int64), waited)
-    upto = np.where(reached == whole, waited, upto)
+    upto: Times = np.minimum(np.floor(waited * (reached / total)).astype(np.int64), waited)
+    upto = np.where(reached == total, waited, upto)
     upto[1:] -= upto[:-1].copy()
     return upto

@@ -120,8 +120,8 @@ def without_resumed(table: RunTable) -> RunTable:
     why = "resumed after an interruption, so no repeat of runs that ran through"
     resumed = [run for run in table.runs.values() if run.record is not None and run.record.goes_on]
     left_out = tuple(WithoutFigures(run=run, state=run.state, why=why) for run in resumed)
-    kept = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
-    return replace(table, runs=kept, without=(*table.without, *left_out)) if resumed else table
+    uninterrupted = {run_id: run for run_id, run in table.runs.items() if run not in resumed}
+    return replace(table, runs=uninterrupted, without=(*table.without, *left_out)) if resumed else table
 
 
 def tabulate(
@@ -140,7 +140,7 @@ def tabulate(
     """
     valid = [run for run in scan.runs if run.state == "valid"]
     loaded = iter(load_runs(valid, with_causes=with_causes, with_digests=with_digests))
-    found: dict[str, LoadedRun] = {}
+    loaded_by_run: dict[str, LoadedRun] = {}
     runs: dict[str, Run] = {}
     without: list[WithoutFigures[Run]] = []
     damaged = list(scan.problems)
@@ -148,24 +148,28 @@ def tabulate(
         if run.state != "valid":
             without.append(WithoutFigures(run=run, state=run.state, why=run.detail))
             continue
-        one = next(loaded)
+        result = next(loaded)
         first = runs.get(run.plan.run_id)
-        if first is not None or isinstance(one, IncompleteDataError):
-            why = str(one) if first is None else copy_problem(run, first)
+        if first is not None or isinstance(result, IncompleteDataError):
+            why = str(result) if first is None else copy_problem(run, first)
             damaged.append(why)
             without.append(WithoutFigures(run=run, state="damaged", why=why))
             continue
         runs[run.plan.run_id] = run
-        found[run.plan.run_id] = one
-        damaged += one.damaged
+        loaded_by_run[run.plan.run_id] = result
+        damaged += result.damaged
     return RunTable(
-        figures={run_id: one.row for run_id, one in found.items()},
-        parts={run_id: one.parts for run_id, one in found.items()},
+        figures={run_id: loaded_run.row for run_id, loaded_run in loaded_by_run.items()},
+        parts={run_id: loaded_run.parts for run_id, loaded_run in loaded_by_run.items()},
         runs=runs,
         without=tuple(without),
         damaged=tuple(damaged),
-        causes={run_id: one.causes for run_id, one in found.items() if one.causes is not None},
-        digests={run_id: one.digest for run_id, one in found.items() if one.digest is not None},
+        causes={
+            run_id: loaded_run.causes for run_id, loaded_run in loaded_by_run.items() if loaded_run.causes is not None
+        },
+        digests={
+            run_id: loaded_run.digest for run_id, loaded_run in loaded_by_run.items() if loaded_run.digest is not None
+        },
         samples=samples,
     )
 
@@ -241,8 +245,8 @@ def load_runs(
     items = [runs[number] for number in order]
     work = partial(load_or_say, with_causes=with_causes, with_digests=with_digests)
     with pool.run(work, items, processes, name=lambda run: str(run.folder.path), verb="read", helps=True) as results:
-        found = {order[place]: result for place, result in results}
-    return [found[number] for number in range(len(runs))]
+        result_by_index = {order[place]: result for place, result in results}
+    return [result_by_index[number] for number in range(len(runs))]
 
 
 def _weight(run: Run) -> int:

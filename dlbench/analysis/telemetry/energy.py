@@ -95,8 +95,8 @@ class RunEnergy:
     def mean_power_w(self, kind: Kind, *stages: str) -> float | None:
         """Returns the mean power of all sources together; None where one of them was not sampled."""
         rates = [amount.rate for amount in self.amounts(kind, *stages) if amount.length_ns]
-        known = [rate for rate in rates if rate is not None]
-        return sum(known) if rates and len(known) == len(rates) else None
+        known_rates = [rate for rate in rates if rate is not None]
+        return sum(known_rates) if rates and len(known_rates) == len(rates) else None
 
     def energy_per_sample_j(self, kind: Kind) -> float | None:
         """Returns the energy of the measured stage over its samples: unsampled time is taken to be like the rest, each
@@ -189,8 +189,8 @@ def _stage_doubts(samples: NodeSamples, stages: NodeStages) -> Iterator[str]:
 def gpu_sources(samples: NodeSamples, stages: NodeStages, use: GpuUse) -> list[SourceEnergy]:
     """Returns the energy of all used GPUs, or of none: a sum over some of them is no figure."""
     sources = [_gpu_source(samples, stages, f"gpu.{gpu}") for gpu in use.gpus]
-    known = [source for source in sources if source is not None]
-    return known if len(known) == len(sources) else []
+    known_sources = [source for source in sources if source is not None]
+    return known_sources if len(known_sources) == len(sources) else []
 
 
 def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEnergy | None:
@@ -199,14 +199,14 @@ def _gpu_source(samples: NodeSamples, stages: NodeStages, name: str) -> SourceEn
         if field in samples.columns:
             curves.append(make_curve(samples.time_ns, samples.columns[field], samples.period_s))
     parts = [(curve, curve.between(stages.edges)) for curve in curves]
-    known = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
-    if not known:
+    known_parts = [(curve, amounts) for curve, amounts in parts if any(amount.known_ns for amount in amounts)]
+    if not known_parts:
         return None
-    chosen = known[0]
-    if len(known) == 2:
-        covered, other = (reduce(add, amounts, NOTHING).coverage for _, amounts in known)
+    chosen = known_parts[0]
+    if len(known_parts) == 2:
+        covered, second_covered = (reduce(add, amounts, NOTHING).coverage for _, amounts in known_parts)
         # A counter that failed half-way covers less than power that went on.
-        chosen = known[1] if covered < MIN_COVERAGE and other > covered else known[0]
+        chosen = known_parts[1] if covered < MIN_COVERAGE and second_covered > covered else known_parts[0]
     check = None  # mean power by the counter over mean power as read, in the measured window
     if len(curves) == 2:
         counted_w, read_w = (curve.over(*stages.measured).rate for curve in curves)
@@ -226,14 +226,14 @@ def host_sources(samples: NodeSamples, stages: NodeStages) -> tuple[SourceEnergy
     for name, reason in samples.unavailable.items():
         if match := _HOST_FIELD.fullmatch(name):
             return f"{match[1]} is not read: {reason}"
-    found = []
+    curves = []
     for name, values in columns.items():
         curve = counter_curve(samples.time_ns, values, samples.period_s)
         amounts = curve.between(stages.edges)
         if not any(amount.known_ns for amount in amounts):
             return f"{name} was never read twice in a stage of the run"
-        found.append(_source(samples, stages, name, "processors", curve, amounts))
-    return tuple(found)
+        curves.append(_source(samples, stages, name, "processors", curve, amounts))
+    return tuple(curves)
 
 
 def _source(

@@ -83,22 +83,22 @@ class Curve:
             values = np.diff(_sums_before(np.where(divisible, amounts, 0.0))[piece] + middle * (into / 1e9))
             known_ns = np.diff(_sums_before(np.where(divisible, lengths, 0))[piece] + into)
             # A bridged piece counts in the interval that holds all of it.
-            whole = self.known & self.bridged
+            complete = self.known & self.bridged
             first = np.searchsorted(self.time_ns[:-1], at[:-1])
             last = np.maximum(first, np.searchsorted(self.time_ns[1:], at[1:], side="right"))
-            bridged_amounts = _sums_before(np.where(whole, amounts, 0.0))
-            bridged_ns = _sums_before(np.where(whole, lengths, 0))
+            bridged_amounts = _sums_before(np.where(complete, amounts, 0.0))
+            bridged_ns = _sums_before(np.where(complete, lengths, 0))
             values += bridged_amounts[last] - bridged_amounts[first]
             known_ns += bridged_ns[last] - bridged_ns[first]
         columns = zip(values.tolist(), known_ns.tolist(), np.diff(at).tolist(), strict=True)
-        return [Amount(value=value, known_ns=known, length_ns=length) for value, known, length in columns]
+        return [Amount(value=value, known_ns=known_ns, length_ns=length) for value, known_ns, length in columns]
 
     def known_within(self, begin_ns: int, end_ns: int) -> Flags:
         """Which pieces are known in an interval and lie in it at least in part, shape (n - 1,)."""
         start, stop = self.time_ns[:-1], self.time_ns[1:]
         is_whole = (start >= begin_ns) & (stop <= end_ns)
-        found: Flags = self.known & (start < end_ns) & (stop > begin_ns) & (is_whole | ~self.bridged)
-        return found
+        overlapping: Flags = self.known & (start < end_ns) & (stop > begin_ns) & (is_whole | ~self.bridged)
+        return overlapping
 
 
 def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
@@ -110,16 +110,16 @@ def counter_curve(time_ns: Times, values: Array, period_s: float) -> Curve:
     """
     times, read = _readable(time_ns, values)
     grown = np.diff(read)
-    known = grown >= 0
-    rate = np.where(known, grown, 0.0) / np.diff(times) * 1e9
+    is_known = grown >= 0
+    rate = np.where(is_known, grown, 0.0) / np.diff(times) * 1e9
     return Curve(
         time_ns=times,
         begin_rate=rate,
         end_rate=rate,
-        known=known,
+        known=is_known,
         bridged=~joined(times, period_s),
         is_counter=True,
-        resets=int((~known).sum()),
+        resets=int((~is_known).sum()),
     )
 
 
@@ -170,7 +170,7 @@ def _joined(content: bytes, period_s: float) -> bytes:
 
 def _readable(time_ns: Times, values: Array) -> tuple[Times, Array]:
     """Samples that hold a value, each later than the one before."""
-    held = np.isfinite(values)
-    times, read = time_ns[held], values[held].astype(np.float64)
+    is_finite = np.isfinite(values)
+    times, read = time_ns[is_finite], values[is_finite].astype(np.float64)
     later = np.concatenate([np.ones(min(1, len(times)), dtype=bool), np.diff(times) > 0])
     return times[later], read[later]

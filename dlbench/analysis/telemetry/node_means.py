@@ -47,14 +47,14 @@ class NodeTelemetry:
     failures: tuple[str, ...]
 
 
-def node_telemetry(samples: NodeSamples, window: Interval, wanted: Callable[[str], object]) -> NodeTelemetry:
+def node_telemetry(samples: NodeSamples, window: Interval, is_wanted: Callable[[str], object]) -> NodeTelemetry:
     """Returns what a node did in its measured window, in figures of the wanted fields."""
     times = samples.time_ns
     first, last = np.maximum(times[:-1], window[0]), np.minimum(times[1:], window[1])
     near = joined(times, samples.period_s)
     inside = last > first
     sampled = int((last - first)[inside & near].sum())
-    columns = {name: values for name, values in samples.columns.items() if wanted(name)}
+    columns = {name: values for name, values in samples.columns.items() if is_wanted(name)}
     busy = [values for name, values in samples.columns.items() if re.fullmatch(r"host\.cpu\.\d+\.busy", name)]
     if busy:
         columns["host.cpu.busy"] = np.mean(busy, axis=0)
@@ -74,7 +74,7 @@ def node_telemetry(samples: NodeSamples, window: Interval, wanted: Callable[[str
 
 def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Interval) -> dict[str, FieldSummary]:
     inside = (samples.time_ns >= window[0]) & (samples.time_ns <= window[1])
-    found: dict[str, FieldSummary] = {}
+    summaries: dict[str, FieldSummary] = {}
     # Fields that were read at the same times are looked at together: of one the calls take longer than its numbers.
     alike: dict[bytes, list[str]] = {}
     for name, values in columns.items():
@@ -83,21 +83,21 @@ def _summaries(samples: NodeSamples, columns: Mapping[str, Array], window: Inter
             continue
         curve = counter_curve(samples.time_ns, values, samples.period_of(name))
         rates, mean = curve.begin_rate[curve.known_within(*window)][None], curve.over(*window).rate
-        found |= _summed_up([name], rates, [mean] if mean is not None else None, is_rate=True)
-    for held, names in alike.items():
-        known = np.stack([columns[name] for name in names]).compress(np.frombuffer(held, dtype=np.bool_), axis=1)
-        found |= _summed_up(names, known, None, is_rate=False)
-    return {name: found[name] for name in columns if name in found}
+        summaries |= _summed_up([name], rates, [mean] if mean is not None else None, is_rate=True)
+    for mask, names in alike.items():
+        known = np.stack([columns[name] for name in names]).compress(np.frombuffer(mask, dtype=np.bool_), axis=1)
+        summaries |= _summed_up(names, known, None, is_rate=False)
+    return {name: summaries[name] for name in columns if name in summaries}
 
 
 def _summed_up(
-    names: Sequence[str], known: Array, means: Sequence[float] | None, *, is_rate: bool
+    names: Sequence[str], values: Array, means: Sequence[float] | None, *, is_rate: bool
 ) -> dict[str, FieldSummary]:
     """Of what is known, shape (fields, values): nothing of no values."""
-    if not known.size:
+    if not values.size:
         return {}
-    figures = (known.mean(axis=1).tolist() if means is None else means, np.median(known, axis=1).tolist())
-    ends = known.min(axis=1).tolist(), known.max(axis=1).tolist()
+    figures = (values.mean(axis=1).tolist() if means is None else means, np.median(values, axis=1).tolist())
+    ends = values.min(axis=1).tolist(), values.max(axis=1).tolist()
     return {
         name: FieldSummary(
             name=name,
@@ -106,25 +106,25 @@ def _summed_up(
             median=median,
             lowest=lowest,
             highest=highest,
-            num_samples=known.shape[1],
+            num_samples=values.shape[1],
         )
         for name, mean, median, lowest, highest in zip(names, *figures, *ends, strict=True)
     }
 
 
 def _clock_reasons(samples: NodeSamples, window: Interval) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
+    seconds_by_field: dict[str, dict[str, float]] = {}
     for name, values in samples.columns.items():
         if re.fullmatch(r"gpu\.\d+\.clock_reasons", name) is None:
             continue
-        held = np.isfinite(values)
-        masks = values[held].astype(np.int64)
-        weight = nearest_time(samples.time_ns[held], window, samples.period_of(name))
+        is_finite = np.isfinite(values)
+        masks = values[is_finite].astype(np.int64)
+        weight = nearest_time(samples.time_ns[is_finite], window, samples.period_of(name))
         shares: dict[str, float] = {}
         for mask in np.unique(masks[weight > 0]).tolist():
             time_share = float(weight[masks == mask].sum() / weight.sum())
             for reason in clock_reason_names(mask):
                 shares[reason] = shares.get(reason, 0.0) + time_share
         if weight.sum():
-            found[name.removesuffix(".clock_reasons")] = shares
-    return found
+            seconds_by_field[name.removesuffix(".clock_reasons")] = shares
+    return seconds_by_field

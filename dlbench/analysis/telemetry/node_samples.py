@@ -43,8 +43,8 @@ class NodeSamples:
 
     def period_of(self, name: str) -> float:
         """Longest period at which one field was read, seconds: slow ones are read every tenth time."""
-        held = int(np.isfinite(self.columns[name]).sum())
-        return self.period_s * (_SLOW_FACTOR if 4 * held < len(self.time_ns) else 1)
+        num_values = int(np.isfinite(self.columns[name]).sum())
+        return self.period_s * (_SLOW_FACTOR if 4 * num_values < len(self.time_ns) else 1)
 
     def why_not(self, *names: str) -> str:
         """Why fields are not there, by the first of `names` that has a reason.
@@ -57,25 +57,25 @@ class NodeSamples:
                 reason = self.unavailable.get(".".join(parts[:length]))
                 if reason:
                     return reason
-            for other, reason in self.unavailable.items():
-                if other.startswith(f"{name}."):
+            for missing, reason in self.unavailable.items():
+                if missing.startswith(f"{name}."):
                     return reason
         return "this node did not sample it"
 
 
-def read_node(run: Run, node: int, wanted: Callable[[str], object]) -> NodeSamples:
+def read_node(run: Run, node: int, is_wanted: Callable[[str], object]) -> NodeSamples:
     """The wanted fields of one node. Raises IncompleteDataError: the node has no file of samples, or a damaged one."""
     reader = SamplesReader(path=run.folder.samples(node), run_id=run.plan.run_id)
-    names = [name for name in reader.columns if wanted(name)]
-    found = reader.read({"time_ns", *names})
+    names = [name for name in reader.columns if is_wanted(name)]
+    columns = reader.read({"time_ns", *names})
     header = reader.header
     watched = node_watch(run, node)
     return NodeSamples(
         node_rank=node,
         host=str(header.get("host", "")),
         period_s=max(float(header["period_s"]), watched.period_s if watched else 0.0),
-        time_ns=found["time_ns"].astype(np.int64),
-        columns={name: found[name].astype(np.float64) for name in names},
+        time_ns=columns["time_ns"].astype(np.int64),
+        columns={name: columns[name].astype(np.float64) for name in names},
         names=tuple(reader.columns),
         unavailable={str(name): str(why) for name, why in dict(header.get("unavailable", {})).items()},
         facts={str(name): str(value) for name, value in dict(header.get("facts", {})).items()},
@@ -153,8 +153,8 @@ def _steps(run: Run, node: int) -> dict[str, Times]:
     if not ranks:
         raise IncompleteDataError(f"{run.folder.path}: the record names no rank on node {node}")
     reader = StepReader(run.folder.steps(ranks[0].rank), run_id=run.plan.run_id)
-    found: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
-    return found
+    steps: dict[str, Any] = reader.read(("warmup", "start_ns", "step_ns"))
+    return steps
 
 
 def node_stages(run: Run, node: int) -> NodeStages:
@@ -163,10 +163,10 @@ def node_stages(run: Run, node: int) -> NodeStages:
     """
     steps = _steps(run, node)
     measured = _window(run, node, steps)
-    found: dict[str, list[Interval]] = {"measured": [measured]}
+    intervals: dict[str, list[Interval]] = {"measured": [measured]}
     first = int(steps["start_ns"][0])
     if first < measured[0]:
-        found["warm-up"] = [(first, measured[0])]
+        intervals["warm-up"] = [(first, measured[0])]
     spans: list[tuple[str, int, int]] = []
     path = run.folder.spans(node_ranks(run, node)[0].rank)
     if path.exists():
@@ -178,22 +178,24 @@ def node_stages(run: Run, node: int) -> NodeStages:
                 spans.append((name, begin, begin + int(row["duration_ns"])))
     for name, begin, end in spans:
         if name in ("building", "compiling", "staging", "evaluation", "checkpoint"):
-            found.setdefault(name, []).append((begin, end))
-    whole = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
-    pieces = _cut(whole, found)
+            intervals.setdefault(name, []).append((begin, end))
+    whole_run = (min([first, *(begin for _, begin, _ in spans)]), max([measured[1], *(end for _, _, end in spans)]))
+    pieces = _cut(whole_run, intervals)
     held_ns = int(steps["step_ns"][steps["warmup"] == 0].sum())
-    own = sum(end - begin for stage, begin, end in pieces if stage == "measured")
+    measured_ns = sum(end - begin for stage, begin, end in pieces if stage == "measured")
     return NodeStages(
-        measured=measured, pieces=pieces, unaccounted_s=max(0, own - held_ns) / 1e9, has_spans=bool(spans)
+        measured=measured, pieces=pieces, unaccounted_s=max(0, measured_ns - held_ns) / 1e9, has_spans=bool(spans)
     )
 
 
-def _cut(whole: Interval, found: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
+def _cut(whole_run: Interval, intervals: dict[str, list[Interval]]) -> tuple[tuple[str, int, int], ...]:
     """The whole in pieces that do not overlap and leave nothing out; neighbours of one stage are one piece."""
-    edges = sorted({*whole, *(edge for intervals in found.values() for interval in intervals for edge in interval)})
+    edges = sorted(
+        {*whole_run, *(edge for intervals in intervals.values() for interval in intervals for edge in interval)}
+    )
     stages = ["idle"] * (len(edges) - 1)
     for name in _OVERLAYS:
-        for start, stop in found.get(name, ()):
+        for start, stop in intervals.get(name, ()):
             first, last = bisect_left(edges, start), bisect_left(edges, stop)
             stages[first:last] = [name] * (last - first)
     pieces: list[tuple[str, int, int]] = []

@@ -50,14 +50,14 @@ def read_machine(run: Run, nodes: Collection[int] | None = None, *, all_fields: 
     """Reads the samples of one run with a record. With `nodes`: only these, and no energy, which is that of all nodes.
     With `all_fields` every sampled field is summed up, else those of `FIELDS`.
     """
-    wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
+    is_wanted: Callable[[str], object] = every_field if all_fields else FIELDS.fullmatch
     wanted_nodes = nodes_of(run) if nodes is None else nodes
     reasons = {node: why_not_sampled(run, node) for node in wanted_nodes}
     telemetry: tuple[NodeTelemetry, ...] = ()
     energy, problem = None, ""
     try:
         sampled = {node: read_node(run, node, every_field) for node, reason in reasons.items() if not reason}
-        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), wanted) for node in sampled)
+        telemetry = tuple(node_telemetry(sampled[node], measured_window(run, node), is_wanted) for node in sampled)
         energy = run_energy(run, sampled) if nodes is None else None
     except IncompleteDataError as error:
         problem = str(error)

@@ -53,21 +53,21 @@ def throttled_share(run: Run, window_of: Callable[[int], Interval] | None = None
         raise ValueError(f"{run.plan.run_id} has no record: its clocks are not known")
     nodes = nodes_of(run)
     on_gpu = [node for node in nodes if computes_on_gpu(run, node)]
-    found: list[Throttled] = []
+    readings: list[Throttled] = []
     why: list[str] = []
     silent = 0
     for node in on_gpu or nodes:
         outcomes = _node(run, node, window_of, on_gpu=bool(on_gpu))
         losses = [outcome for outcome in outcomes if isinstance(outcome, Throttled)]
         silent += not losses
-        found += losses
+        readings += losses
         why += [outcome for outcome in outcomes if isinstance(outcome, str)]
-    if not found:
+    if not readings:
         return None, why[0]
-    share = sum(one.share for one in found) / len(found)
-    worst = max(found, key=lambda one: (one.share, one.time_share))
-    missing = 1 - sum(one.coverage for one in found) / len(found)
-    parts = [f"mean of {len(found)} {'GPU' if on_gpu else 'node'}{'s' * (len(found) != 1)}"]
+    share = sum(reading.share for reading in readings) / len(readings)
+    worst = max(readings, key=lambda reading: (reading.share, reading.time_share))
+    missing = 1 - sum(reading.coverage for reading in readings) / len(readings)
+    parts = [f"mean of {len(readings)} {'GPU' if on_gpu else 'node'}{'s' * (len(readings) != 1)}"]
     if worst.time_share > 0:
         parts.append(f"most at {worst.where}, {worst.share:.1%}")
     parts.append(worst.evidence)
@@ -93,8 +93,8 @@ def _node(run: Run, node: int, window_of: Callable[[int], Interval] | None, *, o
 
     # GPUs that were read at the same times share their weights.
     @cache
-    def weigh(held: bytes, period_s: float) -> Array:
-        return nearest_time(samples.time_ns[np.frombuffer(held, dtype=np.bool_)], window, period_s)
+    def weigh(mask: bytes, period_s: float) -> Array:
+        return nearest_time(samples.time_ns[np.frombuffer(mask, dtype=np.bool_)], window, period_s)
 
     window_ns = window[1] - window[0]
     return [_gpu(samples, f"gpu.{gpu}", weigh, window_ns) for gpu in use.gpus]
@@ -107,9 +107,9 @@ def _gpu(samples: NodeSamples, name: str, weigh: Callable[[bytes, float], Array]
         if field_name not in samples.columns:
             return f"{where}: {samples.why_not(field_name)}"
     reasons, clock = samples.columns[f"{name}.clock_reasons"], samples.columns[f"{name}.sm_clock_hz"]
-    held = np.isfinite(reasons) & np.isfinite(clock)
-    masks, clock = reasons[held].astype(np.int64), clock[held]
-    weight = weigh(held.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
+    is_finite = np.isfinite(reasons) & np.isfinite(clock)
+    masks, clock = reasons[is_finite].astype(np.int64), clock[is_finite]
+    weight = weigh(is_finite.tobytes(), samples.period_of(f"{name}.sm_clock_hz"))
     if not weight.sum():
         return f"{where}: no sample of its clock in the measured window"
     throttled = (masks & THROTTLING_MASK) != 0
@@ -226,17 +226,17 @@ def gpus_of_ranks(run: Run, samples: NodeSamples) -> GpuUse:
         return GpuUse(how=samples.why_not("gpu.0.power_w", "gpu"))
     used = [rank.gpu for rank in ranks if rank.gpu is not None]
     numbers = {samples.facts.get(f"gpu.{gpu}.uuid"): gpu for gpu in gpus}
-    found = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
-    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in found):
+    indices = tuple(sorted(numbers[gpu.uuid] for gpu in used if gpu.uuid in numbers))
+    if any(gpu.is_slice for gpu in used) or any(samples.facts.get(f"gpu.{gpu}.mig") == "on" for gpu in indices):
         return GpuUse(
             how=f"GPUs of {samples.host} are divided (MIG): power and energy are those of the whole board, and no "
             "share of them is known",
         )
     if len({gpu.uuid for gpu in used}) == len(gpus):
         return GpuUse(gpus=gpus, how="a rank on every GPU of the node")
-    if used and len(found) == len(used):
-        return GpuUse(gpus=found, how="by the UUIDs of the ranks' GPUs")
-    if 0 < len(found) < len(used):
+    if used and len(indices) == len(used):
+        return GpuUse(gpus=indices, how="by the UUIDs of the ranks' GPUs")
+    if 0 < len(indices) < len(used):
         return GpuUse(
             how=f"the sampler of {samples.host} was shown {len(gpus)} of the {len(used)} GPUs that its ranks used, as "
             "where Slurm hides the others' (slurm.gpu_bind site): nothing is known of the others",
