@@ -46,7 +46,7 @@ class MonitoredPoint:
 
 def monitored_points(table: RunTable) -> tuple[MonitoredPoint, ...]:
     """The points of all runs with figures, in the report's order; control runs and sides of pairs are left out."""
-    energies = metrics_by_run(table, wanted=("energy_per_sample_j",)) if table.runs else {}
+    energies = metrics_by_run(table, names=("energy_per_sample_j",)) if table.runs else {}
     found = []
     for group in groups(table):
         if group.sample.plan.series.variant != "plain" or group.sample.plan.series.side:

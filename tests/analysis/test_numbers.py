@@ -197,7 +197,7 @@ def test_copied_folder_is_no_second_measurement(tmp_path: Path) -> None:
     shutil.copytree(folder.path, tmp_path / "zz-copy")
     table = tabulate(scan(tmp_path))
     assert len(table.figures) == 1
-    assert "a copy is no repeat" in table.damaged[0]
+    assert "the copy is left out" in table.damaged[0]
 
 
 # Scaling
@@ -407,7 +407,7 @@ MLX = {"mlx5_0": "InfiniBand", "mlx5_1": "InfiniBand"}
             {"NET/Socket": 8},
             {"cxi0": "Slingshot"},
             {},
-            "NCCL used TCP sockets between nodes (8 connections), although they have cxi0 (Slingshot): for them "
+            "NCCL used TCP sockets between nodes (8 connections), although they have cxi0 (Slingshot): to use them "
             "NCCL needs its plugin aws-ofi-nccl (libnccl-net.so)",
         ),
         (
@@ -432,8 +432,8 @@ def test_messages_between_nodes_by_the_host_s_memory_are_noted(tmp_path: Path) -
     assert found == {
         "nccl-no-gdrdma": (
             "note",
-            "2 of NCCL's 8 connections between nodes had no GPUDirect RDMA, through the host's memory: look for "
-            "nvidia-peermem or DMA-BUF, and for adapters far from the GPUs",
+            "2 of NCCL's 8 connections between nodes had no GPUDirect RDMA, through the host's memory: check "
+            "nvidia-peermem or DMA-BUF, and the distance of adapters from the GPUs",
         )
     }
 

@@ -137,7 +137,7 @@ def test_points_without_a_right_time_are_listed_and_make_no_figure(tmp_path: Pat
     folder = factory.write_comm_run(tmp_path, plan, factory.Story(change=change))
     shutil.copytree(folder.path, tmp_path / "copy")
     (copied,) = table_of(tmp_path).without
-    assert copied.why.endswith("a copy is no repeat and is left out")
+    assert copied.why.endswith("the copy is left out")
     group = only(tmp_path)
     assert [(series.title, [one.num_bytes for one in series.rows]) for series in group.series] == [(RING, [8192])]
     assert {(one.title, one.num_bytes, one.why) for one in group.rejected} == {
