@@ -88,7 +88,7 @@ class Causes:
 
     @property
     def knows_readers(self) -> bool:
-        """Whether the run measured its readers."""
+        """True if the run measured its readers."""
         return "fetch" in self.input_ns
 
     @property
@@ -212,13 +212,16 @@ def _collectives(run: Run, phase_ns: Mapping[str, Times]) -> tuple[dict[tuple[st
     collectives; if the waiting is not known, the text says why.
     """
     assert run.record is not None
-    waits_by_rank = [one.waits for one in sorted(run.record.ranks, key=lambda result: result.rank)]
+    waits_by_rank = [result.waits for result in sorted(run.record.ranks, key=lambda result: result.rank)]
     waits = [rank_waits for rank_waits in waits_by_rank if rank_waits is not None]
     if len(waits_by_rank) == 1 or not (waits or run.plan.engine.name == "fsdp"):
         return {}, ""
     if len(waits) < len(waits_by_rank):
         return {}, "not every rank measured its waiting for collectives within its passes"
-    causes = {"gather": [one.gather_s for one in waits], "exchange": [rank_waits.exchange_s for rank_waits in waits]}
+    causes = {
+        "gather": [rank_waits.gather_s for rank_waits in waits],
+        "exchange": [rank_waits.exchange_s for rank_waits in waits],
+    }
     waited_ns = {}
     for name in COMPUTE_PARTS:
         unassigned_ns = phase_ns[name].sum(axis=1)

@@ -85,7 +85,9 @@ def unique_labels(groups: Sequence[Labelled]) -> list[str]:
     labels = []
     for group in groups:
         shared = set(group.conditions).intersection(*conditions_by_label[group.label])
-        differing = [f"{each.title} {each.value}" for each in group.conditions if each not in shared]
+        differing = [
+            f"{condition.title} {condition.value}" for condition in group.conditions if condition not in shared
+        ]
         labels.append(", ".join([group.label, *differing]))
     counts = Counter(labels)
     for i, group in enumerate(groups):

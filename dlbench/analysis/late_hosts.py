@@ -73,7 +73,7 @@ _UP_TO_EXCHANGE = ("input", "h2d", "forward", "backward", "exchange")
 
 @dataclass(frozen=True, kw_only=True)
 class Leaving:
-    """When a host leaves exchanges in one run; shares of the mean step (1)."""
+    """The time when a host leaves exchanges in one run; shares of the mean step (1)."""
 
     later: float  # Time by which it leaves after the other hosts, median over steps.
     at_least: float  # `later` minus the error bounds of the clocks; negative if that is not certain.
@@ -129,7 +129,7 @@ def _to_node_0(line: ClockLine, times: Times) -> int:
     moments = sorted({first, *(point.local_ns for point in line.used_points if first < point.local_ns < last), last})
     start = line.offset_at(first)
     turned = np.interp(
-        times - first, [one - first for one in moments], [line.offset_at(moment) - start for moment in moments]
+        times - first, [moment - first for moment in moments], [line.offset_at(moment) - start for moment in moments]
     )
     times += start + np.rint(turned).astype(np.int64)
     bounds = [line.bound_at(moment) for moment in moments]

@@ -56,7 +56,7 @@ METRICS: tuple[Metric, ...] = (
         about="from the start of training to the end of the first evaluation that met the target",
     ),
 )
-METRIC_NAMES = tuple(each.name for each in METRICS)
+METRIC_NAMES = tuple(metric.name for metric in METRICS)
 DEFAULT_METRICS = ("step_median_s", "step_mean_s")
 """Metrics with a verdict by default: the median detects small changes, the mean includes stalls of a few steps."""
 FOLLOWED = ("step_median_s", "energy_per_sample_j", "time_to_quality_s")

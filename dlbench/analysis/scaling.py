@@ -58,7 +58,7 @@ class Group:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether every point has enough repeats for a comparison."""
+        """True if every point has enough repeats for a comparison."""
         return min(len(point.run_ids) for point in self.points) >= MIN_RUNS
 
 

@@ -151,7 +151,7 @@ class ComparedRow:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this side is the reference of the others."""
+        """True if this side is the reference of the others."""
         return self.side is self.reference
 
     def ratio(self, figure: str) -> tuple[Estimate | None, bool]:

@@ -132,7 +132,8 @@ def _histories(runs: Sequence[tuple[str, Causes]]) -> Iterator[HostHistory]:
             later.setdefault(host, {}).setdefault(session, []).append(leaving.later)
             at_least.setdefault(host, {}).setdefault(session, []).append(leaving.at_least)
     sessions = {
-        host: HostSessions(work=medians(own), at_least=medians(at_least.get(host, {}))) for host, own in ratios.items()
+        host: HostSessions(work=medians(host_ratios_by_session), at_least=medians(at_least.get(host, {})))
+        for host, host_ratios_by_session in ratios.items()
     }
     verdicts = verdicts_of(sessions)
     for host, host_sessions in sessions.items():
