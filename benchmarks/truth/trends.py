@@ -177,7 +177,7 @@ def delay(step: float, correlation: float) -> Figure:
         name=f"trends: nights until a change of {step:.0%} in one of {TOGETHER} trends is shown (scatter 2 %, "
         f"autocorrelation {correlation:g})",
         unit="nights",
-        goal="beside the false alarms",
+        goal="see the false alarms",
         reason=f"90 % within {np.percentile(waited, 90):.0f}; not within {MOST}: {sum(one > MOST for one in waited)}",
     )
 

@@ -160,7 +160,7 @@ def document_of(report: ComparisonReport) -> Document:
         title=f"{title}: {report.verdict}",
         dlbench_version=report.dlbench_version,
         notices=report.notices,
-        sections=(verdict, *methods_section(report.methods, "How the verdicts are made")),
+        sections=(verdict, *methods_section(report.methods, "How the verdicts are made", "docs/comparing.md")),
         data=report,
         command="dlbench compare A B",
     )

@@ -36,7 +36,7 @@ def trends_document(report: TrendsReport) -> Document:
         *(section for section in sections if section.level != "answer"),
         nodes_section(report.nodes),
         *_damaged(report.damaged),
-        *methods_section(report.methods),
+        *methods_section(report.methods, docs_page="docs/history.md"),
         meta=(f"{runs_text(report.num_runs)} with figures, {report.num_without} without.",),
         file_prefix="trends-",
         command="dlbench history trends",

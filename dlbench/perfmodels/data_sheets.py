@@ -1,8 +1,8 @@
-"""Peaks of devices and rates of their memory, as their makers state them, by the names that drivers give.
+"""Peak rates of devices and of their memory, as their makers state them, by the names that drivers give.
 
-Makers print figures with structured sparsity, which no training here uses; where a sheet has only those, half is
-taken, as its footnote says. fp32 is IEEE arithmetic (on AMD's cards the matrix cores' own); tf32 is NVIDIA's and AMD's
-TF32 in matrix products. Most figures were known from copies by others alone: their source says so.
+Sheets that only have figures with structured sparsity, which no training here uses, count half, as their footnotes
+say. fp32 is IEEE arithmetic (on AMD's cards that of the matrix cores); tf32 is NVIDIA's and AMD's TF32 in matrix
+products. Most figures come from copies of the documents: their source says so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MI300A_SHEET = "AMD Instinct MI300A APU, data sheet, matrix (dense)"
 _AMBIGUOUS: tuple[tuple[str, str], ...] = (
     (r".*\bMIG\b.*", "a MIG slice has a part of its card's peak, which the name does not say"),
     (r"(?i:INSTINCT) MI250X */.*", "the name is that of MI250X and MI250 alike, whose peaks differ"),
-    (r"Graphics Device|Radeon Graphics|\s*", "the driver names no product"),
+    (r"Graphics Device|Radeon Graphics|\s*", "the driver does not name the product"),
     (r"A100|A100-SXM4|H100|GH200", "the name does not say which variant of the product it is"),
     (r"GRID .*", "a share of a card (vGPU) has a part of its peak"),
 )
@@ -42,27 +42,29 @@ class DataSheet:
     product: str
     names: str  # Regular expression of the whole name that NVML or torch gives, without NVIDIA, Tesla and AMD.
     tflops: dict[str, float]  # Dense, 1e12 operations per second, by precision.
-    memory_tb_per_s: float | None  # 1e12 bytes per second; None where cards of one name differ.
-    document: str  # The maker's, that states these figures.
-    is_checked: bool = False  # Whether the figures were held against that document itself.
+    memory_tb_per_s: float | None  # 1e12 bytes per second; None if cards of one name differ.
+    document: str  # Document of the maker that states these figures.
+    is_checked: bool = False  # Whether the figures were compared with that document itself.
 
     @property
     def memory_bytes_per_s(self) -> float | None:
-        return None if self.memory_tb_per_s is None else self.memory_tb_per_s * TERA
+        if self.memory_tb_per_s is None:
+            return None
+        return self.memory_tb_per_s * TERA
 
     @property
     def source(self) -> str:
-        return self.document if self.is_checked else f"{self.document}{_UNCHECKED}"
+        if self.is_checked:
+            return self.document
+        return f"{self.document}{_UNCHECKED}"
 
 
-def _tensor(fp32: float, tf32: float | None, half: float | None) -> dict[str, float]:
-    """fp32, tf32 where there is one, and bf16 and fp16 where both are alike."""
-    found = {"fp32": fp32}
+def _tensor(fp32: float, tf32: float | None, half: float) -> dict[str, float]:
+    """Returns TFLOPS by precision, for products whose bf16 and fp16 are equal; tf32 may be missing."""
+    tflops = {"fp32": fp32}
     if tf32 is not None:
-        found["tf32"] = tf32
-    if half is not None:
-        found |= {"bf16": half, "fp16": half}
-    return found
+        tflops["tf32"] = tf32
+    return {**tflops, "bf16": half, "fp16": half}
 
 
 SHEETS: tuple[DataSheet, ...] = (
@@ -102,8 +104,9 @@ SHEETS: tuple[DataSheet, ...] = (
 
 
 def sheet_of(device: str) -> DataSheet | None:
-    """The product of a GPU, by the name that NVML or torch gives; None where the table has none of that name. `device`:
-    e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
+    """Returns the data sheet of a GPU by the name that NVML or torch gives; None if no sheet has that name.
+
+    Names are e.g. NVIDIA A100-SXM4-40GB, Tesla V100-SXM2-16GB, AMD Instinct MI250X.
     """
     name = _plain(device)
     return next((sheet for sheet in SHEETS if re.fullmatch(sheet.names, name)), None)
@@ -112,16 +115,18 @@ def sheet_of(device: str) -> DataSheet | None:
 def why_no_peak(device: str, precision: str) -> str:
     """Returns in a few words why no data sheet gives the peak of a GPU at a precision."""
     sheet = sheet_of(device)
-    return why_no_sheet(device) if sheet is None else f"the {sheet.product} has no {precision} of its own"
+    if sheet is None:
+        return why_no_sheet(device)
+    return f"the {sheet.product} has no {precision} units"
 
 
 def why_no_sheet(device: str) -> str:
-    """Why `sheet_of` has none, in a few words."""
+    """Returns in a few words why `sheet_of` has no sheet of a GPU."""
     name = _plain(device)
     for pattern, reason in _AMBIGUOUS:
         if re.fullmatch(pattern, name):
             return reason
-    return "no data sheet of that name is on file"
+    return "dlbench has no data sheet of that name"
 
 
 def _plain(device: str) -> str:

@@ -1,16 +1,13 @@
-"""What goes through the ports and links of a network in each step of a collective.
-
-A collective is a few patterns of messages over all ranks at once (`dlbench.perfmodels.algorithms`), each repeated, so
-that thousands of ranks are priced in milliseconds; tests walk the steps of all ranks one by one to compare.
+"""Loads of the ports and links of a network in each step of a collective.
 
 A port is a rank's way into a level or out of it, in one direction; messages of one step through it follow each other.
-Where the ranks of a block share n links at a level (`Level.links`), all bytes that leave the block (or enter it) in a
-step are spread over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link
-(the contention coefficient phi of Kahira et al., HPDC 2021, section 4). Inside a group the same holds of the bytes that
-its ranks send where they share the memory or the processors that move them.
+If the ranks of a block share n links at a level (`Level.links`), all bytes that leave the block (or enter it) in a step
+are spread over these, while ranks pay for their start-ups in parallel: beta is multiplied by the flows of a link (the
+contention coefficient phi of Kahira et al., HPDC 2021, section 4). Inside a group the same holds for the bytes that its
+ranks send through shared memory or processors.
 
-A message belongs to the innermost level that holds both of its ranks, and starts up as that level says. Its bytes load
-every link on its way: those of a message between leaf switches the link of its node and the uplinks of its switch.
+A message belongs to the innermost level that holds both of its ranks and has its start-up. Its bytes load every link on
+its way: a message between leaf switches loads the link of its node and the uplinks of its switch.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -31,40 +29,41 @@ Starts = tuple[tuple[LevelName, int, int], ...]  # Level and size in elements, a
 Flows = tuple[tuple[int, int], ...]  # Size in elements, ascending, and how many messages.
 
 MOST_SHORT_RANKS = 512
-"""Up to here a vector shorter than one element per rank is cut as the schedules cut it; beyond, where it is a few
-kilobytes, ranks count as having equal parts of an element."""
+"""Up to this many ranks a vector shorter than one element per rank is cut as in schedules; beyond, where it is only a
+few kilobytes, ranks have equal fractions of an element."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
     """Links that the ranks of a block share at each level; None: a port per rank."""
 
-    inside: int | None = None  # Ranks of a group: what moves messages inside it.
-    across: int | None = 1  # Ranks of a group: adapters.
-    beyond: int | None = 1  # Ranks below a leaf switch: uplinks.
+    inside: int | None = None  # Shared by the ranks of a group for messages inside it: memory or processors.
+    across: int | None = 1  # Shared by the ranks of a group: network adapters.
+    beyond: int | None = 1  # Shared by the ranks below a leaf switch: uplinks.
 
 
-ONE_LINK = Sharing()  # One network adapter per node, ports of their own inside it, one uplink per leaf switch.
+ONE_LINK = Sharing()  # One network adapter per node, a port per rank inside it, one uplink per leaf switch.
 
 
 @dataclass(frozen=True)
 class Load:
-    """What goes through one port or link in one step."""
+    """The messages through one port or link in one step."""
 
-    level: LevelName  # Whose bytes these are.
-    starts: Starts  # Messages whose start-ups follow each other: those of one rank.
+    level: LevelName  # Level of the port or link.
+    starts: Starts  # Messages of one rank, whose start-ups follow each other.
     flows: Flows  # Messages whose bytes share the port or links.
-    links: int = 1
+    links: int = 1  # Links that share the bytes.
 
     @property
     def phi(self) -> float:
-        """Bytes on each link over those of the rank whose start-ups count: flows a link carries at once."""
-        return sum(count * n for count, n in self.flows) / self.links / sum(count * n for _, count, n in self.starts)
+        """Flows that a link carries at once: its bytes over those of the rank whose start-ups count."""
+        link_elements = sum(count * n for count, n in self.flows) / self.links
+        return link_elements / sum(count * n for _, count, n in self.starts)
 
 
 @dataclass(frozen=True)
 class StepLoads:
-    """One kind of step."""
+    """The loads of one kind of step."""
 
     loads: tuple[Load, ...]
     reduced: int  # Most elements that a rank adds in it.
@@ -74,7 +73,7 @@ class StepLoads:
 class Summary:
     """A collective over all ranks: its kinds of steps, each with how many there are."""
 
-    elements: int  # Elements of the vector that loads are counted for; they grow with it in proportion.
+    elements: int  # Elements of the vector for which loads are counted; loads are proportional to it.
     steps: tuple[tuple[StepLoads, int], ...]
 
     @cached_property
@@ -85,10 +84,12 @@ class Summary:
 
 
 def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
-    """The distinct loads of a step."""
-    travels = pattern.count > 0
-    source, target, count = pattern.source[travels], pattern.target[travels], pattern.count[travels]
-    weight = np.ones(len(count), np.int64) if pattern.weight is None else pattern.weight[travels]
+    """Returns the distinct loads of a step."""
+    is_sent = pattern.count > 0
+    source, target, count = pattern.source[is_sent], pattern.target[is_sent], pattern.count[is_sent]
+    weight = np.ones(len(count), np.int64)
+    if pattern.weight is not None:
+        weight = pattern.weight[is_sent]
     node, leaf = np.arange(layout.ranks) // layout.node_size, rank_leaves(layout)
     level = np.where(node[source] == node[target], 0, np.where(leaf[source] == leaf[target], 1, 2))
     sizes, index = np.unique(count, return_inverse=True)
@@ -99,22 +100,24 @@ def loads_of(pattern: Pattern, layout: Layout, sharing: Sharing) -> StepLoads:
         messages = np.bincount(flat, weight, int(np.prod(shape))).astype(np.int64).reshape(shape)
         for inner, name, block in ((0, "inside", node), (1, "across", node), (2, "beyond", leaf)):
             links: int | None = getattr(sharing, name)
-            through = messages[:, inner:] if inner else messages[:, :1]  # those that leave the group, or the leaf
+            through = messages[:, inner:]  # Messages that leave the group, or the leaf.
+            if name == "inside":
+                through = messages[:, :1]
             busy = np.flatnonzero(through.any(axis=(1, 2)))
             if not len(busy):
                 continue
             through = through[busy]
-            own = through.sum(axis=1)
+            of_rank = through.sum(axis=1)
             if links != 1:
-                loads.update(_distinct(LEVELS[inner:], sizes, through, own, 1))
+                loads.update(_distinct(LEVELS[inner:], sizes, through, of_rank, 1))
             # A message inside a group is sent and received through the same memory.
             if links is not None and (inner or ranks is source):
                 flows = np.zeros((block.max() + 1, len(sizes)), np.int64)
-                np.add.at(flows, block[busy], own)
+                np.add.at(flows, block[busy], of_rank)
                 flows = flows[block[busy]]
                 loads.update(_distinct(LEVELS[inner:], sizes, through, flows, links))
-    reduced = int(np.bincount(target, pattern.added[travels] * weight).max(initial=0))
-    order = sorted(loads, key=lambda load: (load.level, load.starts, load.flows, load.links))
+    reduced = int(np.bincount(target, pattern.added[is_sent] * weight).max(initial=0))
+    order = sorted(loads, key=attrgetter("level", "starts", "flows", "links"))
     return StepLoads(tuple(order), reduced)
 
 
@@ -128,15 +131,18 @@ def summarise(
     chunks: int | None = None,
     sharing: Sharing = ONE_LINK,
 ) -> Summary:
-    """The loads of a collective of this many elements.
+    """Returns the loads of a collective of a vector of `elements`; results are cached.
 
-    From one element per rank on, parts count as exact fractions of the vector, so that one summary serves all such
-    sizes; below, empty parts matter (up to `MOST_SHORT_RANKS`). Summaries are kept.
+    From one element per rank on, parts are exact fractions of the vector, so that one summary serves all such sizes;
+    below, empty parts matter (up to `MOST_SHORT_RANKS`).
     """
-    chunks = pipeline_chunks(collective, algorithm, layout, elements) if chunks is None else chunks
+    if chunks is None:
+        chunks = pipeline_chunks(collective, algorithm, layout, elements)
     if elements >= layout.ranks or layout.ranks > MOST_SHORT_RANKS:
-        servers = shards if shards and algorithm == "parameter-server" else 1
-        elements = 2 * layout.ranks * power_below(layout.ranks) * servers * chunks  # every part is whole
+        # Every part has a whole number of elements.
+        elements = 2 * layout.ranks * power_below(layout.ranks) * chunks
+        if shards and algorithm == "parameter-server":
+            elements *= shards
     return _summary(collective, algorithm, layout, elements, shards, chunks, sharing)
 
 
@@ -159,19 +165,21 @@ def _summary(
 def _distinct(
     levels: Sequence[LevelName], sizes: Numbers, through: Numbers, flows: Numbers, links: int
 ) -> Iterator[Load]:
-    """Loads that differ, of as many ranks: their own messages (ranks, levels, sizes), and all of their block."""
+    """Yields the distinct loads of ranks.
+
+    `through` are a rank's messages, shape (ranks, levels, sizes); `flows` those of its block, shape (ranks, sizes).
+    """
     rows = np.concatenate([through.reshape(len(through), -1), flows], axis=1)
-    radix = [1, *(rows.max(axis=0) + 1).tolist()]  # one number for each row, if that is small enough
-    is_small = math.prod(radix) < np.iinfo(np.int64).max
-    key = rows @ np.cumprod(radix[:-1]) if is_small else np.unique(rows, axis=0, return_inverse=True)[1].ravel()
+    radix = [1, *(rows.max(axis=0) + 1).tolist()]
+    if math.prod(radix) < np.iinfo(np.int64).max:
+        key = rows @ np.cumprod(radix[:-1])  # One number for each row is faster to compare.
+    else:
+        key = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
     _, first = np.unique(key, return_index=True)
-    known = sizes.tolist()
-    for row in rows[first].tolist():
-        *starts, together = (row[i : i + len(known)] for i in range(0, len(row), len(known)))
-        own = tuple(zip(levels, starts, strict=False))
-        yield Load(
-            levels[0],
-            tuple((name, size, n) for name, many in own for size, n in zip(known, many, strict=True) if n),
-            tuple((size, n) for size, n in zip(known, together, strict=True) if n),
-            links,
-        )
+    elements = sizes.tolist()
+    for row in rows[first].reshape(len(first), -1, len(elements)).tolist():
+        starts: list[tuple[LevelName, int, int]] = []
+        for name, counts in zip(levels, row[:-1], strict=False):
+            starts += [(name, size, n) for size, n in zip(elements, counts, strict=True) if n]
+        sums = tuple((size, n) for size, n in zip(elements, row[-1], strict=True) if n)
+        yield Load(levels[0], tuple(starts), sums, links)

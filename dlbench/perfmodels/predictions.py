@@ -1,10 +1,10 @@
-"""How long a collective takes on a fitted network, and which algorithm is best at which size.
+"""Predicted times of collectives on a fitted network.
 
 A collective is priced step by step, all ranks in step (bulk-synchronous): a step takes as long as its most loaded port
 or link (`dlbench.perfmodels.patterns`), priced by Hockney's alpha and beta for the size of each message, and gamma for
-every byte that its busiest rank adds. Where all messages of a step are equally long this is their time under max-min
-fair sharing: the flows through the busiest link get an equal share of it, and every other flow has a link on its way
-where its share is no smaller.
+every byte that its busiest rank adds. For messages of one size this is their time under max-min fair sharing: the flows
+through the busiest link get equal shares of it, and every other flow has a link on its way where its share is no
+smaller.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 STAND_INS = ("ring", "double-binary-tree", "recursive-halving-doubling", "hierarchical")
-"""What a library's own all-reduce may be, which it chooses by itself: NCCL has rings and double binary trees, MPI rings
-and halving and doubling, both with a hierarchy on top."""
+"""Algorithms that a library may choose for its all-reduce: NCCL has rings and double binary trees, MPI rings and
+halving and doubling, both with a hierarchy on top."""
 _WHERE: dict[LevelName, str] = {
     "inside": "inside a group",
     "across": "across groups",
@@ -33,17 +33,22 @@ _WHERE: dict[LevelName, str] = {
 
 
 def bus_factor(collective: Collective, ranks: int) -> float:
-    """What nccl-tests multiplies algbw = bytes / time with for busbw (its doc/PERFORMANCE.md). Bytes are those of each
-    rank's whole buffer: for all-gather the output, for reduce-scatter the input.
+    """Returns busbw over algbw (bytes / time), as nccl-tests defines them (its doc/PERFORMANCE.md).
+
+    Bytes are those of each rank's whole buffer: for all-gather the output, for reduce-scatter the input.
     """
     if collective in ("broadcast", "reduce", "p2p"):
         return 1.0
-    share = (ranks - 1) / ranks
-    return 2 * share if collective == "allreduce" else share
+    if collective == "allreduce":
+        return 2 * ((ranks - 1) / ranks)
+    return (ranks - 1) / ranks
 
 
 def whole_elements(num_bytes: int, element_bytes: int) -> int:
-    """Elements of this many bytes."""
+    """Returns the number of elements in `num_bytes`.
+
+    Raises `UserError`: an element would be cut.
+    """
     if num_bytes < 0 or num_bytes % element_bytes:
         raise UserError(f"{num_bytes} bytes are no whole number of elements of {element_bytes} bytes")
     return num_bytes // element_bytes
@@ -51,35 +56,36 @@ def whole_elements(num_bytes: int, element_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class Features:
-    """A prediction taken apart: seconds = sum of coefficients x costs of the network."""
+    """A prediction as a linear function of the network's costs: seconds = sum of coefficients x costs."""
 
     starts: dict[tuple[LevelName, int], float]  # Start-ups by level and number of the piece.
-    num_bytes: dict[tuple[LevelName, int], float]  # Bytes by level and number of the piece, over the links for them.
-    reduced_bytes: float  # Bytes added.
+    num_bytes: dict[tuple[LevelName, int], float]  # Bytes per link by level and number of the piece.
+    reduced_bytes: float  # Bytes that the busiest rank adds.
     phi: dict[LevelName, float]
-    """By level, how many flows of the busiest rank's size each link carries at once where that decides a step: the
-    contention coefficient of Kahira et al. (HPDC 2021, section 4). 1 for a port or link of one's own."""
+    """Flows of the busiest rank's size that each link carries at once, by level, in the steps that this link decides:
+    the contention coefficient of Kahira et al. (HPDC 2021, section 4); 1 if no link is shared."""
 
     def seconds(self, network: NetworkModel) -> float:
         by_level: dict[LevelName, float] = {}
-        for (name, index), count in self.starts.items():
-            by_level[name] = by_level.get(name, 0.0) + count * level_of(network, name).pieces[index].alpha_s
-        for (name, index), size in self.num_bytes.items():
-            by_level[name] = by_level.get(name, 0.0) + size * level_of(network, name).pieces[index].beta_s_per_byte
+        for (name, piece), count in self.starts.items():
+            by_level[name] = by_level.get(name, 0.0) + count * level_of(network, name).pieces[piece].alpha_s
+        for (name, piece), num_bytes in self.num_bytes.items():
+            by_level[name] = by_level.get(name, 0.0) + num_bytes * level_of(network, name).pieces[piece].beta_s_per_byte
         return self.reduced_bytes * network.gamma_s_per_byte + sum(by_level.values())
 
     def drawn(self, network: NetworkModel) -> npt.NDArray[np.float64]:
-        """The prediction by each of the network's `draws`, seconds: the same ports and links decide; none for none."""
-        counts = np.zeros(2 * sum(len(level.pieces) for level in network.levels.values()) + 1)
-        counts[-1] = self.reduced_bytes
-        first = 0
+        """Returns the seconds by the costs of each of the network's `draws`, shape (draws,).
+
+        The ports and links that decide a step are the same in all of them.
+        """
+        if not network.draws:
+            return np.zeros(0)
+        counts: list[float] = []
         for name, level in network.levels.items():
-            for index in range(len(level.pieces)):
-                counts[first] = self.starts.get((name, index), 0.0)
-                counts[first + 1] = self.num_bytes.get((name, index), 0.0)
-                first += 2
-        found: npt.NDArray[np.float64] = _costs_drawn(network.draws) @ counts if network.draws else np.zeros(0)
-        return found
+            for piece in range(len(level.pieces)):
+                counts += [self.starts.get((name, piece), 0.0), self.num_bytes.get((name, piece), 0.0)]
+        seconds: npt.NDArray[np.float64] = _costs_drawn(network.draws) @ np.array([*counts, self.reduced_bytes])
+        return seconds
 
 
 @lru_cache(maxsize=4)
@@ -88,7 +94,10 @@ def _costs_drawn(draws: tuple[tuple[float, ...], ...]) -> npt.NDArray[np.float64
 
 
 def level_of(network: NetworkModel, name: LevelName) -> Level:
-    """One level of a network."""
+    """Returns one level of a network.
+
+    Raises `UserError`: its messages were never measured.
+    """
     level = network.levels.get(name)
     if level is None:
         raise UserError(
@@ -101,11 +110,11 @@ def level_of(network: NetworkModel, name: LevelName) -> Level:
 def predict(
     collective: Collective, algorithm: str, num_bytes: int, layout: Layout, network: NetworkModel, **options: Any
 ) -> float:
-    """Returns the seconds of a collective; arguments as of `features`."""
+    """Returns the seconds of a collective; arguments as for `features`."""
     return features(collective, algorithm, num_bytes, layout, network, **options).seconds(network)
 
 
-def features(
+def features(  # noqa: PLR0913  # A collective has this many properties.
     collective: Collective,
     algorithm: str,
     num_bytes: int,
@@ -116,40 +125,42 @@ def features(
     shards: int | None = None,
     chunks: int | None = None,
 ) -> Features:
-    """How often each cost of the network counts in a prediction. The network decides which port or link is the most
-    loaded of a step, and which piece a message belongs to. `num_bytes`: of each rank's whole buffer, a whole number of
-    elements; other arguments as of `schedule`.
+    """Returns how often each cost of the network counts in a prediction.
+
+    The network decides which port or link is the most loaded of a step, and which piece a message belongs to.
+    `num_bytes` is the size of each rank's whole buffer, a whole number of elements; other arguments as for `schedule`.
     """
     from dlbench.perfmodels.patterns import Sharing, summarise
 
     elements = whole_elements(num_bytes, element_bytes)
+    if not elements:
+        return Features({}, {}, 0.0, {})
+    sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
+    summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
+    scale = num_bytes / summary.elements if summary.elements else 0.0
+    levels = {name: level_of(network, name) for name in summary.levels}
+
+    def seconds(load: Load) -> float:
+        level = levels[load.level]
+        starts_s = sum(n * levels[name].piece(count * scale).alpha_s for name, count, n in load.starts)
+        flows_s = sum(n * count * scale * level.piece(count * scale).beta_s_per_byte for count, n in load.flows)
+        return starts_s + flows_s / load.links
+
     starts: dict[tuple[LevelName, int], float] = {}
-    sizes: dict[tuple[LevelName, int], float] = {}
+    bytes_sent: dict[tuple[LevelName, int], float] = {}
     phi: dict[LevelName, float] = {}
     reduced = 0.0
-    if elements:
-        sharing = Sharing(**{name: level.links for name, level in network.levels.items()})
-        summary = summarise(collective, algorithm, layout, elements, shards=shards, chunks=chunks, sharing=sharing)
-        scale = num_bytes / summary.elements if summary.elements else 0.0
-        levels = {name: level_of(network, name) for name in summary.levels}
-
-        def seconds(load: Load) -> float:
-            level = levels[load.level]
-            starts = sum(n * levels[name].piece(count * scale).alpha_s for name, count, n in load.starts)
-            flows = sum(n * count * scale * level.piece(count * scale).beta_s_per_byte for count, n in load.flows)
-            return starts + flows / load.links
-
-        for step, times in summary.steps:
-            reduced += times * step.reduced * scale
-            load = max(step.loads, key=seconds)
-            for name, count, how_many in load.starts:
-                key = (name, _piece(levels[name], count * scale))
-                starts[key] = starts.get(key, 0.0) + times * how_many
-            for count, how_many in load.flows:
-                key = (load.level, _piece(levels[load.level], count * scale))
-                sizes[key] = sizes.get(key, 0.0) + times * how_many * count * scale / load.links
-            phi[load.level] = max(load.phi, phi.get(load.level, 1.0))
-    return Features(starts, sizes, reduced, phi)
+    for step, times in summary.steps:
+        reduced += times * step.reduced * scale
+        load = max(step.loads, key=seconds)
+        for name, count, n in load.starts:
+            key = (name, _piece(levels[name], count * scale))
+            starts[key] = starts.get(key, 0.0) + times * n
+        for count, n in load.flows:
+            key = (load.level, _piece(levels[load.level], count * scale))
+            bytes_sent[key] = bytes_sent.get(key, 0.0) + times * n * count * scale / load.links
+        phi[load.level] = max(load.phi, phi.get(load.level, 1.0))
+    return Features(starts, bytes_sent, reduced, phi)
 
 
 def _piece(level: Level, num_bytes: float) -> int:

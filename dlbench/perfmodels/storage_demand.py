@@ -1,8 +1,7 @@
-"""What an accelerator asks of storage: samples per second that it can train on, and the bytes of a sample.
+"""The demand of an accelerator on storage: samples per second that it can train on, and the bytes of a sample.
 
-The published figures are those of MLPerf Storage, which replays training with the computing of a step replaced by a
-pause of the measured length (DLIO; Devarajan et al., CCGrid 2021). Here they say what a reader must give; nothing is
-replayed.
+The published figures are those of MLPerf Storage, which replaces the computing of a step by a pause of the measured
+length (DLIO; Devarajan et al., CCGrid 2021).
 """
 
 from __future__ import annotations
@@ -11,33 +10,35 @@ from dataclasses import dataclass
 
 _STORAGE = "MLPerf Storage, configs/dlio/workload"  # github.com/mlcommons/storage.
 _DLIO = "DLIO benchmark, configs/workload"
-"""github.com/argonne-lcf/dlio_benchmark, whose own files of ResNet-50 are of other batches."""
+"""In github.com/argonne-lcf/dlio_benchmark; its files of ResNet-50 have other batches and are not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What one accelerator takes of one workload."""
+    """The samples and bytes per second that one accelerator needs for one workload."""
 
     accelerator: str
     samples_per_s: float
-    sample_bytes: float | None = None  # Stored bytes of a sample of the published data set; None where there is none.
-    source: str  # Where the figures are from, in words.
+    sample_bytes: float | None = None  # Stored bytes of a sample of the published data set; None without one.
+    source: str  # Source of the figures, in words.
 
     @property
     def bytes_per_s(self) -> float | None:
-        """With samples of the published size."""
-        return None if self.sample_bytes is None else self.samples_per_s * self.sample_bytes
+        """Bytes per second with samples of the published size."""
+        if self.sample_bytes is None:
+            return None
+        return self.samples_per_s * self.sample_bytes
 
 
 def _published(
-    accelerator: str, *, sample_bytes: float, batch: int, step_s: float, file: str, of: str = _STORAGE
+    accelerator: str, *, sample_bytes: float, batch: int, step_s: float, file: str, folder: str = _STORAGE
 ) -> Demand:
-    """Batch / step time, of `reader.batch_size` and `train.computation_time`."""
+    """Returns a demand of batch / step time: `reader.batch_size` over `train.computation_time` of the file."""
     return Demand(
         accelerator=accelerator,
         samples_per_s=batch / step_s,
         sample_bytes=sample_bytes,
-        source=f"{of}/{file}: batch {batch} per {step_s:g} s, samples of {sample_bytes:,.0f} bytes",
+        source=f"{folder}/{file}: batch {batch} per {step_s:g} s, samples of {sample_bytes:,.0f} bytes",
     )
 
 
@@ -51,6 +52,6 @@ PUBLISHED: dict[str, tuple[Demand, ...]] = {
         _published("A100", sample_bytes=2_828_486, batch=1, step_s=0.00551, file="cosmoflow_a100.yaml"),
         _published("V100", sample_bytes=2_828_486, batch=1, step_s=0.00936, file="cosmoflow_v100.yaml"),
     ),
-    "bert": (_published("V100", sample_bytes=2_500, batch=48, step_s=0.968, file="bert_v100.yaml", of=_DLIO),),
+    "bert": (_published("V100", sample_bytes=2_500, batch=48, step_s=0.968, file="bert_v100.yaml", folder=_DLIO),),
 }
 """By model family, the fastest first."""

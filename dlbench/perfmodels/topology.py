@@ -1,10 +1,10 @@
-"""Networks by their cables: collectives on a fat tree, and on a loop with shortcuts.
+"""Collectives on networks given by their cables: a fat tree, and a loop with shortcuts. Nothing here is measured.
 
-A topology is one function, `links`: what a message between two hosts passes. Each step of a schedule takes as long as
-its busiest link: the longest start-up of a message on it, then its bytes one after the other. Where the messages of a
-step are equally long, that is when max-min fair sharing ends: on the link with the largest load over capacity no flow
-is slower, and no flow elsewhere ends later. `tests/perfmodels/test_topology.py` compares it with SimGrid. Rank r is on
-host r, which has one link to its switch. Nothing here is measured.
+A topology is one function, `links`: the links that a message between two hosts passes. Each step of a schedule takes as
+long as its busiest link: the longest start-up of a message on it, then its bytes one after the other. For messages of
+one size, that is when max-min fair sharing ends: on the link with the largest load over capacity no flow is slower, and
+no flow elsewhere ends later. `tests/perfmodels/test_topology.py` compares it with SimGrid. Rank r is on host r, which
+has one link to its switch.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dlbench.specs.comm import Collective
 from dlbench.specs.files import read_yaml
 from dlbench.specs.problems import problem_of
 
-MOST_RANKS = 512  # Every message of every rank is walked.
+MOST_RANKS = 512  # Every message of every rank is computed.
 
 Link = tuple[object, ...]
-Messages = frozenset[tuple[int, int, int]]  # From which host to which, elements.
+Messages = frozenset[tuple[int, int, int]]  # Source, target, elements.
 
 
 class Cables(Spec):
-    """What all topologies share."""
+    """The costs of messages and links that all topologies have."""
 
     hosts: Ranks = Field(description="Hosts, with a rank each.")
     alpha_s: NonNegative = Field(description="Start-up of a message, seconds; those of one rank follow each other.")
@@ -43,21 +43,22 @@ class Cables(Spec):
 
     @abstractmethod
     def between(self, source: int, target: int) -> Iterator[Link]:
-        """Links between the switches of two hosts."""
+        """Returns the links between the switches of two hosts."""
 
     def links(self, source: int, target: int) -> list[Link]:
         return [("up", source), *self.between(source, target), ("down", target)]
 
     def step_s(self, messages: Messages, width: float) -> float:
-        """Seconds of a step. `width`: bytes of an element."""
-        own, loads, starts = Counter(source for source, _, _ in messages), Counter[Link](), dict[Link, float]()
+        """Returns the seconds of a step of messages of elements of `width` bytes."""
+        num_sent = Counter(source for source, _, _ in messages)
+        loads, starts_s = Counter[Link](), dict[Link, float]()
         for source, target, count in messages:
             path = self.links(source, target)
-            start = own[source] * self.alpha_s + len(path) * self.hop_s
+            start_s = num_sent[source] * self.alpha_s + len(path) * self.hop_s
             for link in path:
                 loads[link] += count
-                starts[link] = max(starts.get(link, 0.0), start)
-        return max((starts[one] + load * width * self.beta_s_per_byte for one, load in loads.items()), default=0.0)
+                starts_s[link] = max(starts_s.get(link, 0.0), start_s)
+        return max((starts_s[link] + load * width * self.beta_s_per_byte for link, load in loads.items()), default=0.0)
 
 
 class FatTree(Cables):
@@ -67,31 +68,37 @@ class FatTree(Cables):
     uplinks: Ranks = Field(description="Links of a leaf switch upwards, one to each spine switch.")
 
     def between(self, source: int, target: int) -> Iterator[Link]:
-        here, there = source // self.hosts_per_leaf, target // self.hosts_per_leaf
-        if here != there:
-            yield from (("to spine", here, target % self.uplinks), ("from spine", there, target % self.uplinks))
+        leaf, other_leaf = source // self.hosts_per_leaf, target // self.hosts_per_leaf
+        spine = target % self.uplinks
+        if leaf != other_leaf:
+            yield "to spine", leaf, spine
+            yield "from spine", other_leaf, spine
 
 
 class Loop(Cables):
     """Distributed loop network: a ring of switches with shortcuts of some lengths (Nguyen & Wahib, CCGRID 2021)."""
 
-    shortcuts: tuple[Count, ...] = Field((), description="Lengths of shortcuts, e.g. 2, 4, 8, beside the ring itself.")
+    shortcuts: tuple[Count, ...] = Field((), description="Lengths of shortcuts, e.g. 2, 4, 8, in addition to the ring.")
 
     def between(self, source: int, target: int) -> Iterator[Link]:
         ahead = (target - source) % self.hosts
-        way = 1 if 2 * ahead <= self.hosts else -1
-        left = min(ahead, self.hosts - ahead)
-        while left:
-            length = max(one for one in (1, *self.shortcuts) if one <= left)
-            yield ("loop", source, way * length)
-            source, left = (source + way * length) % self.hosts, left - length
+        direction, distance = 1, ahead
+        if 2 * ahead > self.hosts:
+            direction, distance = -1, self.hosts - ahead
+        while distance:
+            length = max(length for length in (1, *self.shortcuts) if length <= distance)
+            yield "loop", source, direction * length
+            source, distance = (source + direction * length) % self.hosts, distance - length
 
 
 KINDS: dict[str, type[Cables]] = {"fat-tree": FatTree, "loop": Loop}
 
 
 def read_topology(path: Path) -> Cables:
-    """A file: `kind`, one of `KINDS`, and its values."""
+    """Reads a topology from a file that has `kind`, one of `KINDS`, and its values.
+
+    Raises `UserError`: the file is not valid.
+    """
     content = read_yaml(path)
     kind = content.pop("kind", None)
     removed = removed_key(("kind",), kind)
@@ -115,35 +122,38 @@ def seconds(
     element_bytes: int = 4,
     shards: int | None = None,
 ) -> float:
-    """Seconds of a collective on the first hosts; arguments as `predictions.predict`."""
+    """Returns the seconds of a collective on the first hosts; arguments as for `predictions.predict`."""
     ranks = layout.ranks
     if ranks > min(topology.hosts, MOST_RANKS):
-        raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, of which {MOST_RANKS} at most count")
+        raise UserError(f"{ranks} ranks: the topology has {topology.hosts} hosts, and at most {MOST_RANKS} can be used")
     elements = num_bytes // element_bytes
+    if not elements:
+        return 0.0
     chunks = pipeline_chunks(collective, algorithm, layout, elements)
-    # From one element a rank on, parts are exact shares of the vector: one walk serves all sizes.
-    walked = 2 * ranks * power_below(ranks) * (shards or 1) * chunks if elements >= ranks else elements
-    width = num_bytes / walked if walked else 0.0
-    total = 0.0
-    took: dict[Messages, float] = {}
-    for messages, reduced in steps_of(collective, algorithm, layout, walked, shards, chunks):
-        if messages not in took:
-            took[messages] = topology.step_s(messages, width)
-        total += took[messages] + reduced * width * topology.gamma_s_per_byte
-    return total
+    if elements >= ranks:  # Then parts are exact fractions of the vector, and the same steps serve all sizes.
+        elements = 2 * ranks * power_below(ranks) * (shards or 1) * chunks
+    width = num_bytes / elements
+    total_s = 0.0
+    seconds_by_step: dict[Messages, float] = {}
+    for messages, reduced in steps_of(collective, algorithm, layout, elements, shards, chunks):
+        if messages not in seconds_by_step:
+            seconds_by_step[messages] = topology.step_s(messages, width)
+        total_s += seconds_by_step[messages] + reduced * width * topology.gamma_s_per_byte
+    return total_s
 
 
 @lru_cache(maxsize=64)
 def steps_of(
     collective: Collective, algorithm: str, layout: Layout, elements: int, shards: int | None, chunks: int
 ) -> list[tuple[Messages, int]]:
-    """Messages of all ranks in each step, and the most elements that a rank adds."""
-    found = []
+    """Returns the messages of all ranks in each step, and the most elements that a rank adds in it."""
+    steps = []
     for pattern in patterns(collective, algorithm, layout, elements, shards=shards, chunks=chunks):
         sizes: Counter[tuple[int, int]] = Counter()
         added: Counter[int] = Counter()
         for source, target, count, is_added in zip(*pattern.runs(elements)[[0, 1, 4, 5]].tolist(), strict=True):
-            sizes[source, target] += count  # Those to one rank travel as one message.
+            sizes[source, target] += count  # Runs to one rank are sent as one message.
             added[target] += count * is_added
-        found.append((frozenset((*pair, count) for pair, count in sizes.items()), max(added.values(), default=0)))
-    return found
+        messages = frozenset((source, target, count) for (source, target), count in sizes.items())
+        steps.append((messages, max(added.values(), default=0)))
+    return steps

@@ -1,7 +1,4 @@
-"""One table for people and for programs: `Column`s over rows make header, cells, CSV columns and records alike.
-
-Text is made last: a sheet holds rows and functions of them; formats ask for `to_display` (cells of text) or `records`
-(raw numbers by column name). Text from outside is made harmless here, whatever format asks for it.
+"""Tables for people and for programs: each `Column` makes a header and cells of text, and raw values for CSV and JSON.
 
 A number is named once, where it is a field of a dataclass; JSON has the field's own name::
 
@@ -16,8 +13,10 @@ A number is named once, where it is a field of a dataclass; JSON has the field's
 
 `columns_of(NoisePoint, "ranks", "global_batch", "runs=noise_scale.n")` picks columns and their order: `ranks` has no
 metadata and so is for programs only; `runs` is an attribute of an attribute, for programs only. A `Column` over the
-same class may stand between them. `of=lambda row: row.point` finds the dataclass in a row that holds several;
+same class may be among the picks. `of="point"` says where rows of several parts hold the dataclass;
 `titles={"global_batch": ""}` replaces titles that depend on the table.
+
+Text from outside is cleaned here, so that no format has to do it.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from dlbench.report.wording import DASH, clean, interval_text, number_text, shown, value_text
+from dlbench.report.wording import DASH, clean, estimate_parts, interval_text, number_text, value_text
 from dlbench.stats.estimates import Estimate
 
 R = TypeVar("R")
 
 Value = Estimate | str | int | float | bool | None
-Datum = str | int | float | bool | None  # One value of a table for programs.
+Datum = str | int | float | bool | None  # A value for programs.
 
-RowKind = Literal["", "sum", "part"]  # `sum` of the rows above, `part` of the row above it.
+RowKind = Literal["", "sum", "part"]  # `sum`: of the rows above; `part`: of the row above it.
 
 MAX_TEXT = 2000  # Characters of a cell; longer foreign text is cut.
 
@@ -44,34 +43,37 @@ _COLUMN = "column"  # Key of a field's metadata.
 
 @dataclass(frozen=True)
 class Cell:
-    """What people see of one value; the interval apart, so that a format may set it smaller or leave it out."""
+    """A value as people see it. The interval is separate, so that a format may print it smaller or leave it out."""
 
     text: str
     interval: str = ""  # E.g. ``[81.9, 84.2]``; empty if none.
     items: tuple[str, ...] = ()  # Further lines that a page may fold away behind the text.
-    number: float | None = None  # What the cell is sorted by; None: its text.
+    number: float | None = None  # Sort key of the cell; None: its text.
 
     def __str__(self) -> str:
         return f"{self.text} {self.interval}".rstrip()
 
     @property
     def sorts_by(self) -> float | Literal[""] | None:
-        """The number, an empty text for what is missing, None for text."""
-        return "" if self.text == DASH else self.number
+        """The number, an empty text for a missing value, None for text."""
+        if self.text == DASH:
+            return ""
+        return self.number
 
 
 def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
-    """A value in the form that suits its type and unit; an en dash for what is missing."""
+    """Returns a value as text that suits its type and unit; an en dash for None."""
     if isinstance(value, Cell):
-        return Cell(
-            clean(value.text, limit), clean(value.interval), tuple(clean(item) for item in value.items), value.number
-        )
+        items = tuple(clean(item) for item in value.items)
+        return Cell(clean(value.text, limit), clean(value.interval), items, value.number)
     if isinstance(value, Estimate):
         return Cell(value_text(value), interval_text(value), number=value.value)
     if value is None:
         return Cell(DASH)
-    if isinstance(value, bool):
-        return Cell("yes" if value else "no")
+    if value is True:
+        return Cell("yes")
+    if value is False:
+        return Cell("no")
     if isinstance(value, str):
         return Cell(clean(value, limit))
     if isinstance(value, int) and not unit:
@@ -79,40 +81,87 @@ def cell_of(value: Value | Cell, unit: str = "", limit: int = MAX_TEXT) -> Cell:
     return Cell(number_text(value, unit), number=value)
 
 
+def reader(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns the function that reads a row: the given one, or one for a path of attributes.
+
+    A path is e.g. ``ranks`` or ``point.throughput.n``; an empty one is the row itself. The value is None if an
+    attribute on the way is None.
+    """
+    if not isinstance(source, str):
+        return source
+    names = [name for name in source.split(".") if name]
+
+    def read(row: Any) -> Any:
+        value = row
+        for name in names:
+            if value is None:
+                return None
+            value = getattr(value, name)
+        return value
+
+    return read
+
+
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """One column: its name for programs, its title for people, and what a row has there."""
+    """A column: its name for programs, its title for people, and where its values are in a row.
+
+    `source` and `text` are functions of a row or paths of attributes, see `reader`.
+    """
 
     name: str  # For programs, with the unit (`step_s`): a-z, 0-9 and _; empty: for people only.
     title: str  # For people; empty: for programs only.
-    value: Callable[[R], Value]  # Raw: an estimate, a number, a text; None where there is none.
-    text: Callable[[R], Value | Cell] | None = None  # What people see, where it is not the value itself.
-    unit: str = ""  # Of plain numbers, as `Estimate.unit`.
+    source: str | Callable[[R], Value]  # The raw value: an estimate, a number, a text, None if missing.
+    text: str | Callable[[R], Value | Cell] | None = None  # The value for people; None: the raw value.
+    unit: str = ""  # Unit of plain numbers, as `Estimate.unit`.
     has_interval: bool = False  # Whether programs get `NAME_low` and `NAME_high` as well: for columns of estimates.
-    is_brief: bool = False  # Whether a narrow format shows it; where no column of a sheet is, all are.
+    is_brief: bool = False  # Whether a narrow format shows it. If no column of a sheet is brief, all are shown.
     limit: int = MAX_TEXT  # Characters of a text.
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its columns for programs."""
+        """The names of its columns for programs."""
         if not self.name:
             return ()
-        return (self.name, f"{self.name}_low", f"{self.name}_high") if self.has_interval else (self.name,)
+        if self.has_interval:
+            return self.name, f"{self.name}_low", f"{self.name}_high"
+        return (self.name,)
+
+    def value(self, row: R) -> Value:
+        """Returns the raw value of a row."""
+        value: Value = reader(self.source)(row)
+        return value
 
     def cell(self, row: R) -> Cell:
-        """For people."""
-        return cell_of(self.value(row) if self.text is None else self.text(row), self.unit, self.limit)
+        """Returns the cell of a row for people."""
+        if self.text is None:
+            return cell_of(self.value(row), self.unit, self.limit)
+        return cell_of(reader(self.text)(row), self.unit, self.limit)
 
     def data(self, row: R) -> tuple[Datum, ...]:
-        """For programs, one value for each of `names`."""
+        """Returns the values of a row for programs, one for each of `names`."""
         value = self.value(row)
+        low = high = None
         if isinstance(value, Estimate):
-            return (value.value, value.low, value.high) if self.has_interval else (value.value,)
-        first = clean(value, self.limit) if isinstance(value, str) else value
-        return (first, None, None) if self.has_interval else (first,)
+            low, high = value.low, value.high
+            value = value.value
+        elif isinstance(value, str):
+            value = clean(value, self.limit)
+        if self.has_interval:
+            return value, low, high
+        return (value,)
 
 
-def column(
+@dataclass(frozen=True)
+class _FieldColumn:
+    """The column of a dataclass field, as its metadata has it."""
+
+    name: str | None  # None: the name of the field.
+    has_interval: bool | None  # None: whether the field is annotated as an `Estimate`.
+    column: Column[Any]  # Reads the value of the field, not its object.
+
+
+def column(  # noqa: PLR0913  # Each argument is a property of the column.
     title: str = "",
     name: str | None = None,
     *,
@@ -124,110 +173,160 @@ def column(
     is_brief: bool = False,
     limit: int = MAX_TEXT,
 ) -> dict[str, Any]:
-    """Metadata of a dataclass field that is a column, from which `columns_of` makes it.
+    """Returns metadata of a dataclass field that is a column; `columns_of` reads it.
 
-    `name`: None: the field's own; empty: for people only. `value` and `text` (where it is not None) are of the field's
-    value; `missing` is what people see of None. `has_interval`: None: fields annotated as `Estimate` have one.
+    Args:
+        title: Title for people; empty: for programs only.
+        name: Name for programs; None: the name of the field; empty: for people only.
+        value: Makes the raw value of the field's value; not called for None.
+        text: Makes the text for people of the field's value; not called for None.
+        missing: Text for people in place of None.
+        unit: Unit of plain numbers.
+        has_interval: Whether programs get the interval; None: fields annotated as `Estimate` do.
+        is_brief: Whether narrow formats show it.
+        limit: Characters of a text.
     """
 
-    def raw(found: Any) -> Value:
-        return found if found is None or value is None else value(found)
+    def raw(field_value: Any) -> Value:
+        if value is None or field_value is None:
+            raw_value: Value = field_value
+            return raw_value
+        return value(field_value)
 
-    def display(found: Any) -> Value | Cell:
-        if found is None:
-            return Cell(missing) if missing else None
-        return raw(found) if text is None else text(found)
+    def display(field_value: Any) -> Value | Cell:
+        if field_value is None:
+            return missing or None
+        if text is None:
+            return raw(field_value)
+        return text(field_value)
 
-    return {_COLUMN: (name, has_interval, Column("", title, raw, display, unit, is_brief=is_brief, limit=limit))}
+    made = Column[Any]("", title, raw, display, unit, is_brief=is_brief, limit=limit)
+    return {_COLUMN: _FieldColumn(name, has_interval, made)}
 
 
 def columns_of(
     kind: type[Any],
     *picks: str | Column[Any],
-    of: Callable[[Any], Any] | None = None,
+    of: str | Callable[[Any], Any] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> tuple[Column[Any], ...]:
-    """The columns of a dataclass, as in the example above; without picks of every field that has one.
+    """Returns columns of a dataclass, as in the example above; without picks all fields that have one.
 
-    Where `of` finds None in a row, every value is None. `titles` are by column name.
+    `of` reads the object of `kind` in a row; if it is None, every value is None. `titles` are by column name.
 
     Raises `AttributeError`: the class has no such field, or no column of a title's name.
     """
-    known: Mapping[str, Any] = {one.name: one for one in fields(kind)} if is_dataclass(kind) else kind.model_fields
-
-    def taken(pick: str | Column[Any]) -> Column[Any]:
+    kind_fields: Mapping[str, Any] = (
+        {field.name: field for field in fields(kind)} if is_dataclass(kind) else kind.model_fields
+    )
+    read_object = reader(of or "")
+    columns: list[Column[Any]] = []
+    for pick in picks or [name for name, field in kind_fields.items() if _COLUMN in field.metadata]:
         if isinstance(pick, Column):
-            text = None if pick.text is None else _reached(of, "", pick.text)
-            return replace(pick, value=_reached(of, "", pick.value), text=text)
-        name, _, path = pick.rpartition("=")
-        first = path.split(".")[0]
-        if first not in known and not hasattr(kind, first):
-            raise AttributeError(f"{kind.__name__} has no field {first}")
-        is_field = not name and first in known
-        is_estimate = is_field and str(getattr(known[first], "type", "")).startswith("Estimate")
-        if not is_field or _COLUMN not in known[first].metadata:
-            return Column(name or path, "", _reached(of, path), has_interval=is_estimate)
-        own, has_interval, made = known[first].metadata[_COLUMN]
-        return replace(
-            made,
-            name=first if own is None else own,
-            value=_reached(of, path, made.value),
-            text=_reached(of, path, made.text),
-            has_interval=is_estimate if has_interval is None else has_interval,
-        )
-
-    made = list(map(taken, picks or [name for name, one in known.items() if _COLUMN in one.metadata]))
+            text = pick.text and _read_part(read_object, pick.text)
+            columns.append(replace(pick, source=_read_part(read_object, pick.source), text=text))
+        else:
+            columns.append(_picked(kind, kind_fields, pick, read_object))
     titles = titles or {}
-    if unknown := titles.keys() - {one.name for one in made}:
+    unknown = titles.keys() - {made.name for made in columns}
+    if unknown:
         raise AttributeError(f"{kind.__name__} has no column {', '.join(sorted(unknown))}")
-    return tuple(replace(one, title=titles.get(one.name, one.title)) for one in made)
+    return tuple(replace(made, title=titles.get(made.name, made.title)) for made in columns)
 
 
-def _reached(
-    of: Callable[[Any], Any] | None, path: str, then: Callable[[Any], Any] | None = None
-) -> Callable[[Any], Any]:
-    """What stands behind attributes of what `of` finds in a row, as `then` turns it; None where one of them is None."""
+def _picked(
+    kind: type[Any], kind_fields: Mapping[str, Any], pick: str, read_object: Callable[[Any], Any]
+) -> Column[Any]:
+    """Returns the column of a pick: ``FIELD`` or ``NAME=PATH``."""
+    name, _, path = pick.rpartition("=")
+    first = path.split(".")[0]
+    if first not in kind_fields and not hasattr(kind, first):
+        raise AttributeError(f"{kind.__name__} has no field {first}")
+    read_value = _chain(reader(path), read_object)
+    if name or first not in kind_fields:
+        return Column(name or path, "", read_value)
+    field = kind_fields[first]
+    is_estimate = str(getattr(field, "type", "")).startswith("Estimate")
+    if _COLUMN not in field.metadata:  # Pydantic has a list there, which is empty.
+        return Column(path, "", read_value, has_interval=is_estimate)
+    field_column: _FieldColumn = field.metadata[_COLUMN]
+    has_interval = field_column.has_interval
+    if has_interval is None:
+        has_interval = is_estimate
+    name = first if field_column.name is None else field_column.name
+    column_of_value = field_column.column
+    return replace(
+        column_of_value,
+        name=name,
+        source=_chain(reader(column_of_value.source), read_value),
+        text=_chain(reader(column_of_value.text or ""), read_value),
+        has_interval=has_interval,
+    )
 
-    def found(row: Any) -> Any:
-        value = row if of is None else of(row)
-        for name in filter(None, path.split(".")):
-            value = None if value is None else getattr(value, name)
-        return value if then is None or (value is None and not path) else then(value)
 
-    return found
+def _chain(read_value: Callable[[Any], Any], read_object: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def read(row: Any) -> Any:
+        return read_value(read_object(row))
+
+    return read
+
+
+def _read_part(read_object: Callable[[Any], Any], source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns a reader of an object within a row; None if the row has no such object."""
+    read_value = reader(source)
+
+    def read(row: Any) -> Any:
+        part = read_object(row)
+        if part is None:
+            return None
+        return read_value(part)
+
+    return read
+
+
+def constant(name: str, value: Value) -> Column[Any]:
+    """Returns a column for programs that has one value in all rows."""
+
+    def read(row: object) -> Value:
+        return value
+
+    return Column(name, "", read)
 
 
 def drop_empty_columns(
     columns: Iterable[Column[R]], rows: Sequence[R], keep: Sequence[str] = ()
 ) -> tuple[Column[R], ...]:
-    """The columns, for people without those that have zero, nothing or an empty text in every row.
+    """Returns the columns; people do not see those whose values are zero, None or empty texts in every row.
 
     Those named in `keep` stay: zero may be what distinguishes rows.
     """
+    columns = list(columns)
+    for position, candidate in enumerate(columns):
+        if candidate.name not in keep and all(_is_empty(candidate.value(row)) for row in rows):
+            columns[position] = replace(candidate, title="")
+    return tuple(columns)
 
-    def is_empty(value: Value) -> bool:
-        return not value.value if isinstance(value, Estimate) else not (value or isinstance(value, bool))
 
-    return tuple(
-        replace(one, title="") if one.name not in keep and all(is_empty(one.value(row)) for row in rows) else one
-        for one in columns
-    )
+def _is_empty(value: Value) -> bool:
+    if isinstance(value, Estimate):
+        return not value.value
+    return not value and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pivot(Generic[R]):
-    """How people see long rows as a wide table: one line for each `down`, one column for each `across`."""
+    """Shows people long rows as a wide table: a line for each `down`, a column for each `across`; see `reader`."""
 
     corner: str  # Title of the first column.
-    down: Callable[[R], str]
-    across: Callable[[R], str]
-    cell: Callable[[R], Value | Cell]
+    down: str | Callable[[R], str]
+    across: str | Callable[[R], str]
+    cell: str | Callable[[R], Value | Cell]
     unit: str = ""
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """One line."""
+    """A line of a table for people."""
 
     cells: tuple[Cell, ...]
     kind: RowKind = ""
@@ -235,35 +334,47 @@ class TextRow:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table as people see it."""
+    """A table for people."""
 
     header: tuple[str, ...]
     rows: tuple[TextRow, ...]
 
 
-def _always(row: Any) -> bool:
+def always(row: Any) -> bool:
+    """Accepts each row."""
     return True
+
+
+def never(row: Any) -> bool:
+    """Accepts no row."""
+    return False
+
+
+def _plain(row: Any) -> RowKind:
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet(Generic[R]):
-    """One table."""
+    """A table."""
 
     name: str  # Stable name for programs (`--table NAME`, `dlbench-NAME.csv`): a-z, 0-9 and -.
     title: str
     columns: tuple[Column[R], ...]
     rows: Sequence[R]
-    caption: str = ""  # What the figures are, with baseline, preset, engine, batch and data source where they have any.
+    caption: str = (
+        ""  # Says what the figures are, with baseline, preset, engine, batch and data source if they have any.
+    )
     pivot: Pivot[R] | None = None  # Another arrangement for people; the columns then are for programs.
-    is_data: Callable[[R], bool] = _always
+    is_data: Callable[[R], bool] = always
     """Whether programs get the row; others are for people only, such as lines that say what is missing."""
-    is_shown: Callable[[R], bool] = _always  # Whether people get the row.
+    is_shown: Callable[[R], bool] = always  # Whether people get the row.
     order: Callable[[R], float] | None = None  # Sorts the rows for people, smallest first; programs get them unsorted.
-    kind: Callable[[R], RowKind] = lambda row: ""
+    kind: Callable[[R], RowKind] = _plain
     in_terminal: bool = False  # Whether the terminal's summary prints it.
     is_sortable: bool = False
     is_folded: bool = False  # Whether a page shows it only when it is opened.
-    is_drawn: bool = False  # Whether a chart carries these numbers: a page prints them where it is not drawn.
+    is_drawn: bool = False  # Whether a chart shows these numbers: a page prints them only if it is not drawn.
     max_rows: int | None = None  # Rows in a page and in the terminal's summary; the CSV holds all.
 
     def __post_init__(self) -> None:
@@ -271,97 +382,109 @@ class Sheet(Generic[R]):
             object.__setattr__(self, name, clean(getattr(self, name)))
 
     def to_display(self, *, brief: bool = False) -> TextTable:
-        """Header and cells of text; with `brief`, the brief columns alone."""
+        """Returns header and cells of text; with `brief`, the brief columns alone."""
         rows = [row for row in self.rows if self.is_shown(row)]
         if self.order is not None:
             rows.sort(key=self.order)
         if self.pivot is not None:
             return _pivoted(self.pivot, rows, self.kind)
-        shown = [column for column in self.columns if column.title]
-        if brief and any(column.is_brief for column in shown):
-            shown = [column for column in shown if column.is_brief]
-        return TextTable(
-            tuple(clean(column.title) for column in shown),
-            tuple(TextRow(tuple(column.cell(row) for column in shown), self.kind(row)) for row in rows),
-        )
+        columns = [column for column in self.columns if column.title]
+        if brief and any(column.is_brief for column in columns):
+            columns = [column for column in columns if column.is_brief]
+        lines = []
+        for row in rows:
+            cells = tuple(column.cell(row) for column in columns)
+            lines.append(TextRow(cells, self.kind(row)))
+        return TextTable(tuple(clean(column.title) for column in columns), tuple(lines))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Columns for programs; empty: there is no table for them."""
+        """The columns for programs; empty: the sheet is for people only."""
         return tuple(name for column in self.columns for name in column.names)
 
     def units(self) -> dict[str, str]:
-        """Units of the columns for programs that hold estimates."""
-        found: dict[str, str] = {}
+        """Returns the units of the columns for programs that hold estimates."""
+        units: dict[str, str] = {}
+        rows = [row for row in self.rows if self.is_data(row)]
         for column in self.columns:
-            values = (column.value(row) for row in self.rows if self.is_data(row)) if column.name else ()
+            values = map(column.value, rows)
             unit = next((value.unit for value in values if isinstance(value, Estimate) and value.unit), "")
-            found |= dict.fromkeys(column.names, unit) if unit else {}
-        return found
+            if unit:
+                units |= dict.fromkeys(column.names, unit)
+        return units
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Rows for programs, by column name, made as they are asked for."""
-        named = [(column.names, column.data) for column in self.columns if column.name]
-        for row in filter(self.is_data, self.rows):
-            yield {name: datum for names, data in named for name, datum in zip(names, data(row), strict=True)}
+        """Yields rows for programs, by column name."""
+        for row in self.rows:
+            if not self.is_data(row):
+                continue
+            record: dict[str, Datum] = {}
+            for column in self.columns:
+                if column.name:
+                    record.update(zip(column.names, column.data(row), strict=True))
+            yield record
 
 
 def times_cell(factor: Estimate | None, decimals: int = 2) -> Cell:
-    """A factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for none. `decimals`: where no interval says."""
+    """Returns a factor, e.g. ``1.80x [1.75, 1.86]``; an en dash for None.
+
+    `decimals` are used if there is no interval, which otherwise decides.
+    """
     if factor is None:
         return Cell(DASH)
-    number, ends, _ = shown(factor, decimals)
-    return Cell(f"{number}x", ends, number=factor.value)
+    number, interval, _ = estimate_parts(factor, decimals)
+    return Cell(f"{number}x", interval, number=factor.value)
 
 
 def unit_cell(figure: Estimate | None, *, with_interval: bool = True) -> Cell:
-    """A figure with its unit, even where the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
+    """Returns a figure with its unit, even if the numbers alone have none, e.g. ``24.3 [24.1, 24.5] J``."""
     if figure is None:
         return Cell(DASH)
-    unit = "" if figure.unit in ("s", "fraction") else f" {figure.unit}"
-    interval = interval_text(figure) if with_interval else ""
-    text = value_text(figure) + ("" if interval else unit)
-    return Cell(text, interval + (unit if interval else ""), number=figure.value)
+    unit = f" {figure.unit}"
+    if figure.unit in ("s", "fraction"):
+        unit = ""
+    text, interval = value_text(figure), ""
+    if with_interval:
+        interval = interval_text(figure)
+    if interval:
+        return Cell(text, interval + unit, number=figure.value)
+    return Cell(text + unit, number=figure.value)
 
 
 def text_sheet(name: str, title: str, header: Sequence[str], rows: Iterable[Sequence[Value]]) -> Sheet[Any]:
-    """A table of ready texts, for people only."""
-    columns: tuple[Column[Any], ...] = tuple(
-        Column("", head, operator.itemgetter(place)) for place, head in enumerate(header)
-    )
-    return Sheet(name=name, title=title, columns=columns, rows=tuple(map(tuple, rows)))
+    """Returns a table of ready texts, for people only."""
+    columns = [Column[Any]("", heading, operator.itemgetter(index)) for index, heading in enumerate(header)]
+    return Sheet(name=name, title=title, columns=tuple(columns), rows=tuple(map(tuple, rows)))
 
 
 def _pivoted(pivot: Pivot[R], rows: Sequence[R], kind: Callable[[R], RowKind]) -> TextTable:
-    """Lines and columns in the order in which they first come."""
-    across = list(dict.fromkeys(pivot.across(row) for row in rows))
+    """Returns the wide table; lines and columns have the order of their first rows."""
+    read_line, read_column, read_cell = reader(pivot.down), reader(pivot.across), reader(pivot.cell)
+    headings = list(dict.fromkeys(map(read_column, rows)))
     lines: dict[str, dict[str, Cell]] = {}
     kinds: dict[str, RowKind] = {}
     for row in rows:
-        line = pivot.down(row)
-        lines.setdefault(line, {})[pivot.across(row)] = cell_of(pivot.cell(row), pivot.unit)
+        line = read_line(row)
+        lines.setdefault(line, {})[read_column(row)] = cell_of(read_cell(row), pivot.unit)
         kinds.setdefault(line, kind(row))
-    missing = Cell(DASH)
-    return TextTable(
-        (clean(pivot.corner), *map(clean, across)),
-        tuple(
-            TextRow((Cell(clean(line)), *(cells.get(name, missing) for name in across)), kinds[line])
-            for line, cells in lines.items()
-        ),
-    )
+    text_rows = []
+    for line, cells in lines.items():
+        row_cells = [cells.get(heading, Cell(DASH)) for heading in headings]
+        text_rows.append(TextRow((Cell(clean(line)), *row_cells), kinds[line]))
+    return TextTable((clean(pivot.corner), *map(clean, headings)), tuple(text_rows))
 
 
 @dataclass(frozen=True, kw_only=True)
 class NamedTable:
-    """A table for programs over a whole document: the sheets of one name below each other."""
+    """A table for programs of a whole document: the sheets of one name below each other."""
 
     name: str
     title: str
     columns: tuple[str, ...] = ()
-    parts: tuple[tuple[Mapping[str, Datum], Sheet[Any]], ...] = ()  # Sheets, with what their sections put in front.
+    parts: tuple[tuple[Mapping[str, Datum], Sheet[Any]], ...] = ()  # Sheets, each with its section's columns in front.
 
     def records(self) -> Iterator[dict[str, Datum]]:
-        """Its rows, made as they are asked for."""
+        """Yields its rows."""
         for before, sheet in self.parts:
             for row in sheet.records():
                 yield {**before, **row}
@@ -372,6 +495,8 @@ class NamedTable:
 
 
 def named_table(name: str, title: str, columns: Iterable[Column[Any]], before: Sequence[str] = ()) -> NamedTable:
-    """A table without rows: `before` are the columns that a section puts in front."""
-    names = (name for column in columns for name in column.names)
-    return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys((*before, *names))))
+    """Returns a table without rows; `before` names the columns that a section puts in front."""
+    names = [*before]
+    for sheet_column in columns:
+        names.extend(sheet_column.names)
+    return NamedTable(name=name, title=title, columns=tuple(dict.fromkeys(names)))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
 from typing import Literal
 
 import dlbench
 from dlbench.analysis.sessions import wall_s
-from dlbench.records.accounting import RunAccounting
+from dlbench.analysis.side_by_side import alike
+from dlbench.records.accounting import Attempt, RunAccounting
 from dlbench.records.scan import Run
 from dlbench.report.document import MAX_LISTED, Document, Section
 from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import number_text, percent, runs_text
+from dlbench.units import counted
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView, place_columns
 
@@ -42,7 +45,34 @@ def _hours(value: float) -> str:
 
 
 def _energy_text(joules: float) -> str:
-    return f"{joules / 3.6e6:,.3g} kWh" if joules >= 1e6 else f"{joules:,.3g} J"
+    if joules >= 1e6:
+        return f"{joules / 3.6e6:,.3g} kWh"
+    return f"{joules:,.3g} J"
+
+
+@dataclass(frozen=True)
+class _JobRun:
+    """A run, and what Slurm accounted of it."""
+
+    run: Run
+    accounting: RunAccounting
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the run has figures."""
+        return self.run.state == "valid"
+
+    @property
+    def node_s(self) -> float | None:
+        """Node-seconds of the job while the run was in it; None if Slurm does not report them.
+
+        A run that srun was to start and that has no step never began, and took nothing.
+        """
+        has_steps = self.accounting.source == "sacct" and self.run.plan.system.launch.launcher.startswith("srun")
+        never_began = self.accounting.never_started or (has_steps and self.run.record is None)
+        if never_began and self.accounting.run_node_s is None:
+            return 0.0
+        return self.accounting.run_node_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +107,9 @@ class PointCost:
     runs: int
     results: int  # Runs with figures.
     node_hours: float | None = field(metadata=column("Node-hours", text=_hours))
-    """None where that of a run is not known."""
+    """Nodes x hours of all its runs; None if one is not known."""
     waited_s: float | None = field(metadata=column("Wait", "queue_wait_s", unit="s", is_brief=True))
-    """Median over its jobs."""
+    """Median queue wait over its jobs, seconds."""
     max_rss_bytes: float | None = field(metadata=column("Memory", unit="bytes", is_brief=True))
     energy_j: float | None = field(metadata=column("Energy", text=_energy_text))
     node_sets: int = field(metadata=column("Node sets", is_brief=True))
@@ -89,13 +119,15 @@ class PointCost:
 
     @property
     def node_hours_per_result(self) -> float | None:
-        """What a run with figures cost, those without included."""
-        return None if self.node_hours is None or not self.results else self.node_hours / self.results
+        """Node-hours of all runs over the number of runs with figures."""
+        if self.node_hours is None or not self.results:
+            return None
+        return self.node_hours / self.results
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostPart:
-    """Where node-hours went."""
+    """Node-hours that went into one kind of work or loss."""
 
     name: PartName = field(metadata=column("Node-hours went into", "part", text=lambda name: _PARTS[name]))
     node_hours: float = field(metadata=column("Node-hours", text=_hours))
@@ -103,10 +135,10 @@ class CostPart:
 
 @dataclass(frozen=True, kw_only=True)
 class CampaignCost:
-    """Of all runs of the report whose jobs have ended."""
+    """The cost of all runs of the report whose jobs have ended."""
 
     jobs: int
-    untold: int  # Runs of Slurm jobs of which nothing is known; they are in no figure.
+    untold: int  # Runs of Slurm jobs that Slurm reports nothing of; they are in no figure.
     results: int
     asked_node_hours: float | None  # Nodes x time limit; None where a job has no limit, or not all its runs are here.
     node_hours: float  # Nodes times elapsed time.
@@ -119,192 +151,236 @@ class CampaignCost:
     runs: tuple[RunCost, ...]
     partial_jobs: int  # Jobs of which not all runs are here: counted with what these runs took.
     recorded: tuple[CostPart, ...]
-    """What runs with figures say of their own time, from the start of rank 0 on: start, measured, rest."""
-    why_not_apart: str  # Why Slurm does not separate some runs from the rest of their job; else empty.
+    """Node-hours by the records of the runs with figures, from the start of rank 0 on: start, measured, rest."""
+    why_not_apart: str  # Why Slurm does not separate some runs from their job; empty if it separates all.
 
     @property
     def share_measured(self) -> float | None:
-        """Of the node-hours of which Slurm reports the use, those in measured steps; None: of none."""
+        """Measured steps over the node-hours whose use Slurm reports (1); None if it reports the use of none."""
         hours = {part.name: part.node_hours for part in self.parts}
-        known = self.node_hours - hours.get("unknown", 0.0)
-        return hours.get("measured", 0.0) / known if known > 0 else None
+        reported = self.node_hours - hours.get("unknown", 0.0)
+        if reported <= 0:
+            return None
+        return hours.get("measured", 0.0) / reported
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A Slurm job, with those of its runs that the report has."""
+
+    runs: Sequence[_JobRun]
+
+    @property
+    def accounting(self) -> RunAccounting:
+        """The accounting of its first run: figures of the job are the same in all."""
+        return self.runs[0].accounting
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether runs of the job are not in the report."""
+        return len(self.runs) < len(self.accounting.job_runs)
+
+    @property
+    def energy_j(self) -> float | None:
+        """Joules of the whole job, or of the runs in the report; None if not reported."""
+        if self.is_partial:
+            return _sum_of_all([job_run.accounting.energy_j for job_run in self.runs])
+        return self.accounting.job_energy_j
 
 
 def campaign_cost(runs: Sequence[Run]) -> CampaignCost | None:
-    """The cost of runs of Slurm jobs; None where nothing of any is known. Copies of a run count once."""
-    accounted: dict[str, tuple[Run, RunAccounting]] = {}
+    """Returns the cost of runs of Slurm jobs, each run once; None if Slurm reports nothing of any."""
+    by_id: dict[str, _JobRun] = {}
     for run in runs:
         if run.accounting is not None:
-            accounted.setdefault(run.plan.run_id, (run, run.accounting))
-    if not accounted:
+            by_id.setdefault(run.plan.run_id, _JobRun(run, run.accounting))
+    if not by_id:
         return None
-    jobs: dict[str, list[tuple[Run, RunAccounting]]] = {}
-    for run, one in accounted.values():
-        jobs.setdefault(one.job_id, []).append((run, one))
-    partial = [job for job, held in jobs.items() if len(held) < len(held[0][1].job_runs)]
-    parts = _parts(jobs, partial)
-    waits = [wait for held in jobs.values() if (wait := held[0][1].waited_s) is not None]
-    why_no_energy = (
-        one.not_measured.get("energy_j", "")
-        for _, one in accounted.values()
-        if one.energy_j is None and not one.never_started
+    job_runs = list(by_id.values())
+    jobs = [_Job(members) for members in alike(job_runs, lambda job_run: job_run.accounting.job_id).values()]
+    num_partial = sum(job.is_partial for job in jobs)
+    parts = _parts(jobs)
+    accountings = [job_run.accounting for job_run in job_runs]
+    without_energy = (
+        accounting.not_measured
+        for accounting in accountings
+        if accounting.energy_j is None and not accounting.never_started
     )
-    energies = [
-        _sum_of_all([one.energy_j for _, one in held]) if job in partial else held[0][1].job_energy_j
-        for job, held in jobs.items()
-        if not held[0][1].never_started
-    ]
+    not_separate = (job_run.accounting.not_measured for job_run in job_runs if job_run.node_s is None)
+    waits = [job.accounting.waited_s for job in jobs if job.accounting.waited_s is not None]
     # Of all attempts: a job that is requeued asks for its nodes again.
-    attempts = [attempt for held in jobs.values() for attempt in held[0][1].attempts]
-    asked = _sum_of_all([None if one.time_limit_s is None else one.nodes * one.time_limit_s for one in attempts])
-    groups: dict[tuple[str, int, int], list[tuple[Run, RunAccounting]]] = {}
-    for run, one in accounted.values():
-        label = f"{run.plan.workload.name} ({run.plan.workload.preset}), {run.plan.engine.name}"
-        groups.setdefault((label, run.plan.layout.ranks, run.plan.layout.nodes), []).append((run, one))
+    attempts = [attempt for job in jobs for attempt in job.accounting.attempts]
+    asked_node_hours = None
+    if not num_partial:
+        asked_node_hours = _sum_of_all([_asked_node_hours(attempt) for attempt in attempts])
     return CampaignCost(
         jobs=len(jobs),
         untold=sum(run.plan.system.scheduler == "slurm" and run.accounting is None for run in runs),
-        results=sum(run.state == "valid" for run, _ in accounted.values()),
-        asked_node_hours=asked / 3600 if asked is not None and not partial else None,
+        results=sum(job_run.is_result for job_run in job_runs),
+        asked_node_hours=asked_node_hours,
         node_hours=sum(parts.values()) / 3600,
         parts=tuple(CostPart(name=name, node_hours=seconds / 3600) for name, seconds in parts.items() if seconds),
-        median_wait_s=median(waits) if waits else None,
+        median_wait_s=_median(waits),
         longest_wait_s=max(waits, default=None),
-        energy_j=_sum_of_all(energies),
-        why_no_energy=next(why_no_energy, ""),
-        points=tuple(_point(*key, held) for key, held in sorted(groups.items())),
-        runs=tuple(_run_cost(run, one) for run, one in accounted.values()),
-        partial_jobs=len(partial),
-        recorded=recorded_parts(run for run, _ in accounted.values()),
-        why_not_apart=next(
-            (one.not_measured.get("run_s", "") for run, one in accounted.values() if _node_s(run, one) is None), ""
-        ),
+        energy_j=_sum_of_all([job.energy_j for job in jobs if not job.accounting.never_started]),
+        why_no_energy=next((reasons.get("energy_j", "") for reasons in without_energy), ""),
+        points=tuple(_point(*key, members) for key, members in sorted(alike(job_runs, _configuration).items())),
+        runs=tuple(map(_run_cost, job_runs)),
+        partial_jobs=num_partial,
+        recorded=recorded_parts(job_run.run for job_run in job_runs),
+        why_not_apart=next((reasons.get("run_s", "") for reasons in not_separate), ""),
     )
 
 
+def _configuration(job_run: _JobRun) -> tuple[str, int, int]:
+    """Returns the label of a run's configuration, its ranks and its nodes."""
+    plan = job_run.run.plan
+    label = f"{plan.workload.name} ({plan.workload.preset}), {plan.engine.name}"
+    return label, plan.layout.ranks, plan.layout.nodes
+
+
+def _asked_node_hours(attempt: Attempt) -> float | None:
+    if attempt.time_limit_s is None:
+        return None
+    return attempt.nodes * attempt.time_limit_s / 3600
+
+
 def recorded_parts(runs: Iterable[Run]) -> tuple[CostPart, ...]:
-    """What runs with figures say of their own time, whatever Slurm says; none where there is no such run."""
+    """Returns node-hours by the records of the runs with figures, which need no accounting; empty without such runs."""
     hours: dict[PartName, float] = dict.fromkeys(("start", "measured", "rest"), 0.0)
     for run in runs:
         if run.record is None or run.state != "valid":
             continue
-        ranks = run.record.ranks
-        start, measured = (max(getattr(rank, name) for rank in ranks) for name in ("startup_s", "measured_s"))
+        start_s = max(rank.startup_s for rank in run.record.ranks)
+        measured_s = max(rank.measured_s for rank in run.record.ranks)
         # The record counts whole seconds.
-        seconds = start, measured, max(0.0, (wall_s(run) or 0.0) - start - measured)
-        for name, value in zip(hours, seconds, strict=True):
-            hours[name] += run.plan.layout.nodes * value / 3600
-    return tuple(CostPart(name=name, node_hours=value) for name, value in hours.items()) if any(hours.values()) else ()
+        rest_s = max(0.0, (wall_s(run) or 0.0) - start_s - measured_s)
+        for name, seconds in zip(hours, (start_s, measured_s, rest_s), strict=True):
+            hours[name] += run.plan.layout.nodes * seconds / 3600
+    if not any(hours.values()):
+        return ()
+    return tuple(CostPart(name=name, node_hours=node_hours) for name, node_hours in hours.items())
 
 
 def recorded_text(parts: Sequence[CostPart]) -> str:
-    """The same in a sentence."""
-    whole = sum(part.node_hours for part in parts)
-    shares = ", ".join(f"{percent(part.node_hours / whole, 0)} {_RECORDED[part.name]}" for part in parts)
-    return f"By their own records the runs with figures took {_hours(whole)} node-hours: {shares}."
+    """Returns a sentence with the node-hours of `recorded_parts` and the share of each part."""
+    total = sum(part.node_hours for part in parts)
+    shares = ", ".join(f"{percent(part.node_hours / total, 0)} {_RECORDED[part.name]}" for part in parts)
+    return f"By their own records the runs with figures took {_hours(total)} node-hours: {shares}."
 
 
 def _sum_of_all(values: Sequence[float | None]) -> float | None:
-    """None where one is not known, or there is none."""
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    """Returns the sum of the values; None if one is None, or there are none."""
+    numbers = [value for value in values if value is not None]
+    if not numbers or len(numbers) < len(values):
+        return None
+    return sum(numbers)
 
 
-def _parts(jobs: Mapping[str, Sequence[tuple[Run, RunAccounting]]], partial: Sequence[str]) -> dict[PartName, float]:
-    """Node-seconds of each part, largest meaning first."""
+def _median(values: Collection[float]) -> float | None:
+    if not values:
+        return None
+    return median(values)
+
+
+def _parts(jobs: Sequence[_Job]) -> dict[PartName, float]:
+    """Returns the node-seconds of each part, the part that tells most first."""
     names: tuple[PartName, ...] = ("measured", "overhead", "lost", "no_figure", "idle", "between", "unknown")
     parts = dict.fromkeys(names, 0.0)
-    for job, held in jobs.items():
-        of_runs = [_run_parts(run, one) for run, one in held]
-        known = [own for own in of_runs if own is not None]
-        for name, value in (item for own in known for item in own.items()):
-            parts[name] += value
-        if job not in partial:
-            rest = max(0.0, held[0][1].job_node_s - sum(sum(own.values()) for own in known))
-            parts["unknown" if None in of_runs else "between"] += rest
+    for job in jobs:
+        parts_of_runs = [_run_parts(job_run) for job_run in job.runs]
+        in_runs_s = 0.0
+        for parts_of_run in parts_of_runs:
+            if parts_of_run is None:
+                continue
+            in_runs_s += sum(parts_of_run.values())
+            for name, node_s in parts_of_run.items():
+                parts[name] += node_s
+        if not job.is_partial:
+            outside_s = max(0.0, job.accounting.job_node_s - in_runs_s)
+            if None in parts_of_runs:
+                parts["unknown"] += outside_s
+            else:
+                parts["between"] += outside_s
     return parts
 
 
-def _run_parts(run: Run, one: RunAccounting) -> dict[PartName, float] | None:
-    """Node-seconds of what the job held while a run was in it; None where that is not reported."""
-    whole, seconds, nodes = _node_s(run, one), one.run_s, run.plan.layout.nodes
-    if whole is None:
+def _run_parts(job_run: _JobRun) -> dict[PartName, float] | None:
+    """Returns the node-seconds of each part while the run was in its job; None if Slurm does not report them."""
+    run, accounting = job_run.run, job_run.accounting
+    held_s, nodes = job_run.node_s, run.plan.layout.nodes
+    if held_s is None:
         return None
-    if seconds is None:
+    if accounting.run_s is None:
         return {}
-    used = min(whole, nodes * seconds)
-    parts: dict[PartName, float] = {"idle": whole - used}
+    used_s = min(held_s, nodes * accounting.run_s)
+    parts: dict[PartName, float] = {"idle": held_s - used_s}
     if run.state != "valid" or run.record is None:
-        return {**parts, "no_figure": used}
-    earlier = one.steps[:-1] if one.steps else one.attempts[:-1]
-    lost = min(used, nodes * sum(each.elapsed_s for each in earlier))
+        return {**parts, "no_figure": used_s}
+    earlier = accounting.steps[:-1] if accounting.steps else accounting.attempts[:-1]
+    lost_s = min(used_s, nodes * sum(attempt.elapsed_s for attempt in earlier))
     # Slurm counts whole seconds: a run cannot have measured for longer than it ran.
-    measured = min(used - lost, nodes * max(rank.measured_s for rank in run.record.ranks))
-    return {**parts, "lost": lost, "measured": measured, "overhead": used - lost - measured}
+    measured_s = min(used_s - lost_s, nodes * max(rank.measured_s for rank in run.record.ranks))
+    return {**parts, "lost": lost_s, "measured": measured_s, "overhead": used_s - lost_s - measured_s}
 
 
-def _node_s(run: Run, one: RunAccounting) -> float | None:
-    """Node-seconds of its job while a run was in it; None where that is not reported.
-
-    Without a step of its own a run that srun was to start never began, and took nothing.
-    """
-    has_steps = one.source == "sacct" and run.plan.system.launch.launcher.startswith("srun")
-    never_began = one.never_started or (has_steps and run.record is None)
-    return 0.0 if one.run_node_s is None and never_began else one.run_node_s
-
-
-def _point(label: str, ranks: int, nodes: int, held: Sequence[tuple[Run, RunAccounting]]) -> PointCost:
-    costs = [_run_cost(run, one) for run, one in held]
-    hours = [cost.node_hours for cost in costs]
-    energies = [cost.energy_j for cost in costs if cost.node_hours != 0]
-    waits = {one.job_id: one.waited_s for _, one in held if one.waited_s is not None}
+def _point(label: str, ranks: int, nodes: int, job_runs: Sequence[_JobRun]) -> PointCost:
+    costs = [_run_cost(job_run) for job_run in job_runs]
+    accountings = [job_run.accounting for job_run in job_runs]
+    waits = {accounting.job_id: accounting.waited_s for accounting in accountings if accounting.waited_s is not None}
     return PointCost(
         label=label,
         ranks=ranks,
         nodes=nodes,
-        runs=len(held),
-        results=sum(run.state == "valid" for run, _ in held),
-        node_hours=None if None in hours else sum(one for one in hours if one is not None),
-        waited_s=median(waits.values()) if waits else None,
+        runs=len(job_runs),
+        results=sum(job_run.is_result for job_run in job_runs),
+        node_hours=_sum_of_all([cost.node_hours for cost in costs]),
+        waited_s=_median(waits.values()),
         max_rss_bytes=max((cost.max_rss_bytes for cost in costs if cost.max_rss_bytes is not None), default=None),
-        energy_j=_sum_of_all(energies),
+        energy_j=_sum_of_all([cost.energy_j for cost in costs if cost.node_hours != 0]),
         node_sets=len({cost.node_list for cost in costs if cost.state == "valid"}),
         most_switches=max(len(cost.switches) for cost in costs),
     )
 
 
-def _run_cost(run: Run, one: RunAccounting) -> RunCost:
-    last = one.attempts[-1]
+def _run_cost(job_run: _JobRun) -> RunCost:
+    run, accounting = job_run.run, job_run.accounting
+    last_attempt = accounting.attempts[-1]
+    exit_code, node_list = last_attempt.exit_code, last_attempt.node_list
+    if accounting.steps:
+        exit_code, node_list = accounting.steps[-1].exit_code, accounting.steps[-1].node_list
     ranks = run.record.ranks if run.record is not None else ()
     hosts = sorted({rank.host for rank in ranks})
-    node_s = _node_s(run, one)
+    node_hours = None
+    if job_run.node_s is not None:
+        node_hours = job_run.node_s / 3600
     return RunCost(
         run_id=run.plan.run_id,
         state=run.state,
-        job_id=one.job_id,
-        job_state=last.state,
-        exit_code=(one.steps[-1].exit_code if one.steps else last.exit_code) or "",
-        source=one.source,
-        waited_s=one.waited_s,
-        elapsed_s=one.run_s,
-        node_hours=None if node_s is None else node_s / 3600,
-        max_rss_bytes=one.max_rss_bytes,
-        energy_j=one.energy_j,
-        node_list=",".join(hosts) or (one.steps[-1].node_list if one.steps else last.node_list),
+        job_id=accounting.job_id,
+        job_state=last_attempt.state,
+        exit_code=exit_code or "",
+        source=accounting.source,
+        waited_s=accounting.waited_s,
+        elapsed_s=accounting.run_s,
+        node_hours=node_hours,
+        max_rss_bytes=accounting.max_rss_bytes,
+        energy_j=accounting.energy_j,
+        node_list=",".join(hosts) or node_list,
         switches=tuple(sorted({rank.switch for rank in ranks if rank.switch})),
-        not_measured=tuple(dict.fromkeys(one.not_measured.values())),
+        not_measured=tuple(dict.fromkeys(accounting.not_measured.values())),
     )
 
 
-def cost_document(found: CampaignCost) -> Document:
-    """One section, open, for every format."""
-    section = cost_section(found)
-    words = (f"{section.headline}.", *section.words)  # no line stands for an open section
+def cost_document(cost: CampaignCost) -> Document:
+    """Returns the cost as a document of one section, which is open in every format."""
+    section = cost_section(cost)
+    words = (f"{section.headline}.", *section.words)  # An open section has no line of its own for the headline.
     return Document(
-        title=f"Cost of {runs_text(len(found.runs))} in {_jobs_text(found.jobs)}",
+        title=f"Cost of {runs_text(len(cost.runs))} in {counted(cost.jobs, 'job')}",
         dlbench_version=dlbench.__version__,
         sections=(dataclasses.replace(section, level="answer", headline="", words=words),),
-        data=found,
+        data=cost,
         file_prefix="cost-",
         command="dlbench cost RUNS",
     )
@@ -321,30 +397,34 @@ class CampaignCostView(ReportView):
     def numbers(self, source: ReportSource) -> CampaignCost | None:
         return campaign_cost(source.scan.runs)
 
-    def shown(self, report: Report, found: CampaignCost) -> Section:
-        return cost_section(found)
+    def shown(self, report: Report, cost: CampaignCost) -> Section:
+        return cost_section(cost)
 
     def remedy(self, report: Report) -> str:
-        return "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks it, and says why."
+        return (
+            "unknown: Slurm reported nothing of the jobs of these runs; `dlbench cost RUNS` asks Slurm, and says why."
+        )
 
 
-def cost_section(found: CampaignCost) -> Section:
-    """The whole view, which `dlbench cost` prints alone."""
-    # Slurm reports whole seconds.
-    wait = "not known" if found.median_wait_s is None else f"{number_text(round(found.median_wait_s), 's')} (median)"
-    share = found.share_measured
-    steps = ", share of measured steps not measured" if found.node_hours else ""
-    if share is not None:
-        some = " of what Slurm reports separately" if found.why_not_apart else ""
-        steps = f", {percent(share, 0)}{some} in measured steps"
-    went_into = Column[CostPart]("share", "Share", lambda part: part.node_hours / found.node_hours, unit="fraction")
-    columns = (*columns_of(CostPart), went_into)
-    parts = Sheet(name="cost-parts", title="Where it went", columns=columns, rows=found.parts, in_terminal=True)
+def cost_section(cost: CampaignCost) -> Section:
+    """Returns the section of a report that `dlbench cost` prints alone."""
+    wait = "not known"
+    if cost.median_wait_s is not None:
+        wait = f"{number_text(round(cost.median_wait_s), 's')} (median)"  # Slurm reports whole seconds.
+    steps = ""
+    if cost.share_measured is not None:
+        basis = " of what Slurm reports separately" if cost.why_not_apart else ""
+        steps = f", {percent(cost.share_measured, 0)}{basis} in measured steps"
+    elif cost.node_hours:
+        steps = ", share of measured steps not measured"
+    share = Column[CostPart]("share", "Share", lambda part: part.node_hours / cost.node_hours, unit="fraction")
+    columns = (*columns_of(CostPart), share)
+    parts = Sheet(name="cost-parts", title="Where node-hours went", columns=columns, rows=cost.parts, in_terminal=True)
     runs = Sheet(
         name="cost-runs",
-        title="Run by run",
-        columns=drop_empty_columns(columns_of(RunCost), found.runs),
-        rows=found.runs,
+        title="Cost of each run",
+        columns=drop_empty_columns(columns_of(RunCost), cost.runs),
+        rows=cost.runs,
         is_sortable=True,
         is_folded=True,
         max_rows=MAX_LISTED,
@@ -352,68 +432,83 @@ def cost_section(found: CampaignCost) -> Section:
     return Section(
         id=CampaignCostView.id,
         title=CampaignCostView.title,
-        headline=f"{_hours(found.node_hours)} node-hours in {_jobs_text(found.jobs)}{steps}; queue wait {wait}",
-        words=tuple(_words(found)),
-        sheets=(parts, _points_sheet(found), runs),
-        notes=tuple(_notes(found)),
+        headline=f"{_hours(cost.node_hours)} node-hours in {counted(cost.jobs, 'job')}{steps}; queue wait {wait}",
+        words=tuple(_words(cost)),
+        sheets=(parts, _points_sheet(cost), runs),
+        notes=tuple(_notes(cost)),
     )
 
 
-def _jobs_text(count: int) -> str:
-    return f"{count:,} job{'s' * (count != 1)}"
+def _words(cost: CampaignCost) -> Iterator[str]:
+    yield f"{_asked_text(cost)} {_results_text(cost)}"
+    if cost.why_not_apart:
+        energy = " and their energy are" if cost.why_no_energy == cost.why_not_apart else " is"
+        yield f"The use of the node-hours of some runs{energy} not measured: {cost.why_not_apart}."
+        if cost.recorded:
+            yield recorded_text(cost.recorded)
+    if cost.longest_wait_s is not None and cost.jobs > 1:
+        yield f"Longest queue wait: {number_text(cost.longest_wait_s, 's')}."
+    if cost.energy_j is not None:
+        yield f"Energy of the nodes, reported by Slurm: {_energy_text(cost.energy_j)}."
+    elif cost.why_no_energy not in ("", cost.why_not_apart):
+        yield f"Energy: not measured: {cost.why_no_energy}."
+    most_node_sets = max(point.node_sets for point in cost.points)
+    if max(point.results for point in cost.points) > 1:
+        if most_node_sets == 1:
+            yield "All runs of a point used the same nodes, so a slow node slows all of them (submit --rotate-nodes)."
+        else:
+            yield (
+                f"Runs of a point used up to {most_node_sets} sets of nodes: differences between nodes are part of "
+                "their scatter."
+            )
+    if cost.untold:
+        yield f"{runs_text(cost.untold)} left out: not ended, or Slurm reports nothing of their jobs."
 
 
-def _words(found: CampaignCost) -> Iterator[str]:
-    asked = "Asked for: not reported."
-    if found.asked_node_hours is not None:
-        asked = f"Asked for {_hours(found.asked_node_hours)} node-hours (nodes x time limit)"
-        if found.asked_node_hours:
-            share = found.node_hours / found.asked_node_hours
-            past = f"; jobs ran past their time limit and held {_hours(found.node_hours)}"
-            asked += past if share > 1 else f", of which {percent(share, 0)} were held"
-        asked += "."
-    each = f", {_hours(found.node_hours / found.results)} node-hours each" if found.results else ""
-    yield f"{asked} {runs_text(found.results)} with figures{each}."
-    if found.why_not_apart:
-        energy = " and their energy are" if found.why_no_energy == found.why_not_apart else " is"
-        yield f"What the time of some runs went into{energy} not measured: {found.why_not_apart}."
-        if found.recorded:
-            yield recorded_text(found.recorded)
-    if found.longest_wait_s is not None and found.jobs > 1:
-        yield f"Longest queue wait: {number_text(found.longest_wait_s, 's')}."
-    if found.energy_j is not None:
-        yield f"Energy of the nodes by Slurm: {_energy_text(found.energy_j)}."
-    elif found.why_no_energy not in ("", found.why_not_apart):
-        yield f"Energy: not measured: {found.why_no_energy}."
-    sets = max(point.node_sets for point in found.points)
-    if max(point.results for point in found.points) > 1:
-        yield (
-            "All runs of a point had the same nodes: a slow node is in all of them (submit --rotate-nodes)."
-            if sets == 1
-            else f"Runs of a point had up to {sets} sets of nodes: differences between nodes are in their scatter."
-        )
-    if found.untold:
-        yield f"{runs_text(found.untold)} left out: not ended, or Slurm reports nothing of their jobs."
+def _asked_text(cost: CampaignCost) -> str:
+    if cost.asked_node_hours is None:
+        return "Requested: not reported."
+    asked = f"Requested: {_hours(cost.asked_node_hours)} node-hours (nodes x time limit)"
+    if not cost.asked_node_hours:
+        return f"{asked}."
+    share = cost.node_hours / cost.asked_node_hours
+    if share > 1:
+        return f"{asked}; jobs exceeded their time limit and used {_hours(cost.node_hours)}."
+    return f"{asked}, {percent(share, 0)} of them used."
 
 
-def _notes(found: CampaignCost) -> Iterator[str]:
-    sources = " and ".join(sorted({run.source for run in found.runs}))
+def _results_text(cost: CampaignCost) -> str:
+    text = f"{runs_text(cost.results)} with figures"
+    if not cost.results:
+        return f"{text}."
+    return f"{text}, {_hours(cost.node_hours / cost.results)} node-hours each."
+
+
+def _notes(cost: CampaignCost) -> Iterator[str]:
+    sources = " and ".join(sorted({run.source for run in cost.runs}))
     yield (
         f"Source: {sources}, in whole seconds; measured steps: the runs' records. Queue wait: from when a job could "
-        "have started, all its starts added. Memory: resident memory of the largest task of srun, as often as Slurm "
-        "looked; a task is a rank with all that it started, or under mpirun all ranks of a node but the first."
+        "have started, summed over all its starts. Memory: largest resident memory of a task of srun, sampled by "
+        "Slurm; a task is a rank with its child processes, or under mpirun all ranks of a node other than the first."
     )
-    if found.partial_jobs:
-        yield f"Not all runs of {_jobs_text(found.partial_jobs)} are here: these count with what the runs here took."
-    said = {found.why_not_apart, "" if found.energy_j is not None else found.why_no_energy}
-    missing = dict.fromkeys(reason for run in found.runs for reason in run.not_measured if reason not in said)
-    yield from (f"Not measured: {reason}." for reason in missing)
+    if cost.partial_jobs:
+        yield (
+            f"Not all runs of {counted(cost.partial_jobs, 'job')} are in this report: these jobs count with what the "
+            "runs in the report took."
+        )
+    stated = {cost.why_not_apart}
+    if cost.energy_j is None:
+        stated.add(cost.why_no_energy)
+    reasons = [reason for run in cost.runs for reason in run.not_measured]
+    yield from (f"Not measured: {reason}." for reason in dict.fromkeys(reasons) if reason not in stated)
 
 
-def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
-    labels = {point.label for point in found.points}
+def _points_sheet(cost: CampaignCost) -> Sheet[PointCost]:
+    titles = {}
+    if len({point.label for point in cost.points}) == 1:
+        titles["configuration"] = ""
     columns = (
-        *columns_of(PointCost, "label", titles={} if len(labels) > 1 else {"configuration": ""}),
+        *columns_of(PointCost, "label", titles=titles),
         *place_columns(),
         *columns_of(
             PointCost,
@@ -422,9 +517,9 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
             "node_hours",
             Column(
                 "node_hours_per_result",
-                "Each",
-                lambda point: point.node_hours_per_result,
-                lambda point: None if point.node_hours_per_result is None else _hours(point.node_hours_per_result),
+                "Node-hours each",
+                attrgetter("node_hours_per_result"),
+                _hours_each_text,
                 is_brief=True,
             ),
             *("waited_s", "max_rss_bytes", "energy_j", "node_sets", "most_switches"),
@@ -432,9 +527,16 @@ def _points_sheet(found: CampaignCost) -> Sheet[PointCost]:
     )
     return Sheet(
         name="cost-points",
-        title="What a result cost",
-        columns=drop_empty_columns(columns, found.points, keep=("queue_wait_s",)),
-        rows=found.points,
+        title="Cost of a result",
+        columns=drop_empty_columns(columns, cost.points, keep=("queue_wait_s",)),
+        rows=cost.points,
         in_terminal=True,
-        caption="Each: node-hours for a run with figures. Wait: median over jobs. Switches: leaf switches a run spans.",
+        caption="Node-hours each: of all runs, over the runs with figures. Wait: median over jobs. Switches: the most "
+        "leaf switches that one run spans.",
     )
+
+
+def _hours_each_text(point: PointCost) -> str | None:
+    if point.node_hours_per_result is None:
+        return None
+    return _hours(point.node_hours_per_result)

@@ -1,17 +1,16 @@
-"""Control runs: made to be compared with others of their series, and no results of their own.
-
-They stay in the data, and in the views that compare them.
-"""
+"""Control runs: made to be compared with other runs of their series, and not results themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from dlbench.analysis.side_by_side import alike
 from dlbench.records.scan import Run
 from dlbench.report.wording import clean
+from dlbench.units import counted
 
-_SHOWN_BY: Mapping[str, str] = {  # What compares runs of each variant with the plain ones.
+_SHOWN_BY: Mapping[str, str] = {  # The report that compares runs of each variant with plain runs.
     "synthetic-input": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "no-exchange": "`dlbench diagnose RUNS` compares them (Decomposition)",
     "cached-input": "the view `stalls` compares them",
@@ -29,54 +28,62 @@ class Controls:
     kinds: tuple[str, ...]  # Variants, or `side a` and `side b`.
     num_runs: int
     beside: tuple[str, ...]
-    """Ids of the report's groups that they stand next to: of the same series, else of the same workload and preset."""
-    shown_by: str
+    """Ids of the report's groups of the same series; if there are none, of the same workload and preset."""
+    shown_by: str  # A clause that names the report that compares them.
 
     @property
     def text(self) -> str:
         """One sentence."""
         kinds = ", ".join(self.kinds)
-        runs = f"{self.num_runs} control {'run' if self.num_runs == 1 else 'runs'} of {self.workload}"
+        runs = f"{counted(self.num_runs, 'control run')} of {self.workload}"
         return f"{runs} ({kinds}), series {self.series}: {self.shown_by}."
 
 
 def is_control(run: Run) -> bool:
-    """Whether a run was made to be compared with others."""
+    """Returns whether a run was made to be compared with others."""
     return run.plan.series.variant != "plain" or bool(run.plan.series.side)
 
 
 def controls(runs: Sequence[Run], results: Iterable[tuple[str, Sequence[Run]]]) -> tuple[Controls, ...]:
-    """The control runs of each series and workload, in the order in which they first come. `results`: id and runs of
-    each group that the report shows.
+    """Returns the control runs by series and workload, in the order of their first runs.
+
+    `results` are the id and the runs of each group that the report shows.
     """
-    found: dict[tuple[str, str, str], list[Run]] = {}
-    for run in filter(is_control, runs):
-        plan = run.plan
-        found.setdefault((plan.series.id, plan.workload.name, plan.workload.preset), []).append(run)
+    sets = alike(filter(is_control, runs), lambda run: (run.plan.series.id, *_subject(run)))
     groups = list(results)
-    return tuple(_controls(members, groups) for members in found.values())
+    return tuple(_controls(members, groups) for members in sets.values())
+
+
+def _subject(run: Run) -> tuple[str, str]:
+    return run.plan.workload.name, run.plan.workload.preset
 
 
 def _controls(runs: Sequence[Run], groups: Sequence[tuple[str, Sequence[Run]]]) -> Controls:
     plan = runs[0].plan
-    subject = plan.workload.name, plan.workload.preset
-    like = [
-        (group_id, members)
-        for group_id, members in groups
-        if (members[0].plan.workload.name, members[0].plan.workload.preset) == subject
-    ]
-    same = [group_id for group_id, members in like if any(one.plan.series.id == plan.series.id for one in members)]
-    kinds = dict.fromkeys(
-        f"side {run.plan.series.side}" if run.plan.series.side else run.plan.series.variant for run in runs
-    )
     series = clean(plan.series.id)
-    paired = f"`dlbench compare RUNS --paired --where series={series}` compares them"
+    of_workload: list[str] = []
+    of_series: list[str] = []
+    for group_id, members in groups:
+        if _subject(members[0]) == _subject(runs[0]):
+            of_workload.append(group_id)
+            if any(run.plan.series.id == plan.series.id for run in members):
+                of_series.append(group_id)
+    if plan.series.side:
+        shown_by = f"`dlbench compare RUNS --paired --where series={series}` compares them"
+    else:
+        shown_by = _SHOWN_BY[plan.series.variant]
     return Controls(
         series=series,
         workload=clean(plan.workload.name),
         preset=clean(plan.workload.preset),
-        kinds=tuple(sorted(kinds)),
+        kinds=tuple(sorted({_kind(run) for run in runs})),
         num_runs=len({run.plan.run_id for run in runs}),
-        beside=tuple(same or [group_id for group_id, _ in like]),
-        shown_by=paired if plan.series.side else _SHOWN_BY[plan.series.variant],
+        beside=tuple(of_series or of_workload),
+        shown_by=shown_by,
     )
+
+
+def _kind(run: Run) -> str:
+    if run.plan.series.side:
+        return f"side {run.plan.series.side}"
+    return run.plan.series.variant

@@ -1,9 +1,10 @@
-"""The view `energy`: joules per sample and by stage, GPUs and processors apart."""
+"""The view `energy`: joules per sample and by stage, of GPUs and of processors separately."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from dlbench.analysis import scaling
@@ -19,7 +20,14 @@ from dlbench.report.document import Section
 from dlbench.report.formats.json import HIDDEN
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of, times_cell
 from dlbench.report.wording import place_text, value_text
-from dlbench.stats.estimates import Estimate, by_definition, median_estimate, ratio_estimate, typical_estimate
+from dlbench.stats.estimates import (
+    Estimate,
+    by_definition,
+    median_estimate,
+    of_known,
+    ratio_estimate,
+    typical_estimate,
+)
 from dlbench.stats.pairing import RunKey
 from dlbench.views.model import ReportGroup
 from dlbench.views.telemetry import not_sampled
@@ -35,44 +43,44 @@ def _sources_text(counts: tuple[int, ...]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class KindEnergy:
-    """GPUs, or processors, at one rank count, over the runs whose samples hold them: a row of the table of energy.
+    """The energy of GPUs, or of processors, at one rank count, over the runs whose samples have it.
 
-    Energy per sample is a geometric mean, of which the efficiency is a ratio; the others are medians.
+    Energy per sample is a geometric mean over runs, efficiency a ratio of these; other figures are medians.
     """
 
     ranks: int = field(metadata={HIDDEN: False})
     nodes: int = field(metadata={HIDDEN: False})
     kind: Kind
     energy_per_sample: Estimate | None = None
-    """Joules of the measured window over its samples, all nodes together; None where too little was sampled."""
+    """Joules of the measured window over its samples, all nodes together; None if too little was sampled."""
     efficiency: Estimate | None = field(
         default=None, metadata=column("Efficiency", "energy_efficiency", text=times_cell, is_brief=True)
     )
-    """Energy per sample of the baseline over that of this point (ratio); None where one of them is not known."""
+    """Energy per sample of the baseline over that of this point (ratio); None if one of them is not known."""
     mean_power: Estimate | None = field(default=None, metadata=column("Mean power, W", "mean_power_w"))
-    """Of the measured window, all sources of all nodes together, watts."""
+    """Mean power in the measured window, all sources of all nodes together, watts."""
     whole: Estimate | None = None
-    """Joules from the start of the processes to their end, of what was sampled; None in a row that only says by
-    `methods` why the kind was not measured."""
+    """Sampled joules from the start of the processes to their end; None in a row whose `methods` say why the kind was
+    not measured."""
     stages: tuple[tuple[str, Estimate], ...] = ()
-    """The same by stage, in the order of `STAGES`; stages that no run was at are missing."""
+    """Sampled joules by stage, in the order of `STAGES`, without stages that no run had."""
     num_sources: tuple[int, ...] = field(default=(), metadata=column("Sources", "sources", value=_sources_text))
     """GPUs or processor packages per run, each number once."""
-    methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # How it is known, each way once.
+    methods: tuple[str, ...] = field(metadata=column("Method", value="; ".join))  # Methods of measurement, each once.
     sampled_share: float | None = field(default=None, metadata=column("Sampled", unit="fraction", is_brief=True))
-    """Sampled share of the measured window (1), of the run with the least."""
+    """Sampled share of the measured window (1), the lowest of any run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnergyPoint:
-    """One rank count, over the runs whose samples were read."""
+    """The energy at one rank count, over the runs whose samples were read."""
 
     ranks: int
     nodes: int
     kinds: tuple[KindEnergy, ...]
-    why: tuple[tuple[Kind, str], ...]  # Why runs have no figure of a kind, each reason once; it may be in `kinds` too.
+    why: tuple[tuple[Kind, str], ...]  # Why some runs have no figure of a kind, each reason once.
     doubts: tuple[str, ...]
-    num_unread: int  # Runs whose samples were not read.
+    num_unread: int  # Number of runs whose samples were not read.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +88,19 @@ class Energy:
     """Energy of a group of runs."""
 
     points: tuple[EnergyPoint, ...]
-    notes: tuple[str, ...]  # What a reader must know, and what is damaged.
+    notes: tuple[str, ...]  # Notes on the measurement, and damaged samples.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetailedEnergy(Energy):
-    """Energy over all runs, with what it is made of."""
+    """Energy over all runs, with the energy of each run."""
 
     runs: tuple[RunEnergy, ...]
     damaged: tuple[str, ...]  # Runs whose samples could not be read, one line each.
 
 
 def detailed_energy(group: scaling.Group, table: RunTable) -> DetailedEnergy:
-    """Returns energy over all runs; rank counts without a figure are there, too, with the reason."""
+    """Returns energy over all runs; rank counts without a figure have the reason."""
     readings = [reading for point in group.points for reading in _readings(point, table)]
     runs = [reading.energy for reading in readings if reading.energy is not None]
     damaged = [reading.problem for reading in readings if reading.energy is None and reading.problem]
@@ -111,7 +119,7 @@ def _readings(point: Point, table: RunTable) -> list[MachineReading]:
 
 
 def _points(group: scaling.Group, table: RunTable) -> tuple[EnergyPoint, ...]:
-    """Returns the rank counts of which runs were read."""
+    """Returns the rank counts with runs whose samples were read."""
     points: list[EnergyPoint] = []
     reference: Mapping[Kind, Mapping[RunKey, float]] = {}
     for point in group.points:
@@ -124,14 +132,17 @@ def _points(group: scaling.Group, table: RunTable) -> tuple[EnergyPoint, ...]:
         if point is group.baseline:
             reference = per_sample
         kinds = [_kind(kind, point, by_key, per_sample[kind], reference.get(kind, {})) for kind in KINDS]
-        why = ((kind, energy.why[kind]) for kind in KINDS for energy in by_key.values() if kind in energy.why)
+        reasons: list[tuple[Kind, str]] = []
+        for kind in KINDS:
+            reasons += [(kind, energy.why[kind]) for energy in by_key.values() if kind in energy.why]
+        doubts = chain.from_iterable(energy.doubts for energy in by_key.values())
         points.append(
             EnergyPoint(
                 ranks=point.ranks,
                 nodes=point.nodes,
                 kinds=tuple(kind for kind in kinds if kind is not None),
-                why=tuple(dict.fromkeys(why)),
-                doubts=tuple(dict.fromkeys(text for energy in by_key.values() for text in energy.doubts)),
+                why=tuple(dict.fromkeys(reasons)),
+                doubts=tuple(dict.fromkeys(doubts)),
                 num_unread=len(point.run_ids) - num_read,
             )
         )
@@ -154,31 +165,29 @@ def _kind(
     if not energies:
         return None
 
-    def median(values: Mapping[RunKey, float | None], unit: str) -> Estimate | None:
-        known = {key: value for key, value in values.items() if value is not None}
-        return median_estimate(known, unit) if known else None
-
     def joules(*stages: str) -> Estimate | None:
-        return median({key: energy.joules(kind, *stages) for key, energy in energies.items()}, "J")
+        return of_known(median_estimate, {key: energy.joules(kind, *stages) for key, energy in energies.items()}, "J")
 
     efficiency = None
     if per_sample and reference is per_sample:
         efficiency = by_definition(1.0, len(per_sample))
     elif per_sample and reference:
         efficiency = ratio_estimate(reference, per_sample)
-    by_stage = ((stage, joules(stage)) for stage in STAGES)
+    by_stage = [(stage, joules(stage)) for stage in STAGES]
+    powers_w = {key: energy.mean_power_w(kind, "measured") for key, energy in energies.items()}
     shares = [energy.sampled_share(kind, "measured") for energy in energies.values()]
+    methods = chain.from_iterable(energy.methods(kind) for energy in energies.values())
     return KindEnergy(
         ranks=point.ranks,
         nodes=point.nodes,
         kind=kind,
-        energy_per_sample=typical_estimate(per_sample, "J") if per_sample else None,
+        energy_per_sample=of_known(typical_estimate, per_sample, "J"),
         efficiency=efficiency,
-        mean_power=median({key: energy.mean_power_w(kind, "measured") for key, energy in energies.items()}, "W"),
+        mean_power=of_known(median_estimate, powers_w, "W"),
         whole=joules(),
         stages=tuple((stage, estimate) for stage, estimate in by_stage if estimate is not None),
         num_sources=tuple(sorted({len(energy.of(kind)) for energy in energies.values()})),
-        methods=tuple(sorted({method for energy in energies.values() for method in energy.methods(kind)})),
+        methods=tuple(sorted(set(methods))),
         sampled_share=min(share for share in shares if share is not None),
     )
 
@@ -201,17 +210,21 @@ def _joules_cell(row: KindEnergy) -> Estimate | str:
 
 
 def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
-    """Energy per sample; for people with a line for each kind that was not measured, and why."""
-    measured = {row.kind for point in points for row in point.kinds}
+    """Returns the table of energy per sample, for people with a line for each kind that was not measured, and why."""
+    measured = {row.kind for row in _kinds(points)}
     rows: list[KindEnergy] = []
     for point in points:
         rows += point.kinds
-        # A kind that no rank count measured is one line.
-        missing = [kind for kind in KINDS if kind not in {row.kind for row in point.kinds}]
-        rows += [_not_measured(kind, point) for kind in missing if kind in measured or point is points[0]]
+        kinds = {row.kind for row in point.kinds}
+        for kind in KINDS:
+            # A kind that no rank count measured is one line.
+            if kind not in kinds and (kind in measured or point is points[0]):
+                rows.append(_not_measured(kind, point))
 
     def name(row: KindEnergy) -> str:
-        return f"{row.kind}, {place_of(row)}" if row.kind in measured else row.kind
+        if row.kind in measured:
+            return f"{row.kind}, {place_of(row)}"
+        return row.kind
 
     columns = columns_of(
         KindEnergy,
@@ -220,7 +233,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
         Column(
             "energy_per_sample_j",
             "J per sample",
-            lambda row: row.energy_per_sample,
+            "energy_per_sample",
             _joules_cell,
             has_interval=True,
             is_brief=True,
@@ -239,7 +252,7 @@ def _energy_sheet(points: Sequence[EnergyPoint]) -> Sheet[KindEnergy]:
 
 @dataclass(frozen=True)
 class StageRow:
-    """One stage, or the whole, of one kind at one rank count."""
+    """The energy of one stage, or of the whole run, of one kind at one rank count."""
 
     energy: KindEnergy
     stage: str  # Empty for the whole run.
@@ -247,10 +260,11 @@ class StageRow:
 
 
 def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
-    """Joules by stage; for people a column for each stage, and the whole run as the last."""
-    kinds = [kind for point in points for kind in point.kinds]
-    rows = [StageRow(kind, stage, joules) for kind in kinds for stage, joules in kind.stages]
-    rows += [StageRow(kind, "", kind.whole) for kind in kinds if kind.whole is not None]
+    """Returns the table of joules by stage; for people a column for each stage, and the whole run last."""
+    rows: list[StageRow] = []
+    for kind in _kinds(points):
+        rows += [StageRow(kind, stage, joules) for stage, joules in kind.stages]
+    rows += [StageRow(kind, "", kind.whole) for kind in _kinds(points) if kind.whole is not None]
     return Sheet(
         name="energy-stages",
         title="Energy by stage",
@@ -263,20 +277,23 @@ def _stages_sheet(points: Sequence[EnergyPoint]) -> Sheet[StageRow]:
             corner="Energy of",
             down=lambda row: f"{row.energy.kind}, {place_of(row.energy)}",
             across=lambda row: f"{row.stage or 'whole run'}, J",
-            cell=lambda row: row.joules,
+            cell="joules",
         ),
         is_data=lambda row: row.stage != "",
     )
 
 
-def _charts(group: ReportGroup, found: Energy) -> Iterator[Chart]:
-    kinds = [kind for point in found.points for kind in point.kinds]
+def _kinds(points: Sequence[EnergyPoint]) -> list[KindEnergy]:
+    return list(chain.from_iterable(point.kinds for point in points))
+
+
+def _charts(group: ReportGroup, energy: Energy) -> Iterator[Chart]:
     rows: Rows = [
         {"ranks": kind.ranks, "place": place_of(kind), "kind": kind.kind, **figure_row(kind.energy_per_sample)}
-        for kind in kinds
+        for kind in _kinds(energy.points)
         if kind.energy_per_sample is not None
     ]
-    if rows and len(found.points) > 1:
+    if rows and len(energy.points) > 1:
         words = "; ".join(f"{row['place']}: {row['kind']} {row['shown']} J" for row in rows)
         y = Axis("J per sample", unit="J", scale={"domainMin": 0, "nice": True})
         tooltip = {"place": "at", "kind": "of", "shown": "J per sample", "basis": "interval"}
@@ -286,13 +303,13 @@ def _charts(group: ReportGroup, found: Energy) -> Iterator[Chart]:
             name="energy",
             title="Energy per sample",
             alt=f"Joules per sample over ranks, in the measured window. {words}.",
-            table=_energy_sheet(found.points).to_display(brief=True),
+            table=_energy_sheet(energy.points).to_display(brief=True),
             size=(NARROW, HEIGHT),
         )
 
 
 class EnergyView(GroupView):
-    """What a sample costs."""
+    """The energy of a sample."""
 
     id = "energy"
     title = "Energy"
@@ -301,18 +318,19 @@ class EnergyView(GroupView):
 
     def numbers(self, source: GroupSource) -> Energy | None:
         energy = detailed_energy(source.group, source.table)
-        has_figures = any(point.kinds for point in energy.points)
-        return Energy(points=energy.points, notes=energy.notes) if has_figures else None
+        if not any(point.kinds for point in energy.points):
+            return None
+        return Energy(points=energy.points, notes=energy.notes)
 
-    def shown(self, group: ReportGroup, found: Energy) -> Section:
-        sheets: list[Sheet[Any]] = [_energy_sheet(found.points), _stages_sheet(found.points)]
-        last = found.points[-1]
-        known = [f"{value_text(one.energy_per_sample)} J of {one.kind}" for one in last.kinds if one.energy_per_sample]
-        energy = " and ".join(known) or "too little sampled"
+    def shown(self, group: ReportGroup, energy: Energy) -> Section:
+        sheets: list[Sheet[Any]] = [_energy_sheet(energy.points), _stages_sheet(energy.points)]
+        last = energy.points[-1]
+        joules = [f"{value_text(row.energy_per_sample)} J of {row.kind}" for row in last.kinds if row.energy_per_sample]
+        per_sample = " and ".join(joules) or "too little sampled"
         return Section(
-            headline=f"{energy} per sample at {place_text(last.ranks, last.nodes)}",
-            words=tuple(_words(found)),
-            charts=lambda: list(_charts(group, found)),
+            headline=f"{per_sample} per sample at {place_text(last.ranks, last.nodes)}",
+            words=tuple(_words(energy)),
+            charts=lambda: list(_charts(group, energy)),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
         )
 
@@ -325,23 +343,27 @@ class EnergyView(GroupView):
 
 
 class DetailedEnergyView(EnergyView):
-    """The same over the samples of all runs, with every source of every run."""
+    """The energy of a sample, from the samples of all runs, with every source of every run."""
 
     def numbers(self, source: GroupSource) -> DetailedEnergy:
         return detailed_energy(source.group, source.table)
 
 
-def _words(found: Energy) -> Iterator[str]:
-    is_detailed = isinstance(found, DetailedEnergy)
-    for point in found.points if is_detailed else ():
-        for kind in point.kinds:
-            why = "; ".join(reason for name, reason in point.why if name == kind.kind)
-            if why:
-                where = place_text(point.ranks, point.nodes)
-                yield f"At {where} some runs have no figure of {kind.kind}: {why}."
-    doubts = list(dict.fromkeys(text for point in found.points for text in point.doubts))
-    shown = len(doubts) if is_detailed else MAX_DOUBTS
-    yield from (f"Warning: {text}." for text in doubts[:shown])
-    if len(doubts) > shown:
-        yield f"{len(doubts) - shown} more warnings: dlbench diagnose prints them."
-    yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)
+def _words(energy: Energy) -> Iterator[str]:
+    doubts = list(dict.fromkeys(chain.from_iterable(point.doubts for point in energy.points)))
+    max_doubts = MAX_DOUBTS
+    if isinstance(energy, DetailedEnergy):
+        max_doubts = len(doubts)
+        yield from _incomplete_words(energy)
+    yield from (f"Warning: {text}." for text in doubts[:max_doubts])
+    if len(doubts) > max_doubts:
+        yield f"{len(doubts) - max_doubts} more warnings: dlbench diagnose prints them."
+    yield from (f"{note[0].upper()}{note[1:]}." for note in energy.notes)
+
+
+def _incomplete_words(energy: Energy) -> Iterator[str]:
+    for point in energy.points:
+        for row in point.kinds:
+            reasons = [reason for kind, reason in point.why if kind == row.kind]
+            if reasons:
+                yield f"At {place_of(point)} some runs have no figure of {row.kind}: {'; '.join(reasons)}."

@@ -1,26 +1,32 @@
-"""The section of a group of runs: its conditions and warnings once, and below them the sections of its views."""
+"""The section of a group of runs: its conditions and warnings, and below them the sections of its views."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 
+from dlbench.analysis.side_by_side import alike
 from dlbench.report.document import Section, remark
 from dlbench.report.views import Views
 from dlbench.report.wording import basis_text, counts_text, figure_text, place_text
 from dlbench.specs.engine import engine_title
+from dlbench.units import plural
 from dlbench.views.model import ReportGroup
 
-GROUP_COLUMNS = ("group", "label")  # What programs find in front of each row of a group's tables.
-_TELLING = ("preset", "engine", "scaling", "precision")
-"""Conditions that a short name of a group has where groups of its workload differ in them."""
-_TELLING_REST = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")  # Where groups are else alike.
+GROUP_COLUMNS = ("group", "label")  # Columns for programs in front of each row of a group's tables.
+_FIRST_CONDITIONS = ("preset", "engine", "scaling", "precision")
+"""Conditions that are in a group's short name if groups of its workload differ in them."""
+_MORE_CONDITIONS = ("goal", "system", "device", "data", "batch_per_rank", "global_batch")
+"""Conditions that are in a short name only if groups would otherwise have the same name."""
 
 
 def group_section(group: ReportGroup, name: str, views: Views) -> Section:
-    """Returns the section of a group; `name`: what a list of all groups calls it."""
-    last = group.largest
-    base = group.baseline
+    """Returns the section of a group; `name` is its short name in a list of all groups."""
+    last, base = group.largest, group.baseline
+    baseline = f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit}"
+    conditions = tuple((condition.title, condition.value) for condition in group.conditions)
+    efficiency = "baseline" if last.is_baseline else figure_text(last.efficiency)
     return Section(
         id=f"group-{group.id}",
         title=group.label,
@@ -31,15 +37,7 @@ def group_section(group: ReportGroup, name: str, views: Views) -> Section:
             *(controls.text for controls in group.controls),
         ),
         caption=group.conditions_line,
-        facts=(
-            (
-                "Baseline",
-                f"{place_text(base.ranks, base.nodes)}, {figure_text(base.throughput)} {base.throughput.unit} "
-                f"({basis_text(base.throughput)})",
-            ),
-            *((condition.title, condition.value) for condition in group.conditions),
-            *group.settings,
-        ),
+        facts=(("Baseline", f"{baseline} ({basis_text(base.throughput)})"), *conditions, *group.settings),
         marks=tuple(remark(doubt.severity, doubt.text, len(doubt.runs)) for doubt in group.doubts),
         sections=tuple(views.group_sections(group)),
         missing=group.missing,
@@ -49,7 +47,7 @@ def group_section(group: ReportGroup, name: str, views: Views) -> Section:
         overview=(
             ("At", place_text(last.ranks, last.nodes)),
             ("Throughput", f"{figure_text(last.throughput)} {last.throughput.unit}"),
-            ("Efficiency", "baseline" if last.is_baseline else figure_text(last.efficiency)),
+            ("Efficiency", efficiency),
             ("Step, median", figure_text(last.step)),
             ("Interval", basis_text(last.throughput)),
         ),
@@ -58,46 +56,46 @@ def group_section(group: ReportGroup, name: str, views: Views) -> Section:
 
 
 def _brief_conditions(group: ReportGroup) -> str:
-    """Says for the terminal what the label of a group does not say of its conditions."""
-    counts = sorted({point.throughput.n for point in group.points})
+    """Returns the conditions that are not in the label of a group, for the terminal."""
+    run_counts = sorted({point.throughput.n for point in group.points})
     nodes = sorted({point.nodes for point in group.points})
-    batch = f"batch {group.condition('batch_per_rank')} per rank" if group.condition("batch_per_rank") else ""
+    batch = f"batch {group.condition('global_batch')} in all"
+    if group.condition("batch_per_rank"):
+        batch = f"batch {group.condition('batch_per_rank')} per rank"
     parts = (
         group.condition("precision"),
-        batch or f"batch {group.condition('global_batch')} in all",
+        batch,
         group.condition("data_set"),
         group.condition("system"),
-        f"{counts_text(nodes)} node{'s' * (nodes[-1] > 1)}",
-        f"{counts_text(counts)} run{'s' * (counts[-1] > 1)} per point",
+        f"{counts_text(nodes)} {plural('node', nodes[-1])}",
+        f"{counts_text(run_counts)} {plural('run', run_counts[-1])} per point",
     )
     return ", ".join(part for part in parts if part)
 
 
 def short_names(groups: Sequence[ReportGroup]) -> list[str]:
-    """The workload of each group and what distinguishes it from others of that workload; labels where that fails."""
-    workloads = [group.condition("workload") for group in groups]
-    names = [
-        _name(group, [one for one, other in zip(groups, workloads, strict=True) if other == workload])
-        for group, workload in zip(groups, workloads, strict=True)
-    ]
-    return names if len(set(names)) == len(names) else [group.label for group in groups]
+    """Returns the workload of each group and what distinguishes it; labels if such names are not unique."""
+    by_workload = alike(groups, lambda group: group.condition("workload"))
+    names = [_name(group, by_workload[group.condition("workload")]) for group in groups]
+    if len(set(names)) < len(names):
+        return [group.label for group in groups]
+    return names
 
 
-def _name(group: ReportGroup, alike: Sequence[ReportGroup]) -> str:
-    """Of a group among those of the same workload, itself included."""
-    settings = Counter(setting for one in alike for setting in one.settings)
-    chosen = [f"{key}={value}" for key, value in group.settings if settings[key, value] < len(alike)]
-    left = [one for one in alike if one.settings == group.settings]
-    telling = []
-    for name in (*_TELLING, *_TELLING_REST):
+def _name(group: ReportGroup, of_workload: Sequence[ReportGroup]) -> str:
+    """Returns the short name of a group among those of the same workload, itself included."""
+    num_by_setting = Counter(chain.from_iterable(member.settings for member in of_workload))
+    settings = [f"{key}={value}" for key, value in group.settings if num_by_setting[key, value] < len(of_workload)]
+    same_name = [member for member in of_workload if member.settings == group.settings]
+    conditions = []
+    for name in (*_FIRST_CONDITIONS, *_MORE_CONDITIONS):
         value = group.condition(name)
-        same = [one for one in left if one.condition(name) == value]
-        if value and (
-            len(same) < len(left) or (name in _TELLING and {one.condition(name) for one in alike} != {value})
-        ):
-            telling.append(condition_text(name, value))
-        left = same
-    return ", ".join((group.condition("workload"), *telling, *chosen))
+        same = [member for member in same_name if member.condition(name) == value]
+        is_different = name in _FIRST_CONDITIONS and any(member.condition(name) != value for member in of_workload)
+        if value and (len(same) < len(same_name) or is_different):
+            conditions.append(condition_text(name, value))
+        same_name = same
+    return ", ".join((group.condition("workload"), *conditions, *settings))
 
 
 def condition_text(name: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""The numbers of a group of comparable runs: what it is called, under which conditions it ran, what its views found."""
+"""The numbers of a group of comparable runs: its label, its conditions, and the numbers of its views."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from dlbench.report.document import BaseReport
 from dlbench.report.views import Views
 from dlbench.report.wording import clean, counts_text, ranks_text
 from dlbench.specs.comm import NetworkModel
+from dlbench.units import plural
 from dlbench.views import doubts, model
 from dlbench.views.causes.numbers import LostPercent
 from dlbench.views.controls import Controls, is_control
@@ -35,7 +36,7 @@ from dlbench.views.view import GroupSource, ReportSource
 
 
 def report_source(scan: Scan, table: RunTable, history: BaseReport | None) -> ReportSource:
-    """Returns what views compute their numbers from. Control runs are no results, unless there are no others."""
+    """Returns the source of all views. Control runs are results only if there are no others."""
     groups = scaling.groups(table)
     results = [group for group in groups if not is_control(group.sample)] or groups
     return ReportSource(scan=scan, table=table, groups=groups, results=results, history=history)
@@ -44,10 +45,11 @@ def report_source(scan: Scan, table: RunTable, history: BaseReport | None) -> Re
 def group_numbers(
     source: ReportSource, views: Views, control_runs: Sequence[Controls], network: NetworkModel | None
 ) -> tuple[model.ReportGroup, ...]:
-    """Returns what a report holds of the groups that are results."""
-    apart = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
+    """Returns the groups of a report that are results."""
+    differing = differing_settings([(group_id(group.sample), group.sample.plan) for group in source.results])
     numbers = [
-        _numbers(group, source, views, settings, network) for group, settings in zip(source.results, apart, strict=True)
+        _numbers(group, source, views, conditions, network)
+        for group, conditions in zip(source.results, differing, strict=True)
     ]
     return tuple(
         dataclasses.replace(
@@ -65,7 +67,7 @@ def _numbers(
     group: scaling.Group,
     of_report: ReportSource,
     views: Views,
-    apart: tuple[Condition, ...],
+    differing: tuple[Condition, ...],
     network: NetworkModel | None,
 ) -> model.ReportGroup:
     plan = group.sample.plan
@@ -76,11 +78,12 @@ def _numbers(
         GroupSource(group=group, table=table, doubts=group_doubts, views={}, network=network)
     )
     settings = tuple(chosen_settings(group.sample).items())
-    reached_apart = tuple(_reached_apart(group, unit))
-    conditions_line = " ".join((*reached_apart, _conditions_line(group, "geometric means")))
+    loss_note = tuple(_local_sgd_note(group, unit))
+    conditions_line = " ".join((*loss_note, _conditions_line(group, "geometric means")))
+    verdicts = [verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))]
     quality = source.of(GroupQuality)
-    subject = f"{clean(plan.workload.title)} ({_short_conditions(group)})"
-    speed = verdict(unit, group.points, is_oversubscribed=source.is_oversubscribed, causes=source.of(LostPercent))
+    if quality is not None:
+        verdicts.insert(0, quality_verdict(f"{clean(plan.workload.title)} ({_short_conditions(group)})", quality))
     return model.ReportGroup(
         id=group.id,
         label=_label(group, settings),
@@ -89,12 +92,12 @@ def _numbers(
         notice=plan.workload.notice,
         scaling=group.scaling,
         sample_unit=unit,
-        conditions=(*_conditions(group.sample), *_cleaned(apart)),
+        conditions=(*_conditions(group.sample), *_cleaned(differing)),
         settings=settings,
         conditions_line=conditions_line,
         caption=_with_notice(conditions_line, group),
         parts_caption=_with_notice(_conditions_line(group, "means"), group),
-        verdict=" ".join([*([quality_verdict(subject, quality)] if quality else []), speed, *reached_apart]),
+        verdict=" ".join((*verdicts, *loss_note)),
         baseline_note=baseline_note(group, of_report.groups, table),
         is_sufficient=group.is_sufficient,
         points=group.points,
@@ -104,26 +107,34 @@ def _numbers(
     )
 
 
-def _reached_apart(group: scaling.Group, unit: str) -> Iterator[str]:
-    """Says what ranks reached that trained apart between averages: throughput alone says nothing of them."""
+def _local_sgd_note(group: scaling.Group, unit: str) -> Iterator[str]:
+    """Says which loss local SGD reached, because its throughput alone is no result."""
     largest = group.points[-1].run_ids
     runs = [run for run in group.runs if run.plan.strategy == "local-sgd" and run.plan.run_id in largest]
-    losses = [loss for run in runs if (loss := last_loss(run)) is not None]
+    losses = [loss for loss in map(last_loss, runs) if loss is not None]
     samples = [run.record.steps * run.plan.global_batch for run in runs if run.record is not None]
     if losses:
         reached = f"{statistics.median(losses):.5g} after {max(samples):,} {unit}"
-        yield f"Its ranks train apart between averages: loss {reached}, to be compared with that of averaged gradients."
+        yield (
+            f"Its ranks train separately between averages: loss {reached}, to be compared with the loss of averaged "
+            "gradients."
+        )
 
 
 def _label(group: scaling.Group, settings: tuple[tuple[str, str], ...]) -> str:
     plan = group.sample.plan
-    shown = "".join(f", {key}={value}" for key, value in settings)
-    kind = "" if plan.series.variant == "plain" else f", {plan.series.variant}"
-    kind += f", side {plan.series.side}" if plan.series.side else ""
-    # Not what it was asked for, and nothing to compare.
-    kind += f", {precision(group.sample)}" if "emulated" in precision(group.sample) else ""
-    what = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}"
-    return f"{what}, {group.scaling} scaling{shown}{kind}"
+    parts = [
+        f"{plan.workload.name}, {plan.workload.preset} preset, {plan.engine_title}",
+        f"{group.scaling} scaling",
+        *(f"{key}={value}" for key, value in settings),
+    ]
+    if plan.series.variant != "plain":
+        parts.append(plan.series.variant)
+    if plan.series.side:
+        parts.append(f"side {plan.series.side}")
+    if "emulated" in precision(group.sample):
+        parts.append(precision(group.sample))
+    return ", ".join(parts)
 
 
 def _short_conditions(group: scaling.Group) -> str:
@@ -137,26 +148,30 @@ def _short_conditions(group: scaling.Group) -> str:
 
 
 def _conditions_line(group: scaling.Group, averages: str) -> str:
-    """Returns the conditions of all figures of a group in one line; `averages`: what they are over the runs."""
+    """Returns the conditions of all figures of a group in one line; `averages` over runs are e.g. ``means``."""
     plan = group.sample.plan
-    counts = sorted({len(point.run_ids) for point in group.points})
-    nodes = {point.nodes for point in group.points}
+    run_counts = sorted({len(point.run_ids) for point in group.points})
+    system = f"{group.scaling} scaling on {plan.system.name}"
+    if all(point.nodes == 1 for point in group.points):
+        system += " (1 node)"
     parts = (
         f"{plan.workload.name}, {_short_conditions(group)}",
-        f"{group.scaling} scaling on {plan.system.name}" + (" (1 node)" if nodes == {1} else ""),
+        system,
         f"baseline {ranks_text(group.baseline.ranks)}",
-        f"{averages} over {counts_text(counts)} {'run' if counts[-1] == 1 else 'runs'} per point",
+        f"{averages} over {counts_text(run_counts)} {plural('run', run_counts[-1])} per point",
     )
     return "; ".join(parts)
 
 
 def _with_notice(conditions_line: str, group: scaling.Group) -> str:
     notice = clean(group.sample.plan.workload.notice)
-    return f"{conditions_line}; {notice}" if notice else conditions_line
+    if not notice:
+        return conditions_line
+    return f"{conditions_line}; {notice}"
 
 
 def _conditions(run: Run) -> tuple[Condition, ...]:
-    titles = {key.name: key.title for key in KEYS} | {"global_batch": "Global batch"}
+    titles = {**{key.name: key.title for key in KEYS}, "global_batch": "Global batch"}
     values = comparable_values(run)
     conditions = [Condition(name=name, title=titles[name], value=value) for name, value in values.items() if value]
     if run.record is not None and run.record.goes_on:
@@ -165,4 +180,7 @@ def _conditions(run: Run) -> tuple[Condition, ...]:
 
 
 def _cleaned(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    return tuple(Condition(name=clean(one.name), title=clean(one.title), value=clean(one.value)) for one in conditions)
+    return tuple(
+        Condition(name=clean(condition.name), title=clean(condition.title), value=clean(condition.value))
+        for condition in conditions
+    )

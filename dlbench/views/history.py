@@ -1,4 +1,4 @@
-"""The view `history`: what has changed over months, and which nodes are slow, next to the runs of a report."""
+"""The view `history`: changes over months, and slow nodes, next to the runs of a report."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from dlbench.history.charts import host_charts, series_chart
 from dlbench.history.report import TrendsReport
 from dlbench.history.tables import changes_sheet, hosts_sheet, series_sheet
 from dlbench.report.document import Section
+from dlbench.units import plural
 from dlbench.views.model import Report
 from dlbench.views.view import ReportSource, ReportView
 
-MAX_CHARTED = 6  # Series drawn and named; `dlbench history trends` shows more.
+MAX_CHARTED = 6  # Number of series that are drawn and named; `dlbench history trends` shows more.
 
 
 class HistoryView(ReportView):
-    """A history next to the runs: its changes, series and nodes."""
+    """The changes, series and nodes of a history."""
 
     id = "history"
     title = "Over time"
@@ -23,23 +24,27 @@ class HistoryView(ReportView):
     after = "systems"
 
     def numbers(self, source: ReportSource) -> TrendsReport | None:
-        return source.history if isinstance(source.history, TrendsReport) else None
+        if isinstance(source.history, TrendsReport):
+            return source.history
+        return None
 
-    def shown(self, report: Report, found: TrendsReport) -> Section:
+    def shown(self, report: Report, trends: TrendsReport) -> Section:
+        changed = [series for series in trends.by_newest_change if series.changes]
         words = (
-            found.finding,
-            *[f"{one.label}: {one.verdict}" for one in found.by_newest_change if one.changes][:MAX_CHARTED],
-            *(f"{one.label}: {one.newest_nights_text}" for one in found.series if one.newest),
-            *(f"Slow now: {host.sentence}." for host in found.nodes.slow),
+            trends.finding,
+            *(f"{series.label}: {series.verdict}" for series in changed[:MAX_CHARTED]),
+            *(f"{series.label}: {series.newest_nights_text}" for series in trends.series if series.newest),
+            *(f"Slow now: {host.sentence}." for host in trends.nodes.slow),
         )
-        changed, slow = sum(bool(one.changes) for one in found.series), len(found.nodes.slow)
-        sheets = (changes_sheet(found), series_sheet(found), hosts_sheet(found.nodes, found.nodes.hosts))
+        num_slow = len(trends.nodes.slow)
+        sheets = (changes_sheet(trends), series_sheet(trends), hosts_sheet(trends.nodes, trends.nodes.hosts))
         return Section(
-            headline=f"{changed} of {len(found.series)} series changed; {slow or 'no'} slow host{'s' * (slow != 1)}",
+            headline=f"{len(changed)} of {len(trends.series)} series changed; {num_slow or 'no'} "
+            f"{plural('slow host', num_slow)}",
             words=words,
-            charts=lambda: [*map(series_chart, found.by_newest_change[:MAX_CHARTED]), *host_charts(found.nodes)],
+            charts=lambda: [*map(series_chart, trends.by_newest_change[:MAX_CHARTED]), *host_charts(trends.nodes)],
             charts_per_row=1,
-            # Other tables of the report have such names.
+            # Other tables of the report have the names without the prefix.
             sheets=tuple(
                 dataclasses.replace(sheet, name=f"history-{sheet.name}", in_terminal=False) for sheet in sheets
             ),

@@ -1,4 +1,4 @@
-"""How the numbers are made, and what the report does not show: the words of the method view."""
+"""Texts of the report on its methods, and on subjects that it does not show."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ METHODS: tuple[tuple[str, str], ...] = tuple(_METHODS.items())  # Title and text
 
 
 def not_shown(groups: tuple[ReportGroup, ...]) -> tuple[Missing, ...]:
-    """What a reader may look for and no view is about, and what would produce it."""
-    found: list[Missing] = []
+    """Returns subjects that no view is about, and what would produce them."""
+    missing: list[Missing] = []
     if groups and all(len(group.points) == 1 for group in groups):
         text = "needs the same workload at two or more rank counts, e.g. --ranks 1,2,4."
-        found.append(Missing(view="scaling", title="Scaling", text=text))
+        missing.append(Missing(view="scaling", title="Scaling", text=text))
     text = "not measured by training runs: dlbench comm run measures every algorithm and library on the same ranks."
-    found.append(Missing(view="collectives", title="Collective bandwidth", text=text))
-    return tuple(found)
+    missing.append(Missing(view="collectives", title="Collective bandwidth", text=text))
+    return tuple(missing)

@@ -1,6 +1,6 @@
-"""The scaling report as plain data: runs, comparable groups, scaling points, and what each view found out.
+"""The scaling report as plain data: runs, comparable groups, scaling points, and the numbers of each view.
 
-No view is known here by name: each puts its numbers under its own key into `views`, of a group or of the report.
+Views put their numbers under their own keys into `views`, of a group or of the report.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from dlbench.views.controls import Controls
 
 @dataclass(frozen=True, kw_only=True)
 class ReportGroup(HasViews):
-    """Runs that may be compared with each other, and what they say."""
+    """Runs that may be compared with each other, and their figures."""
 
     id: str
     label: str  # Short: workload, preset, engine, scaling.
     title: str
-    about: str  # What the preset changes against the published configuration.
+    about: str  # Differences of the preset from the published configuration.
     notice: str
     scaling: Literal["weak", "strong"]
     sample_unit: str
     conditions: tuple[Condition, ...]
-    settings: tuple[tuple[str, str], ...]  # What `--set` and `--sweep` chose, key and value.
-    conditions_line: str = field(metadata={HIDDEN: False})  # Of all its figures; stated once, in its section.
-    caption: str  # The conditions in one line with the notice: for tables that leave the page.
-    parts_caption: str  # The same for tables of parts, which are means.
+    settings: tuple[tuple[str, str], ...]  # Keys and values of `--set` and `--sweep`.
+    conditions_line: str = field(metadata={HIDDEN: False})  # Conditions of all figures; printed once, in the section.
+    caption: str  # The conditions in one line with the notice, for tables outside the page.
+    parts_caption: str  # As `caption`, for tables of parts, which are means.
     verdict: str
-    baseline_note: str  # What must be known of the baseline, in a sentence; empty where nothing holds it back.
+    baseline_note: str  # A handicap of the baseline, in a sentence; empty without one.
     is_sufficient: bool  # Whether every point has enough runs for a comparison.
     points: tuple[Point, ...]
     most_ranks: int | None
     """Ranks that the machine of these runs holds, one per GPU or else per core; None: not one machine, or not known."""
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
-    """What each view found out, by its key; None where it has nothing to say."""
-    next_step: str = ""  # What to do next, in a sentence; empty where nothing suggests itself.
-    missing: tuple[Missing, ...] = ()  # Views that have nothing to say of these runs.
+    """The numbers of each view, by its key; None if these runs give it none."""
+    next_step: str = ""  # The suggested next step, in a sentence; empty without one.
+    missing: tuple[Missing, ...] = ()  # Views without numbers of these runs.
     controls: tuple[Controls, ...] = ()
 
     @property
     def baseline(self) -> Point:
-        """The point all others are measured against."""
+        """The point with which all others are compared."""
         return self.points[0]
 
     @property
@@ -65,8 +65,8 @@ class ReportGroup(HasViews):
         return self.condition("device").startswith("cuda")
 
     def condition(self, name: str) -> str:
-        """The value of a condition (`workload`, `preset`, `engine` ...); empty where there is none."""
-        return next((one.value for one in self.conditions if one.name == name), "")
+        """Returns the value of a condition (`workload`, `preset`, `engine` ...); empty if there is none."""
+        return next((condition.value for condition in self.conditions if condition.name == name), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +81,8 @@ class TrainingRun(ListedRun):
     batch_per_rank: int
     scaling: str
     series: str
-    variant: str  # `plain`, or what was taken away: a control run.
-    side: str  # Of a paired comparison, whose runs are control runs, too; empty: none.
+    variant: str  # `plain`, or the variant of a control run.
+    side: str  # Side of a paired comparison, whose runs are control runs, too; empty: none.
     sample_unit: str
     steps: int | None
     throughput: float | None = field(metadata=column("Samples/s", "throughput_per_s", unit="ratio"))
@@ -90,9 +90,9 @@ class TrainingRun(ListedRun):
     step_p95_s: float | None = field(metadata=column("Step, p95", unit="s"))
     step_cv: float | None = field(metadata=column("Scatter", unit="fraction"))
     epoch_s: float | None = field(metadata=column("Epoch", unit="s"))
-    """An epoch of its data at its throughput, seconds; None for synthetic data."""
+    """Seconds of an epoch of its data at its throughput; None for synthetic data."""
     goal: str  # `throughput`, or `target` and its value.
-    reached: bool | None  # Whether it met its target; None for a run of speed, and for one that does not say.
+    reached: bool | None  # Whether it met its target; None for a run without target, or if it is not recorded.
     time_to_quality_s: float | None
     samples_to_quality: int | None
     epochs_to_quality: float | None
@@ -100,7 +100,7 @@ class TrainingRun(ListedRun):
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the runs ran in."""
+    """The environment of the runs: settings that are equal in all of them, and differences."""
 
     common: tuple[tuple[str, str], ...]
     differences: tuple[Difference, ...]
@@ -109,19 +109,19 @@ class Environment:
 
 @dataclass(frozen=True, kw_only=True)
 class Report(BaseReport, HasViews):
-    """Everything."""
+    """The whole scaling report."""
 
     format: str = "dlbench.report"
     notices: tuple[str, ...]
     groups: tuple[ReportGroup, ...]  # Results: of control runs only where there are no others.
     controls: tuple[Controls, ...]
     views: Mapping[str, object] = field(metadata={INLINE: True})
-    """What views of the whole report found out, by their keys."""
+    """Numbers of the views of the whole report, by their keys."""
     runs: tuple[TrainingRun, ...]
     damaged: tuple[str, ...]
     environment: Environment
     methods: tuple[tuple[str, str], ...]
-    missing: tuple[Missing, ...]  # What this report does not show, and what it would take; see also `Group.missing`.
+    missing: tuple[Missing, ...]  # Views of the report without numbers, and what would produce them.
 
     @property
     def without_figures(self) -> tuple[TrainingRun, ...]:

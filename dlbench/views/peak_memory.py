@@ -1,10 +1,11 @@
-"""The view `memory`: peak memory of ranks and nodes by rank count and by batch, and which batches fitted."""
+"""The view `memory`: peak memory of ranks and nodes by rank count and by batch, and the largest batch that fits."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from dlbench.analysis.telemetry.readings import MachineReading
 from dlbench.records.record import HeldMemory, RankResult
 from dlbench.records.scan import Run
 from dlbench.report.document import Section
-from dlbench.report.table import Column, Sheet, column, columns_of, drop_empty_columns
+from dlbench.report.table import Sheet, column, columns_of, constant, drop_empty_columns
 from dlbench.report.wording import runs_text
 from dlbench.report.wording import value_text as figure_value
 from dlbench.specs.plan import value_text
@@ -36,40 +37,47 @@ _NO_MEMORY = re.compile(
 )
 
 
+def runs_or_none(count: int) -> str:
+    """Returns ``3 runs``, or ``none``."""
+    if not count:
+        return "none"
+    return runs_text(count)
+
+
 def ended_without_memory(why: str) -> bool:
-    """Whether a run ended because memory was used up, by its own words."""
+    """Returns whether a run ended because memory was used up, by its error message."""
     return _NO_MEMORY.search(why) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPoint:
-    """One rank count."""
+    """The memory of ranks and nodes at one rank count."""
 
     ranks: int
     nodes: int
     peak: Estimate = field(metadata=column("Resident in a rank at most", "peak_bytes", is_brief=True))
-    """Bytes of the rank that held most, median over runs: allocated on its GPU, or resident on a CPU."""
+    """Bytes of the rank with the highest peak, median over runs: allocated on its GPU, or resident on a CPU."""
     reserved: Estimate | None = field(
         metadata=column("With torch's cache", "reserved_bytes", missing="not recorded", has_interval=False)
     )
-    """Most that torch held of a GPU's memory, its cache included, where ranks compute on GPUs."""
+    """Highest bytes of a GPU's memory that torch held, with its cache; None on CPUs."""
     resident: Estimate | None = field(
         metadata=column("Resident in its process", "resident_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak resident bytes of a rank's process, where ranks compute on GPUs and records hold it."""
+    """Peak resident bytes of a rank's process; None on CPUs, or if records do not have it."""
     startup: Estimate | None = field(
         metadata=column("Before measured steps", "startup_peak_bytes", missing="not recorded", has_interval=False)
     )
-    """Peak before the measured steps, cuDNN's search and compiling included, where ranks compute on GPUs."""
+    """Peak bytes before the measured steps, with cuDNN's search and compiling; None on CPUs."""
     gpu_used_bytes: float | None = field(metadata=column("Used on a GPU", missing="not sampled", unit="bytes"))
-    """Highest sample of a GPU's used memory in the measured window, with what else was on it."""
+    """Highest sample of a GPU's used memory in the measured window, by all processes."""
     host_used_bytes: float | None = field(metadata=column("Used per node", missing="not sampled", unit="bytes"))
-    """Highest sample of a node's used memory, whatever used it."""
+    """Highest sample of a node's used memory, by all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldPoint:
-    """What the rank with most of all runs at one rank count held at the peak of a step, tensors alone."""
+    """The tensors at the peak of a step on the rank with the highest peak of all runs at one rank count."""
 
     ranks: int
     nodes: int
@@ -77,33 +85,30 @@ class HeldPoint:
     gradients: int = field(metadata=column("Gradients", "gradients_bytes", unit="bytes"))
     optimizer: int = field(metadata=column("Optimizer state", "optimizer_bytes", unit="bytes"))
     buffers: int = field(metadata=column("Buffers", "buffers_bytes", unit="bytes"))
-    activations: int = field(metadata=column("Activations and the rest", "activations_bytes", unit="bytes"))
+    activations: int = field(metadata=column("Activations and other tensors", "activations_bytes", unit="bytes"))
     peak: int = field(metadata=column("Peak", "held_peak_bytes", unit="bytes"))
     copies: Mapping[str, int] | None = field(
         metadata=column("Redundant copies", "redundant_bytes", value=lambda kinds: sum(kinds.values()), unit="bytes")
     )
-    """Of weights, gradients and optimizer state: what is beyond this rank's part of one copy, bytes by kind. None: not
-    every rank was watched, or ranks train apart."""
+    """Bytes of weights, gradients and optimizer state beyond this rank's share of one copy, by kind; None if not every
+    rank was watched, or ranks train separately."""
     host: int | None = field(metadata=column("On the host", "held_on_host_bytes", unit="bytes"))
-    retries: int | None = field(metadata=column("Allocator retried", "allocator_retries"))  # The most of any rank.
+    retries: int | None = field(metadata=column("Allocator retries", "allocator_retries"))  # The most of any rank.
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchMemory:
-    """All runs of one workload, preset and device with one batch and precision, at any rank count."""
+    """The memory of all runs of one workload, preset and device with one batch and precision, at any rank count."""
 
     batch: int = field(metadata=column("Batch per rank", "batch_per_rank", unit="samples"))
     """Samples per rank and step."""
     parts: int = field(metadata=column("Parts"))  # Parts in which a batch is computed.
     precision: str = field(metadata=column("Precision"))
     peak_bytes: int | None = field(metadata=column("Peak of a rank", unit="bytes"))
-    """Of the rank that held most, over all runs with figures; None where none has any."""
+    """Highest peak of any rank over all runs with figures; None without such runs."""
     num_runs: int = field(metadata=column("Runs", "runs", text=runs_text))  # Runs with figures.
-    num_without_memory: int = field(  # Runs that ended because memory was used up, by their own words.
-        metadata=column(
-            "Ended without memory", "runs_without_memory", text=lambda count: runs_text(count) if count else "none"
-        )
-    )
+    num_without_memory: int = field(metadata=column("Out of memory", "runs_without_memory", text=runs_or_none))
+    """Runs that ended because memory was used up, by their error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,96 +117,132 @@ class Memory:
 
     on_gpu: bool  # Whether ranks computed on GPUs.
     points: tuple[MemoryPoint, ...]
-    kinds: tuple[HeldPoint, ...]  # Of the rank counts whose runs were watched for it.
+    kinds: tuple[HeldPoint, ...]  # Memory by kind, of the rank counts where it was recorded.
     model_bytes: int  # Parameters in fp32.
     gradient_bytes: int
-    host_bytes: int | None  # Memory of rank 0's node; None where not recorded.
+    host_bytes: int | None  # Memory of rank 0's node; None if it is not recorded.
     batches: tuple[BatchMemory, ...]
-    limit: str  # What is known of the largest batch, in a sentence.
+    limit: str  # The largest batch that is known to fit, in a sentence.
     notes: tuple[str, ...]
 
 
 def memory(group: scaling.Group, table: RunTable) -> Memory | None:
-    """Memory of the ranks by rank count, and by batch; None without a record."""
+    """Returns the memory of ranks by rank count and by batch; None without a record."""
     record = group.sample.record
     if record is None:
         return None
     runs = {run.plan.run_id: run for run in group.runs}
     on_gpu = any(rank.device.startswith("cuda") for rank in _ranks(runs[group.points[0].run_ids[0]]))
-    kinds = tuple(found for point in group.points if (found := _held_point(point, runs)) is not None)
-    batches = batch_memory(group, table)
-    why_no_kinds = "the watched step updated nothing, or torch was built without its profiler"
-    if record.memory is not None:
-        why_no_kinds = "these runs trained out of core, and their own section says what was measured"
-    elif group.sample.plan.measure.warmup_steps == 0:
-        why_no_kinds = "there was no warm-up step to watch (measure.warmup_steps)"
+    points, kinds = [], []
+    for point in group.points:
+        by_key = {table.keys[run_id]: runs[run_id] for run_id in point.run_ids}
+        points.append(_point(group.id, point, by_key, table, on_gpu=on_gpu))
+        held_point = _held_point(point, list(by_key.values()))
+        if held_point is not None:
+            kinds.append(held_point)
+    host_bytes = None
     recorded = record.environment.get("memory.bytes", "")
+    if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20:
+        host_bytes = int(recorded)
+    batches = batch_memory(group, table)
     return Memory(
         on_gpu=on_gpu,
-        points=tuple(
-            _point(group.id, point, {table.keys[one]: runs[one] for one in point.run_ids}, table, on_gpu=on_gpu)
-            for point in group.points
-        ),
-        kinds=kinds,
+        points=tuple(points),
+        kinds=tuple(kinds),
         model_bytes=record.num_parameters * _FP32_BYTES,
         gradient_bytes=record.gradient_bytes,
-        host_bytes=int(recorded) if recorded.isascii() and recorded.isdecimal() and len(recorded) < 20 else None,
+        host_bytes=host_bytes,
         batches=batches[:MAX_BATCHES],
         limit=_limit(group, batches),
-        notes=(
-            *(
-                f"At {place_of(one)} torch's allocator gave back its cache and tried again up to {one.retries} times "
-                "in a run, which stops the GPU each time: a smaller train.batch_per_rank, or "
-                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, avoids it."
-                for one in kinds
-                if one.retries
-            ),
-            *([] if kinds else [f"Memory by kind is not known: {why_no_kinds}."]),
-        ),
+        notes=tuple(_notes(group.sample, kinds)),
     )
 
 
-def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTable, *, on_gpu: bool) -> MemoryPoint:
-    def estimate(of: Callable[[RankResult], int | None]) -> Estimate | None:
-        return of_known(median_estimate, {key: _most(_ranks(run), of) or None for key, run in runs.items()}, "bytes")
+def _notes(run: Run, kinds: Sequence[HeldPoint]) -> Iterator[str]:
+    for point in kinds:
+        if point.retries:
+            yield (
+                f"At {place_of(point)} torch's allocator freed its cache and tried again up to {point.retries} times "
+                "in a run, which stalls the GPU each time: a smaller train.batch_per_rank, or "
+                "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, avoids it."
+            )
+    if not kinds:
+        reason = "the profiled step updated nothing, or torch was built without its profiler"
+        if run.record is not None and run.record.memory is not None:
+            reason = "these runs trained out of core; the section on it has their measurements"
+        elif run.plan.measure.warmup_steps == 0:
+            reason = "there was no warm-up step to profile (measure.warmup_steps)"
+        yield f"Memory by kind is not known: {reason}."
 
-    peak = estimate(lambda rank: rank.peak_memory_bytes)
+
+def _point(group_id: str, point: Point, runs: Mapping[RunKey, Run], table: RunTable, *, on_gpu: bool) -> MemoryPoint:
+    def estimate(name: str) -> Estimate | None:
+        return of_known(
+            median_estimate, {key: _highest_of_ranks(run, name) or None for key, run in runs.items()}, "bytes"
+        )
+
+    peak = estimate("peak_memory_bytes")
     assert peak is not None
     reading = table.readings.get(table.points[group_id, point.ranks, point.nodes][0].plan.run_id)
+    resident = startup = gpu_used_bytes = None
+    if on_gpu:
+        resident, startup = estimate("peak_resident_bytes"), estimate("startup_peak_bytes")
+        gpu_used_bytes = _highest_sample(reading, r"gpu\.\d+\.memory_used_bytes")
     return MemoryPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         peak=peak,
-        reserved=estimate(lambda rank: rank.peak_reserved_bytes or None),
-        resident=estimate(lambda rank: rank.peak_resident_bytes) if on_gpu else None,
-        startup=estimate(lambda rank: rank.startup_peak_bytes) if on_gpu else None,
-        gpu_used_bytes=_highest(reading, r"gpu\.\d+\.memory_used_bytes") if on_gpu else None,
-        host_used_bytes=_highest(reading, r"host\.memory_used_bytes"),
+        reserved=estimate("peak_reserved_bytes"),
+        resident=resident,
+        startup=startup,
+        gpu_used_bytes=gpu_used_bytes,
+        host_used_bytes=_highest_sample(reading, r"host\.memory_used_bytes"),
     )
 
 
-def _held_point(point: Point, runs: Mapping[str, Run]) -> HeldPoint | None:
-    of_runs = (runs[run_id] for run_id in point.run_ids)
-    every = [(rank.held, run) for run in of_runs for rank in _ranks(run) if rank.held is not None]
-    if not every:
+def _held_point(point: Point, runs: Sequence[Run]) -> HeldPoint | None:
+    held_by_ranks: list[tuple[HeldMemory, Run]] = []
+    for run in runs:
+        held_by_ranks += [(rank.held, run) for rank in _ranks(run) if rank.held is not None]
+    if not held_by_ranks:
         return None
-    most, run = max(every, key=lambda one: one[0].peak)
-    shown = most.model_dump(include={"weights", "gradients", "optimizer", "buffers", "activations", "peak", "host"})
-    retries = max((one.retries for one, _ in every if one.retries is not None), default=None)
-    return HeldPoint(ranks=point.ranks, nodes=point.nodes, **shown, copies=_copies(run, most), retries=retries)
+    tensors, run = max(held_by_ranks, key=lambda pair: pair[0].peak)
+    retries = max((of_rank.retries for of_rank, _ in held_by_ranks if of_rank.retries is not None), default=None)
+    return HeldPoint(
+        ranks=point.ranks,
+        nodes=point.nodes,
+        weights=tensors.weights,
+        gradients=tensors.gradients,
+        optimizer=tensors.optimizer,
+        buffers=tensors.buffers,
+        activations=tensors.activations,
+        peak=tensors.peak,
+        host=tensors.host,
+        copies=_copies(run, tensors),
+        retries=retries,
+    )
 
 
-def _copies(run: Run, most: HeldMemory) -> Mapping[str, int] | None:
-    """By what all ranks hold beyond one copy; but in ZeRO-1 the optimizer's state lies where its weights do."""
-    record, held = run.record, [rank.held for rank in _ranks(run) if rank.held is not None]
-    if record is None or len(held) < len(record.ranks) or trains_apart(run.plan):
+def _copies(run: Run, tensors: HeldMemory) -> Mapping[str, int] | None:
+    """Returns the redundant bytes of a rank by kind, from the bytes that all ranks hold beyond one copy.
+
+    In ZeRO-1 each rank has the optimizer state of its share of the weights, so none of it is redundant.
+    """
+    record, of_ranks = run.record, [rank.held for rank in _ranks(run) if rank.held is not None]
+    if record is None or len(of_ranks) < len(record.ranks) or trains_apart(run.plan):
         return None
-    whole = {"weights": record.num_parameters * _FP32_BYTES, "gradients": record.gradient_bytes}
-    shares = {
-        kind: max(0.0, 1 - size / (sum(getattr(one, kind) for one in held) or size)) for kind, size in whole.items()
+    weights = _redundant_share(record.num_parameters * _FP32_BYTES, sum(rank.weights for rank in of_ranks))
+    gradients = _redundant_share(record.gradient_bytes, sum(rank.gradients for rank in of_ranks))
+    optimizer = 0.0 if run.plan.strategy == "zero-1" else weights
+    return {
+        "weights": round(tensors.weights * weights),
+        "gradients": round(tensors.gradients * gradients),
+        "optimizer": round(tensors.optimizer * optimizer),
     }
-    shares["optimizer"] = 0.0 if run.plan.strategy == "zero-1" else shares["weights"]
-    return {kind: round(getattr(most, kind) * share) for kind, share in shares.items()}
+
+
+def _redundant_share(copy_bytes: int, all_ranks_bytes: int) -> float:
+    return max(0.0, 1 - copy_bytes / (all_ranks_bytes or copy_bytes))
 
 
 def _ranks(run: Run) -> Sequence[RankResult]:
@@ -209,38 +250,43 @@ def _ranks(run: Run) -> Sequence[RankResult]:
     return run.record.ranks
 
 
-def _most(ranks: Iterable[RankResult], of: Callable[[RankResult], int | None]) -> int | None:
-    return max((value for rank in ranks if (value := of(rank)) is not None), default=None)
+def _highest_of_ranks(run: Run, name: str) -> int | None:
+    """Returns the highest value of a field of the ranks' results."""
+    values = [getattr(rank, name) for rank in _ranks(run)]
+    return max((value for value in values if value is not None), default=None)
 
 
-def _highest(reading: MachineReading | None, name: str) -> float | None:
-    """`name`: a pattern."""
-    fields = [field for node in (reading.nodes if reading else ()) for field in node.fields.items()]
-    return max((summary.highest for field, summary in fields if re.fullmatch(name, field)), default=None)
+def _highest_sample(reading: MachineReading | None, pattern: str) -> float | None:
+    """Returns the highest sample of all nodes' fields whose names match the pattern."""
+    if reading is None:
+        return None
+    samples: list[float] = []
+    for node in reading.nodes:
+        samples += [summary.highest for name, summary in node.fields.items() if re.fullmatch(pattern, name)]
+    return max(samples, default=None)
 
 
 def batch_memory(group: scaling.Group, table: RunTable) -> tuple[BatchMemory, ...]:
-    """Batches and precisions of all runs of the group's network, preset and engine, ascending."""
-    wanted = _subject(group.sample)
+    """Returns the batches and precisions of all runs of the group's network, preset and engine, ascending."""
+    subject = _subject(group.sample)
     peaks: dict[tuple[str, int, int], list[int]] = {}
-    failed: dict[tuple[str, int, int], int] = {}
+    num_failed: Counter[tuple[str, int, int]] = Counter()
     for run in table.runs.values():
-        if _subject(run) == wanted:
-            peak = _most(_ranks(run), lambda rank: rank.peak_memory_bytes)
-            peaks.setdefault(_key(run), []).append(peak or 0)
+        if _subject(run) == subject:
+            peaks.setdefault(_batch_key(run), []).append(_highest_of_ranks(run, "peak_memory_bytes") or 0)
     for item in table.without:
-        if ended_without_memory(item.why) and _subject(item.run) == wanted:
-            failed[_key(item.run)] = failed.get(_key(item.run), 0) + 1
+        if ended_without_memory(item.why) and _subject(item.run) == subject:
+            num_failed[_batch_key(item.run)] += 1
     return tuple(
         BatchMemory(
-            batch=key[1],
-            parts=key[2],
-            precision=key[0],
-            peak_bytes=max(peaks[key]) if key in peaks else None,
-            num_runs=len(peaks.get(key, ())),
-            num_without_memory=failed.get(key, 0),
+            batch=batch,
+            parts=parts,
+            precision=precision,
+            peak_bytes=max(peaks.get((precision, batch, parts), ()), default=None),
+            num_runs=len(peaks.get((precision, batch, parts), ())),
+            num_without_memory=num_failed[precision, batch, parts],
         )
-        for key in sorted(peaks.keys() | failed.keys())
+        for precision, batch, parts in sorted(peaks.keys() | num_failed.keys())
     )
 
 
@@ -249,38 +295,44 @@ def _subject(run: Run) -> tuple[str, ...]:
     return plan.workload.name, plan.workload.preset, plan.engine.name, plan.system.name
 
 
-def _key(run: Run) -> tuple[str, int, int]:
+def _batch_key(run: Run) -> tuple[str, int, int]:
     train = run.plan.workload.train
     return train.precision, train.batch_per_rank, train.gradient_accumulation
 
 
 def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
-    """What is known of the largest batch from the runs of the group's precision and parts."""
+    """Returns a sentence on the largest batch that fits, from runs of the group's precision and parts."""
     train = group.sample.plan.workload.train
-    own = [b for b in batches if b.precision == train.precision and b.parts == train.gradient_accumulation]
-    largest = max((b for b in own if b.num_runs), key=lambda b: b.batch)
-    known = [f"{largest.batch} samples per rank fitted in {train.precision}"]
+    candidates = [
+        row for row in batches if row.precision == train.precision and row.parts == train.gradient_accumulation
+    ]
+    largest = max((row for row in candidates if row.num_runs), key=lambda row: row.batch)
+    clauses = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
-        known[0] += f" ({format_bytes(largest.peak_bytes)})"
-    ended = [b for b in own if b.num_without_memory]
-    for b in ended:
-        if b.batch <= largest.batch:
-            fits = f" and fitted in {b.num_runs}" if b.num_runs else ", though more fitted in others"
-            known.append(f"{b.batch} samples ran out of memory in {runs_text(b.num_without_memory)}{fits}")
-    above = [b.batch for b in ended if b.batch > largest.batch]
-    if above:
-        return f"{'; '.join([*known, f'{min(above)} samples ran out of memory'])}."
+        clauses[0] += f" ({format_bytes(largest.peak_bytes)})"
+    failed_above = []
+    for row in candidates:
+        if row.num_without_memory and row.batch > largest.batch:
+            failed_above.append(row.batch)
+        elif row.num_without_memory:
+            fitted = f" and fitted in {row.num_runs}" if row.num_runs else ", though larger batches fitted"
+            clauses.append(f"{row.batch} samples ran out of memory in {runs_text(row.num_without_memory)}{fitted}")
+    if failed_above:
+        clauses.append(f"{min(failed_above)} samples ran out of memory")
+        return f"{'; '.join(clauses)}."
     return (
-        f"Maximum batch unknown: {'; '.join(known)}; no larger batch ran out of memory. Try larger ones: "
+        f"Maximum batch unknown: {'; '.join(clauses)}; no larger batch ran out of memory. Try larger ones: "
         f"{_larger_batches(group, largest.batch)}"
     )
 
 
 def _larger_batches(group: scaling.Group, batch: int) -> str:
-    """The command that tries larger batches with what else the group's runs were asked for."""
+    """Returns the command that tries larger batches with the other settings of the group's runs."""
     plan = group.sample.plan
     series = plan.series
-    chosen = {**plan.overrides, **series.axes, **(series.sides.get(series.side, {}) if series.side else {})}
+    chosen = {**plan.overrides, **series.axes}
+    if series.side:
+        chosen |= series.sides.get(series.side, {})
     words = ["dlbench", "run", plan.workload.name, "--preset", plan.workload.preset]
     words += ["--engine", plan.engine.name, "--data", plan.workload.data.source]
     words += ["--ranks", str(group.points[0].ranks)]
@@ -293,37 +345,35 @@ def _larger_batches(group: scaling.Group, batch: int) -> str:
     return shlex.join(words)
 
 
-def points_sheet(found: Memory) -> Sheet[MemoryPoint]:
-    """Memory of the ranks, and of their nodes, by rank count."""
-    on_gpu = found.on_gpu
+def points_sheet(memory: Memory) -> Sheet[MemoryPoint]:
+    """Returns the table of the memory of ranks, and of their nodes, by rank count."""
+    caption, peak_of, titles = "In the measured steps.", "process", {}
+    if memory.on_gpu:
+        caption += " Allocated: by torch's allocator, without its cache and the CUDA context."
+        peak_of = "GPU"
+        titles["peak_bytes"] = "Allocated on a GPU at most"
     columns = (
         *place_columns(),
         *columns_of(
             MemoryPoint,
-            "peak",
-            "runs=peak.n",
-            Column("peak_of", "", lambda point: "GPU" if on_gpu else "process"),
-            "reserved",
-            "resident",
-            "startup",
-            "gpu_used_bytes",
-            "host_used_bytes",
-            titles={"peak_bytes": "Allocated on a GPU at most"} if on_gpu else {},
+            *("peak", "runs=peak.n", constant("peak_of", peak_of), "reserved", "resident", "startup"),
+            *("gpu_used_bytes", "host_used_bytes"),
+            titles=titles,
         ),
-        *columns_of(Memory, "model_bytes", "gradient_bytes", of=lambda point: found),
+        constant("model_bytes", memory.model_bytes),
+        constant("gradient_bytes", memory.gradient_bytes),
     )
-    allocator = "Allocated: by torch's allocator, without its cache and the CUDA context."
     return Sheet(
         name="memory",
         title="Memory by rank count",
-        columns=drop_empty_columns(columns, found.points),
-        rows=found.points,
-        caption=f"In the measured steps. {allocator if on_gpu else ''}".rstrip(),
+        columns=drop_empty_columns(columns, memory.points),
+        rows=memory.points,
+        caption=caption,
     )
 
 
 class MemoryView(GroupView):
-    """Memory of ranks and nodes."""
+    """The memory of ranks and nodes."""
 
     id = "memory"
     title = "Memory"
@@ -333,35 +383,34 @@ class MemoryView(GroupView):
     def numbers(self, source: GroupSource) -> Memory | None:
         return memory(source.group, source.table)
 
-    def shown(self, group: ReportGroup, found: Memory) -> Section:
-        sheets: list[Sheet[Any]] = [points_sheet(found)]
-        if found.kinds:
+    def shown(self, group: ReportGroup, memory: Memory) -> Section:
+        sheets: list[Sheet[Any]] = [points_sheet(memory)]
+        if memory.kinds:
             sheets.append(
                 Sheet(
                     name="memory-kinds",
                     title="Memory by kind",
-                    columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), found.kinds),
-                    rows=found.kinds,
-                    caption="Tensors of the rank that held most at the peak of a step; gradients as the update finds "
-                    "them. Redundant copies: of weights, gradients and optimizer state what is beyond this rank's part "
-                    "of one copy.",
+                    columns=drop_empty_columns((*place_columns(), *columns_of(HeldPoint)), memory.kinds),
+                    rows=memory.kinds,
+                    caption="Tensors at the peak of a step on the rank with the highest peak; gradients when the "
+                    "update starts. Redundant copies: bytes of weights, gradients and optimizer state beyond this "
+                    "rank's share of one copy.",
                 )
             )
-        if len(found.batches) > 1:
+        if len(memory.batches) > 1:
             sheets.append(
                 Sheet(
                     name="memory-batches",
                     title="Memory by batch and precision",
                     columns=columns_of(BatchMemory),
-                    rows=found.batches,
+                    rows=memory.batches,
                     caption="All runs of this network, preset, engine and system; the highest peak of any rank.",
                 )
             )
-        last = found.points[-1]
-        on = "allocated on the fullest GPU" if found.on_gpu else "resident in the largest rank"
-        of = f", of {format_bytes(found.host_bytes)} of the node" if found.host_bytes and not found.on_gpu else ""
-        return Section(
-            headline=f"{place_of(last)}: {figure_value(last.peak)} {on}{of}",
-            notes=(found.limit, *found.notes),
-            sheets=tuple(sheets),
-        )
+        last = memory.points[-1]
+        headline = f"{place_of(last)}: {figure_value(last.peak)} resident in the largest rank"
+        if memory.on_gpu:
+            headline = f"{place_of(last)}: {figure_value(last.peak)} allocated on the fullest GPU"
+        elif memory.host_bytes:
+            headline += f", of {format_bytes(memory.host_bytes)} of the node"
+        return Section(headline=headline, notes=(memory.limit, *memory.notes), sheets=tuple(sheets))

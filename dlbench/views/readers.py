@@ -1,9 +1,10 @@
-"""The view `reading`: which readers, what they read from where, cold and warm epochs apart."""
+"""The view `reading`: the readers, and the bytes that they read from storage, by cold and warm epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from statistics import fmean
 from typing import Any, Literal
 
@@ -14,16 +15,16 @@ from dlbench.records.data_path import ReadEpoch, ReadingResult
 from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns
 from dlbench.report.wording import percent, place_text
-from dlbench.stats.estimates import Estimate, mean_estimate
+from dlbench.stats.estimates import Estimate, mean_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.units import format_bytes
 from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupSource, GroupView, place_columns
 
 COLD_SHARE = 0.9
-"""An epoch is cold if at least this share of the data set was not in the page cache when it began, or where nobody
-looked, if at least this share of its bytes came from storage."""
-WARM_SHARE = 0.1  # And warm if at most this share.
+"""An epoch is cold if at least this share of the data set was not in the page cache when it began, or, if that is not
+known, if at least this share of its bytes came from storage."""
+WARM_SHARE = 0.1  # An epoch is warm if that share is at most this.
 
 MAX_EPOCHS = 50  # Epochs of a table.
 
@@ -41,7 +42,7 @@ EPOCHS_CAPTION = (
 
 
 def storage_cell(share: float, decimals: int = 1) -> Cell:
-    """Returns a share of bytes that came from storage; above 1 it holds read-ahead, and the programs' own files."""
+    """Returns a share of bytes that came from storage; it is above 1 with read-ahead and files of the programs."""
     return Cell(percent(min(1.0, share), decimals), number=share)
 
 
@@ -49,9 +50,19 @@ def _several(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
+def _loader_workers_text(counts: tuple[int, ...]) -> str:
+    if counts == (0,):
+        return "none (training process)"
+    return _several(counts)
+
+
+def _rate_cell(bytes_per_s: float) -> Cell:
+    return Cell(f"{format_bytes(bytes_per_s)}/s", number=bytes_per_s)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpochReading:
-    """One epoch at one rank count, means over the runs that read it."""
+    """The bytes and seconds of one epoch at one rank count, means over the runs that read it."""
 
     ranks: int
     nodes: int
@@ -64,17 +75,16 @@ class EpochReading:
     local_bytes: float = field(metadata=column("From node-local disk", unit="bytes"))
     memory_bytes: float = field(metadata=column("From memory of the node", unit="bytes"))
     storage_bytes: float | None = field(metadata=column("Of it from storage", unit="bytes", missing=NOT_COUNTED))
-    """From devices or the network, read-ahead included; None: not counted."""
-    cached_bytes: float | None = field(  # The rest of the bytes of samples: from the page cache.
+    """Bytes from devices or the network, with read-ahead; None: not counted."""
+    cached_bytes: float | None = field(
         metadata=column("From the page cache", "page_cache_bytes", unit="bytes", missing=NOT_COUNTED)
     )
-    fetch_s: Estimate = field(metadata=column("Fetching"))  # All readers together, seconds.
-    prepare_s: Estimate = field(metadata=column("Preparing"))
-    wait_s: Estimate = field(metadata=column("Wait per rank"))  # For batches, mean over ranks.
+    """Bytes of samples that did not come from storage; None: not counted."""
+    fetch_s: Estimate = field(metadata=column("Fetching"))  # Seconds of all readers together.
+    prepare_s: Estimate = field(metadata=column("Preparing"))  # Seconds of all readers together.
+    wait_s: Estimate = field(metadata=column("Wait per rank"))  # Seconds of waiting for batches, mean over ranks.
     seconds: Estimate = field(metadata=column("Length", "epoch_s"))  # Length of the epoch's steps.
-    bytes_per_s: float | None = field(  # Bytes of samples over the length.
-        metadata=column("Rate", text=lambda rate: Cell(f"{format_bytes(rate)}/s", number=rate))
-    )
+    bytes_per_s: float | None = field(metadata=column("Rate", text=_rate_cell))  # Bytes of samples over the length.
 
     @property
     def sample_bytes(self) -> float:
@@ -83,151 +93,165 @@ class EpochReading:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingPoint:
-    """Readers at one rank count."""
+    """The readers at one rank count."""
 
     ranks: int
     nodes: int
     num_runs: int
-    loader_workers: tuple[int, ...] = field(  # Reader processes per rank in force; several where runs differ.
-        metadata=column(
-            "Readers per rank",
-            value=_several,
-            text=lambda found: "none (training process)" if found == (0,) else _several(found),
-        )
+    loader_workers: tuple[int, ...] = field(
+        metadata=column("Readers per rank", value=_several, text=_loader_workers_text)
     )
-    prefetch_batches: tuple[int, ...]
+    """Reader processes per rank; several if runs differ."""
+    prefetch_batches: tuple[int, ...]  # Batches that each reader reads ahead; several if runs differ.
     fetch_share: Estimate | None = field(metadata=column("Fetching"))
-    """Fetching over fetching and preparing (1); None where readers did neither."""
+    """Fetching over fetching and preparing (1); None if readers did neither."""
     storage_share: float | None = field(metadata=column("From storage", text=storage_cell, missing=NOT_COUNTED))
     """Bytes from storage over bytes of samples, all epochs; None: not counted."""
-    cache: tuple[str, ...]  # What became of data.cache, each text once.
-    cache_in_force: bool = field(metadata=column("Page cache as asked"))  # Of every run.
-    cached_share: float | None = field(  # Of the data set's pages when training began, mean over runs.
+    cache: tuple[str, ...]  # State of the page cache by data.cache, each text once.
+    cache_in_force: bool = field(metadata=column("Page cache as set"))  # Whether data.cache was in force in all runs.
+    cached_share: float | None = field(
         metadata=column("Data set cached at the start", text=storage_cell, missing="unknown")
     )
+    """Cached share of the data set's pages when training began, mean over runs."""
 
     @property
     def prepare_share(self) -> Estimate | None:
-        return None if self.fetch_share is None else complement(self.fetch_share)
+        if self.fetch_share is None:
+            return None
+        return complement(self.fetch_share)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupReading:
     """Reading of a group of runs."""
 
-    asked_cache: str  # data.cache.
+    asked_cache: str  # The value of data.cache.
     points: tuple[ReadingPoint, ...]
     epochs: tuple[EpochReading, ...]  # By rank count, then epoch; at most `MAX_EPOCHS` of each rank count.
 
 
 def reading(group: scaling.Group, table: RunTable) -> GroupReading | None:
-    """What readers did at each rank count; None where no run says so."""
-    found = []
-    for point in group.points:
-        records = ((table.keys[run_id], table.runs[run_id].record) for run_id in point.run_ids)
-        known = {key: record.reading for key, record in records if record is not None and record.reading is not None}
-        if known:
-            found.append((point, known))
-    if not found:
-        return None
+    """Returns the reading of each rank count; None if no run recorded it."""
+    points: list[ReadingPoint] = []
     epochs: list[EpochReading] = []
-    for point, known in found:
+    for point in group.points:
+        results = {}
+        for run_id in point.run_ids:
+            record = table.runs[run_id].record
+            if record is not None and record.reading is not None:
+                results[table.keys[run_id]] = record.reading
+        if not results:
+            continue
+        points.append(_point(point, results))
         by_number: dict[int, dict[RunKey, ReadEpoch]] = {}
-        for key, one in known.items():
-            for epoch in one.epochs:
+        for key, result in results.items():
+            for epoch in result.epochs:
                 by_number.setdefault(epoch.epoch, {})[key] = epoch
         epochs += [_epoch(point, number, by_number[number]) for number in sorted(by_number)[:MAX_EPOCHS]]
-    return GroupReading(
-        asked_cache=group.sample.plan.workload.data.cache,
-        points=tuple(_point(point, known) for point, known in found),
-        epochs=tuple(epochs),
-    )
+    if not points:
+        return None
+    return GroupReading(asked_cache=group.sample.plan.workload.data.cache, points=tuple(points), epochs=tuple(epochs))
 
 
-def fetch_share(known: Mapping[RunKey, ReadingResult]) -> Estimate | None:
-    """Time of fetching over that of fetching and preparing, mean over runs; None where no reader did either."""
+def fetch_share(results: Mapping[RunKey, ReadingResult]) -> Estimate | None:
+    """Returns the time of fetching over that of fetching and preparing, mean over runs; None without either."""
     shares = {}
-    for key, one in known.items():
-        fetch = sum(epoch.fetch_s for epoch in one.epochs)
-        whole = fetch + sum(epoch.prepare_s for epoch in one.epochs)
-        if whole > 0:
-            shares[key] = fetch / whole
-    return mean_estimate(shares, "fraction") if shares else None
+    for key, result in results.items():
+        fetch_s = sum(epoch.fetch_s for epoch in result.epochs)
+        total_s = fetch_s + sum(epoch.prepare_s for epoch in result.epochs)
+        if total_s > 0:
+            shares[key] = fetch_s / total_s
+    return of_known(mean_estimate, shares, "fraction")
 
 
 def complement(share: Estimate) -> Estimate:
-    """1 - share; its ends change places."""
+    """Returns 1 - share, with its interval."""
     return share.mapped(lambda value: 1 - value, "fraction")
 
 
 def storage_share(epochs: Sequence[ReadEpoch]) -> float | None:
-    """Bytes that the kernel fetched over bytes of samples; above 1 where it read ahead. None: not counted."""
-    known = [(one.storage_bytes, sum(one.tier_bytes.values())) for one in epochs if one.storage_bytes is not None]
-    total = sum(samples for _, samples in known)
-    return sum(storage for storage, _ in known) / total if total else None
+    """Returns bytes from storage over bytes of samples; above 1 with read-ahead. None: not counted."""
+    counted = [epoch for epoch in epochs if epoch.storage_bytes is not None]
+    sample_bytes = sum(sum(epoch.tier_bytes.values()) for epoch in counted)
+    if not sample_bytes:
+        return None
+    return sum(epoch.storage_bytes or 0 for epoch in counted) / sample_bytes
 
 
-def _point(point: Point, known: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
-    runs = known.values()
-    cached = [one.cached_share for one in runs if one.cached_share is not None]
+def _point(point: Point, results: Mapping[RunKey, ReadingResult]) -> ReadingPoint:
+    runs = results.values()
+    cached_shares = [result.cached_share for result in runs if result.cached_share is not None]
     return ReadingPoint(
         ranks=point.ranks,
         nodes=point.nodes,
-        num_runs=len(known),
-        loader_workers=tuple(sorted({one.loader_workers for one in runs})),
-        prefetch_batches=tuple(sorted({one.prefetch_batches for one in runs})),
-        fetch_share=fetch_share(known),
-        storage_share=storage_share([epoch for one in runs for epoch in one.epochs]),
-        cache=tuple(dict.fromkeys(one.cache for one in runs)),
-        cache_in_force=all(one.cache_in_force for one in runs),
-        cached_share=fmean(cached) if cached else None,
+        num_runs=len(results),
+        loader_workers=tuple(sorted({result.loader_workers for result in runs})),
+        prefetch_batches=tuple(sorted({result.prefetch_batches for result in runs})),
+        fetch_share=fetch_share(results),
+        storage_share=storage_share(list(chain.from_iterable(result.epochs for result in runs))),
+        cache=tuple(dict.fromkeys(result.cache for result in runs)),
+        cache_in_force=all(result.cache_in_force for result in runs),
+        cached_share=fmean(cached_shares) if cached_shares else None,
     )
 
 
 def _epoch(point: Point, number: int, by_run: Mapping[RunKey, ReadEpoch]) -> EpochReading:
     def mean(name: str) -> Estimate:
-        return mean_estimate({key: getattr(one, name) for key, one in by_run.items()}, "s")
+        return mean_estimate({key: getattr(epoch, name) for key, epoch in by_run.items()}, "s")
 
-    reads = list(by_run.values())
-    tiers = {name: fmean(one.tier_bytes.get(name, 0) for one in reads) for name in ("shared", "local", "memory")}
-    total = sum(tiers.values())
-    counted = [one.storage_bytes for one in reads if one.storage_bytes is not None]
-    storage = fmean(counted) if len(counted) == len(reads) else None
+    epochs = list(by_run.values())
+    shared, local, memory = (
+        fmean(epoch.tier_bytes.get(tier, 0) for epoch in epochs) for tier in ("shared", "local", "memory")
+    )
+    total = shared + local + memory
+    storage_bytes = cached_bytes = bytes_per_s = None
+    counted = [epoch.storage_bytes for epoch in epochs if epoch.storage_bytes is not None]
+    if len(counted) == len(epochs):
+        storage_bytes = fmean(counted)
+        cached_bytes = max(0.0, total - storage_bytes)
     seconds = mean("seconds")
+    if seconds.value:
+        bytes_per_s = total / seconds.value
     return EpochReading(
         ranks=point.ranks,
         nodes=point.nodes,
         epoch=number,
-        is_whole=all(one.is_whole for one in reads),
-        num_runs=len(reads),
-        temperature=_temperature(reads),
-        samples=fmean(one.samples for one in reads),
-        **{f"{name}_bytes": value for name, value in tiers.items()},
-        storage_bytes=storage,
-        cached_bytes=None if storage is None else max(0.0, total - storage),
+        is_whole=all(epoch.is_whole for epoch in epochs),
+        num_runs=len(epochs),
+        temperature=_temperature(epochs),
+        samples=fmean(epoch.samples for epoch in epochs),
+        shared_bytes=shared,
+        local_bytes=local,
+        memory_bytes=memory,
+        storage_bytes=storage_bytes,
+        cached_bytes=cached_bytes,
         fetch_s=mean("fetch_s"),
         prepare_s=mean("prepare_s"),
         wait_s=mean("wait_s"),
         seconds=seconds,
-        bytes_per_s=total / seconds.value if seconds.value else None,
+        bytes_per_s=bytes_per_s,
     )
 
 
-def _temperature(reads: Sequence[ReadEpoch]) -> Temperature:
-    """By the pages that were cached when the epoch began; where nobody looked, by what came from storage."""
-    cached = [one.cached_share for one in reads if one.cached_share is not None]
-    share = 1 - fmean(cached) if len(cached) == len(reads) else None
-    if share is None and all(one.storage_bytes is not None for one in reads):
-        share = storage_share(reads)
-    if share is None:
+def _temperature(epochs: Sequence[ReadEpoch]) -> Temperature:
+    """Classifies epochs by the pages that were not cached when they began, else by the bytes from storage."""
+    uncached_share = None
+    cached_shares = [epoch.cached_share for epoch in epochs if epoch.cached_share is not None]
+    if len(cached_shares) == len(epochs):
+        uncached_share = 1 - fmean(cached_shares)
+    elif all(epoch.storage_bytes is not None for epoch in epochs):
+        uncached_share = storage_share(epochs)
+    if uncached_share is None:
         return "not known"
-    if share >= COLD_SHARE:
+    if uncached_share >= COLD_SHARE:
         return "cold"
-    return "warm" if share <= WARM_SHARE else "mixed"
+    if uncached_share <= WARM_SHARE:
+        return "warm"
+    return "mixed"
 
 
 class ReadingView(GroupView):
-    """What readers did."""
+    """The reading of samples."""
 
     id = "reading"
     title = "Reading"
@@ -237,77 +261,100 @@ class ReadingView(GroupView):
     def numbers(self, source: GroupSource) -> GroupReading | None:
         return reading(source.group, source.table)
 
-    def shown(self, group: ReportGroup, found: GroupReading) -> Section:
-        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(found), _epochs_sheet(found.epochs))
-        last = found.points[-1]
-        headline = "unknown what readers spent their time on"
-        if last.fetch_share is not None:
-            share = last.fetch_share.value
-            headline = f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
-            if share >= 0.5:
-                headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
-            if last.storage_share is not None:
-                headline += f"; {storage_cell(last.storage_share).text} of the bytes from storage"
-        notes = []
-        for point in found.points:
-            if found.asked_cache != "any" and not point.cache_in_force:
-                where, told = place_text(point.ranks, point.nodes), " | ".join(point.cache)
-                notes.append(f"Warning: data.cache {found.asked_cache} was not in force at {where}: {told}.")
-        in_force = (point for point in found.points if point.cache_in_force and point.cached_share is None)
-        kept = dict.fromkeys(text for point in in_force for text in point.cache if text)
+    def shown(self, group: ReportGroup, reading: GroupReading) -> Section:
+        sheets: tuple[Sheet[Any], ...] = (_readers_sheet(reading), _epochs_sheet(reading.epochs))
         return Section(
-            headline=headline,
+            headline=_headline(reading.points[-1]),
             sheets=tuple(sheet for sheet in sheets if sheet.rows),
-            notes=(*notes, *(f"Page cache: {text}." for text in kept)),
+            notes=tuple(_notes(reading)),
         )
 
 
-def _readers_sheet(found: GroupReading) -> Sheet[ReadingPoint]:
-    points = found.points
-    prefetch = Column[ReadingPoint](
-        "prefetch_batches",
-        "Batches read ahead, each" * any(point.loader_workers != (0,) for point in points),
-        lambda point: _several(point.prefetch_batches),
-        lambda point: "none" if point.loader_workers == (0,) else _several(point.prefetch_batches),
-    )
-    prepare = Column[ReadingPoint]("prepare_share", "", lambda point: point.prepare_share, has_interval=True)
+def _headline(point: ReadingPoint) -> str:
+    if point.fetch_share is None:
+        return "not known: the readers recorded no time of fetching or preparing"
+    share = point.fetch_share.value
+    headline = f"preparing (CPU) takes {percent(1 - share)} of the readers' time"
+    if share >= 0.5:
+        headline = f"fetching (I/O) takes {percent(share)} of the readers' time"
+    if point.storage_share is None:
+        return headline
+    return f"{headline}; {storage_cell(point.storage_share).text} of the bytes from storage"
+
+
+def _notes(reading: GroupReading) -> Iterator[str]:
+    cache_texts: list[str] = []
+    for point in reading.points:
+        if reading.asked_cache != "any" and not point.cache_in_force:
+            place, reasons = place_text(point.ranks, point.nodes), " | ".join(point.cache)
+            yield f"Warning: data.cache {reading.asked_cache} was not in force at {place}: {reasons}."
+        elif point.cache_in_force and point.cached_share is None:
+            cache_texts += point.cache
+    yield from (f"Page cache: {text}." for text in dict.fromkeys(cache_texts) if text)
+
+
+def _readers_sheet(reading: GroupReading) -> Sheet[ReadingPoint]:
+    points = reading.points
+    caption, titles = READERS_CAPTION, {}
+    if any(point.storage_share is not None for point in points):
+        caption += STORAGE_CAPTION
+    if reading.asked_cache == "any":
+        titles["cache_in_force"] = ""
+    if all(point.loader_workers == (0,) for point in points):
+        titles["prefetch_batches"] = ""
     columns = columns_of(
         ReadingPoint,
-        *("loader_workers", prefetch, "fetch_share", prepare),
+        "loader_workers",
+        Column("prefetch_batches", "Batches read ahead, each", _prefetch_value, _prefetch_text),
+        *("fetch_share", Column("prepare_share", "", "prepare_share", has_interval=True)),
         *("storage_share", "cached_share", "cache_in_force", "runs=num_runs"),
-        titles={"cache_in_force": ""} if found.asked_cache == "any" else {},
+        titles=titles,
     )
-    is_stored = any(point.storage_share is not None for point in points)
     return Sheet(
         name="readers",
         title="Readers by rank count",
         columns=drop_empty_columns((*place_columns(), *columns), points),
         rows=points,
-        caption=READERS_CAPTION + STORAGE_CAPTION * is_stored,
+        caption=caption,
     )
+
+
+def _prefetch_value(point: ReadingPoint) -> str:
+    return _several(point.prefetch_batches)
+
+
+def _prefetch_text(point: ReadingPoint) -> str:
+    if point.loader_workers == (0,):
+        return "none"
+    return _several(point.prefetch_batches)
 
 
 def _epochs_sheet(epochs: Sequence[EpochReading]) -> Sheet[EpochReading]:
-    is_known = any(one.temperature in ("cold", "warm", "mixed") for one in epochs)
+    is_known = any(epoch.temperature in ("cold", "warm", "mixed") for epoch in epochs)
     tiers = ("shared_bytes", "local_bytes", "memory_bytes")
-    epoch = Column[EpochReading](
-        "epoch",
-        "Epoch",
-        lambda one: one.epoch,
-        lambda one: Cell(str(one.epoch) + " (a part)" * (not one.is_whole), number=one.epoch),
-    )
-    empty = [name for name in tiers if not any(getattr(one, name) for one in epochs)]
+    empty = [name for name in tiers if not any(getattr(epoch, name) for epoch in epochs)]
+    caption = EPOCHS_CAPTION
+    if not is_known:
+        empty.append("temperature")
+        caption = ""
     columns = columns_of(
         EpochReading,
-        *(epoch, "is_whole", "temperature", *tiers, "storage_bytes", "cached_bytes", "fetch_s", "prepare_s", "wait_s"),
+        Column("epoch", "Epoch", "epoch", _epoch_cell),
+        *("is_whole", "temperature", *tiers, "storage_bytes", "cached_bytes", "fetch_s", "prepare_s", "wait_s"),
         *("seconds", "bytes_per_s", "samples", "runs=num_runs"),
-        titles=dict.fromkeys(empty, "") | ({} if is_known else {"temperature": ""}),
+        titles=dict.fromkeys(empty, ""),
     )
     return Sheet(
         name="reads",
-        title="What was read, epoch by epoch",
+        title="Bytes read by epoch",
         columns=drop_empty_columns((*place_columns(), *columns), epochs, keep=("epoch",)),
         rows=epochs,
-        caption=EPOCHS_CAPTION if is_known else "",
-        is_folded=not (is_known and any(one.is_whole for one in epochs)),
+        caption=caption,
+        is_folded=not (is_known and any(epoch.is_whole for epoch in epochs)),
     )
+
+
+def _epoch_cell(epoch: EpochReading) -> Cell:
+    if epoch.is_whole:
+        return Cell(str(epoch.epoch), number=epoch.epoch)
+    return Cell(f"{epoch.epoch} (a part)", number=epoch.epoch)

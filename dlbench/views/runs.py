@@ -1,4 +1,4 @@
-"""The views `runs` and `without-figures`: every run, with its figures or the reason why it has none."""
+"""The views `runs` and `without-figures`: every run with its figures, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dlbench.views.view import ReportView
 
 
 class RunsView(ReportView):
-    """Every run."""
+    """The table of all runs."""
 
     id = "runs"
     title = "Runs"
@@ -38,7 +38,12 @@ class RunsView(ReportView):
 
 
 def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
-    """All runs, one line each."""
+    """Returns the table of all runs, a line each."""
+    titles = {}
+    if all(run.state == "valid" for run in runs):
+        titles["state"] = ""
+    if all(run.nodes == 1 for run in runs):
+        titles["nodes"] = ""
     columns = columns_of(
         TrainingRun,
         *("run_id", "group", "state", "workload", "preset", "engine", "precision", "data", "batch_per_rank", "scaling"),
@@ -46,27 +51,24 @@ def runs_sheet(runs: tuple[TrainingRun, ...]) -> Sheet[TrainingRun]:
         *("step_median_s", "step_p95_s", "step_cv", "epoch_s", "finished", "failure_reason", "warnings"),
         Column[TrainingRun]("", "Configuration", lambda run: f"{run.engine}, {run.precision}"),
         *("goal", "reached", "time_to_quality_s", "samples_to_quality", "epochs_to_quality"),
-        titles={
-            "state": "State" if any(run.state != "valid" for run in runs) else "",
-            "nodes": "Nodes" if any(run.nodes != 1 for run in runs) else "",
-        },
+        titles=titles,
     )
     caption = "Scatter: standard deviation of step times over their mean."
     return runs_sheet_of(drop_empty_columns(columns, runs), runs, caption)
 
 
 def newest_end(runs: Iterable[Run]) -> str:
-    """Returns when the newest run finished, UTC; empty where none did."""
+    """Returns the time at which the newest run finished, UTC; empty if none did."""
     return whole_seconds(max((run.record.finished for run in runs if run.record), default=""))
 
 
 def notices_of(runs: Iterable[Run]) -> tuple[str, ...]:
-    """Returns what figures of some runs must not be mistaken for, each notice once."""
+    """Returns the notices of the workloads of runs, each once: what their figures must not be mistaken for."""
     return tuple(sorted({clean(run.plan.workload.notice) for run in runs} - {""}))
 
 
 def run_rows(scan: Scan, table: RunTable) -> tuple[TrainingRun, ...]:
-    """Returns every run of the scan; figures only for the folder that stands for its run id, not for copies of it."""
+    """Returns every run of the scan. Copies of a run have no figures."""
     without = {id(item.run): item for item in table.without}
     rows = []
     for run in scan.runs:
@@ -79,11 +81,21 @@ def run_rows(scan: Scan, table: RunTable) -> tuple[TrainingRun, ...]:
 
 
 def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[str, Any]) -> TrainingRun:
-    """`figures`: the run's row of the table; empty where it yields none."""
-    plan = run.plan
-    result = run.record.quality if run.record else None
+    """Returns the row of a run; `figures` is its row of the table of runs, empty if it has none."""
+    plan, record = run.plan, run.record
     rate = figures.get("throughput")
-    samples = None if plan.workload.data.is_synthetic else epoch_samples(run)
+    epoch_s = None
+    if rate and not plan.workload.data.is_synthetic:
+        samples = epoch_samples(run)
+        if samples:
+            epoch_s = samples / rate
+    finished, quality = "", None
+    if record is not None:
+        finished, quality = clean(record.finished), record.quality
+    reached = time_to_quality_s = samples_to_quality = epochs_to_quality = None
+    if quality is not None:
+        reached, time_to_quality_s = quality.reached, quality.time_to_quality_s
+        samples_to_quality, epochs_to_quality = quality.samples_to_quality, quality.epochs_to_quality
     return TrainingRun(
         run_id=plan.run_id,
         group=figures.get("group", ""),
@@ -108,19 +120,19 @@ def _training_run(run: Run, state: str, failure_reason: str, figures: Mapping[st
         step_median_s=figures.get("step_median_s"),
         step_p95_s=figures.get("step_p95_s"),
         step_cv=figures.get("step_cv"),
-        epoch_s=samples / rate if samples and rate else None,
-        finished="" if run.record is None else clean(run.record.finished),
+        epoch_s=epoch_s,
+        finished=finished,
         warnings=tuple(clean(doubt.text) for doubt in doubts.run_doubts(run)),
         goal=goal(run),
-        reached=None if result is None else result.reached,
-        time_to_quality_s=None if result is None else result.time_to_quality_s,
-        samples_to_quality=None if result is None else result.samples_to_quality,
-        epochs_to_quality=None if result is None else result.epochs_to_quality,
+        reached=reached,
+        time_to_quality_s=time_to_quality_s,
+        samples_to_quality=samples_to_quality,
+        epochs_to_quality=epochs_to_quality,
     )
 
 
 class WithoutFiguresView(ReportView):
-    """Runs that are in no figure, and why."""
+    """The runs without figures, and the reasons."""
 
     id = "without-figures"
     title = "Excluded runs"

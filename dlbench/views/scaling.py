@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dlbench.analysis import scaling
@@ -17,12 +17,14 @@ from dlbench.report.document import Section
 from dlbench.report.table import Cell, Column, Sheet
 from dlbench.report.wording import basis_text, figure_text, percent, sentence, times_text, units_text, value_text
 from dlbench.stats.estimates import Estimate, placed, ratio_estimate
+from dlbench.stats.pairing import RunKey
+from dlbench.units import counted
 from dlbench.views.causes.numbers import WORTH_EXPLAINING, LostPercent
 from dlbench.views.model import ReportGroup
 from dlbench.views.view import GroupView, place_of
 
-_LINEAR = 100  # Times as many ranks, two decades, up to which axes are linear unless a reader asks.
-_EXTENT = 40  # Room for the labels of a vertical axis, pixels: seven characters.
+_LINEAR = 100  # Ratio of rank counts, two decades, up to which axes are linear by default.
+_EXTENT = 40  # Width of the labels of a vertical axis, pixels: seven characters.
 
 ABOUT = {
     "strong": "Strong scaling: the global batch is fixed, so the batch per rank shrinks as ranks are added. Ideal: the "
@@ -35,24 +37,22 @@ ONE_POINT = "One rank count only: there is nothing to scale against."
 
 
 def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: RunTable) -> str:
-    """What a reader must know of the baseline, in a sentence; empty where nothing holds it back.
-
-    `groups` are all of the report, this one too.
-    """
+    """Returns a sentence on a handicap of the baseline; empty without one. `groups` are all groups of the report."""
     base, largest = group.baseline, group.points[-1]
     if len(group.points) == 1 or group.sample.plan.series.variant != "plain":
         return ""
-    alone = [(point, other) for other in groups for point in other.points if _is_same_work(group, other, point)]
-    point, other = max(alone, key=lambda one: one[0].throughput.value, default=(base, group))
-    if point.throughput.value > base.throughput_per_rank.value and point is not base:
-        plan, unit = other.sample.plan, group.sample.plan.workload.sample_unit
-        rates = table.rates
-        top, bottom = ({table.keys[run_id]: float(rates[run_id]) for run_id in one.run_ids} for one in (largest, point))
-        ratio = ratio_estimate(top, bottom)
-        rate = f"{figure_text(point.throughput)} {unit}/s"
+    single_ranks: list[tuple[Point, scaling.Group]] = []
+    for candidate in groups:
+        single_ranks += [(point, candidate) for point in candidate.points if _is_same_work(group, candidate, point)]
+    best, best_group = max(single_ranks, key=lambda pair: pair[0].throughput.value, default=(base, group))
+    if best.throughput.value > base.throughput_per_rank.value and best is not base:
+        plan, unit = best_group.sample.plan, group.sample.plan.workload.sample_unit
+        ratio = ratio_estimate(_rates(largest, table), _rates(best, table))
+        rate = f"{figure_text(best.throughput)} {unit}/s"
         return (
-            f"Against the best single-rank run here ({plan.engine.name}, {_cores(other)}; {rate}): {times_text(ratio)} "
-            f"with {place_of(largest)} ({basis_text(ratio)}); ranks of the baseline have {_cores(group)}."
+            f"Against the best single-rank run here ({plan.engine.name}, {_cores(best_group)}; {rate}): "
+            f"{times_text(ratio)} with {place_of(largest)} ({basis_text(ratio)}); ranks of the baseline have "
+            f"{_cores(group)}."
         )
     is_on_cpu = group.sample.record is not None and group.sample.record.ranks[0].device.startswith("cpu")
     if is_on_cpu and largest.ranks * base.nodes > base.ranks * largest.nodes:
@@ -63,28 +63,35 @@ def baseline_note(group: scaling.Group, groups: Sequence[scaling.Group], table: 
     return ""
 
 
+def _rates(point: Point, table: RunTable) -> dict[RunKey, float]:
+    return {table.keys[run_id]: float(table.rates[run_id]) for run_id in point.run_ids}
+
+
 def _cores(group: scaling.Group) -> str:
-    count = group.sample.plan.layout.cores_per_rank
-    return f"{count} core{'s' * (count > 1)}"
+    return counted(group.sample.plan.layout.cores_per_rank, "core")
 
 
-def _is_same_work(group: scaling.Group, other: scaling.Group, point: Point) -> bool:
-    """Whether a point is of one rank that trains the same, with whatever cores and engine."""
-    own, plan = group.sample.plan, other.sample.plan
-    batch = own.global_batch if group.scaling == "strong" else group.baseline.batch_per_rank
+def _is_same_work(group: scaling.Group, candidate: scaling.Group, point: Point) -> bool:
+    """Returns whether a point of another group is one rank that trains the same, with any cores and engine."""
+    plan, other_plan = group.sample.plan, candidate.sample.plan
+    batch = group.baseline.batch_per_rank
+    if group.scaling == "strong":
+        batch = plan.global_batch
     return (
         point.ranks == 1
         and point.batch_per_rank == batch
-        and plan.series.variant == "plain"
-        and plan.fault == own.fault
-        and plan.system.name == own.system.name
-        and _work(other.sample) == _work(group.sample)
+        and other_plan.series.variant == "plain"
+        and other_plan.fault == plan.fault
+        and other_plan.system.name == plan.system.name
+        and _work(candidate.sample) == _work(group.sample)
     )
 
 
 def _work(run: Run) -> dict[str, Any]:
-    """What is trained, where on, and nothing of how batches are cut and read."""
-    device = run.record.ranks[0].device.split(":")[0] if run.record is not None else ""
+    """Returns the workload and the kind of device, without the batch per rank and the settings of readers."""
+    device = ""
+    if run.record is not None:
+        device = run.record.ranks[0].device.split(":")[0]
     workload = run.plan.workload.model_dump(
         exclude={"train": {"batch_per_rank"}, "data": {"loader_workers", "prefetch_batches"}}
     )
@@ -94,10 +101,10 @@ def _work(run: Run) -> dict[str, Any]:
 def verdict(
     unit: str, all_points: tuple[Point, ...], *, is_oversubscribed: bool, causes: LostPercent | None = None
 ) -> str:
-    """What the largest scaling point says, in two sentences: the efficiency with its interval, and what it lost.
+    """Returns two sentences on the largest scaling point: its efficiency with the interval, and its losses.
 
-    `unit`: what a sample is called; `all_points`: baseline first; `is_oversubscribed`: ranks shared cores, which makes
-    a scaling figure meaningless.
+    `unit` names samples; `all_points` begin with the baseline; `is_oversubscribed` says that ranks shared cores, which
+    makes a scaling figure meaningless.
     """
     base, last = all_points[0], all_points[-1]
     if len(all_points) == 1:
@@ -107,15 +114,15 @@ def verdict(
     sentence = f"Scaling efficiency {figure_text(last.efficiency)} at {place_of(last)} ({basis})."
     if is_oversubscribed:
         return f"{sentence} Ranks shared cores: this says nothing about the scaling of the machine."
-    more = _explanation(last, causes)
-    return f"{sentence} {more}" if more else sentence
+    return f"{sentence} {_explanation(last, causes)}".rstrip()
 
 
 def _explanation(point: Point, causes: LostPercent | None) -> str:
-    """Says what was lost, as the account of the point does; without one, whether anything was."""
-    account = None if causes is None else causes.at(point)
-    if account is not None:
-        return sentence(account.verdict.line)
+    """Says what was lost by the account of the point; without one, whether anything was."""
+    if causes is not None:
+        account = causes.at(point)
+        if account is not None:
+            return sentence(account.verdict.line)
     return {
         "insufficient": f"{units_text(point.efficiency)} cannot distinguish a loss from noise.",
         "within": "There is no loss worth explaining.",
@@ -126,21 +133,29 @@ def _explanation(point: Point, causes: LostPercent | None) -> str:
 
 
 def loss_text(group: ReportGroup) -> str:
-    """The second sentence of the verdict on its own: what the largest point lost; empty where nothing is known."""
-    return _explanation(group.largest, group.of(LostPercent)) if len(group.points) > 1 else ""
+    """Returns the sentence of the verdict on the losses of the largest point; empty if nothing is known."""
+    if len(group.points) == 1:
+        return ""
+    return _explanation(group.largest, group.of(LostPercent))
 
 
 class _Quantity(NamedTuple):
-    """What a chart shows over ranks."""
+    """A quantity that a chart shows over ranks."""
 
-    name: str  # Of the figure of a point.
+    name: str  # Field of a point.
     title: str
-    axis: str
-    ideal: Callable[[Point], float]
+    axis: str  # Title of the vertical axis.
+    ideal: float | None  # Ideal value; None: in proportion to the ideal speed-up.
+    base: float = 1.0  # Value at the baseline.
 
     def figure(self, point: Point) -> Estimate:
-        found: Estimate = getattr(point, self.name)
-        return found
+        figure: Estimate = getattr(point, self.name)
+        return figure
+
+    def ideal_of(self, point: Point) -> float:
+        if self.ideal is None:
+            return self.base * point.ideal_speedup
+        return self.ideal
 
 
 def _charts(group: ReportGroup) -> list[Chart]:
@@ -148,9 +163,9 @@ def _charts(group: ReportGroup) -> list[Chart]:
         return []
     base, unit = group.baseline, f"{group.sample_unit}/s"
     quantities = (
-        _Quantity("efficiency", "Efficiency", "scaling efficiency", lambda point: 1.0),
-        _Quantity("throughput", "Throughput", unit, lambda point: base.throughput.value * point.ideal_speedup),
-        _Quantity("speedup", "Speed-up", f"over {place_of(base)}", lambda point: point.ideal_speedup),
+        _Quantity("efficiency", "Efficiency", "scaling efficiency", ideal=1.0),
+        _Quantity("throughput", "Throughput", unit, ideal=None, base=base.throughput.value),
+        _Quantity("speedup", "Speed-up", f"over {place_of(base)}", ideal=None),
     )
     return [_chart(group, quantity) for quantity in quantities]
 
@@ -159,7 +174,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     rows: Rows = [
         {
             "ranks": point.ranks,
-            "ideal": quantity.ideal(point),
+            "ideal": quantity.ideal_of(point),
             "label": value_text(quantity.figure(point)),
             "place": place_of(point),
             **figure_row(quantity.figure(point)),
@@ -169,7 +184,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
     columns: tuple[Column[Point], ...] = (
         Column("", "At", place_of),
         Column("", f"{quantity.title}, {quantity.axis}", quantity.figure),
-        Column("", "Ideal", quantity.ideal, unit=quantity.figure(group.baseline).unit),
+        Column("", "Ideal", quantity.ideal_of, unit=quantity.figure(group.baseline).unit),
     )
     words = "; ".join(f"{row['place']}: {row['shown']}" for row in rows)
     return finish(
@@ -187,7 +202,7 @@ def _chart(group: ReportGroup, quantity: _Quantity) -> Chart:
 def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
     counts = sorted({row["ranks"] for row in rows})
     is_long = counts[-1] > _LINEAR * counts[0]
-    # Room on the right for the labels at the ends of the lines.
+    # Space on the right for the labels at the ends of the lines.
     scale: dict[str, Any] = {"domain": [0, counts[-1] * 1.28], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [counts[0] / 1.2, counts[-1] * 4], "nice": False}
@@ -199,28 +214,32 @@ def _layers(rows: Rows, quantity: _Quantity) -> list[Any]:
     last = alt.Chart(alt.InlineData(values=rows[-1:])).encode(x=alt.X("ranks:Q"))
     return [
         *drawn.layer,
-        # Labels at the lines make a legend needless.
+        # Labels at the lines replace a legend.
         last.mark_text(color=MUTED, align="left", dx=8, dy=-7, fontSize=12, text="ideal").encode(y=alt.Y("ideal:Q")),
         last.mark_text(color=MEASURED, align="left", dx=8, dy=7, fontSize=12).encode(y="value:Q", text="label:N"),
     ]
 
 
 def _y_axis(quantity: _Quantity, rows: Rows, *, is_long: bool) -> Axis:
-    """Begins at zero, because a share read off a cut axis misleads; of equal width, so that the charts stand aligned.
+    """Returns an axis that begins at zero, because a cut axis misleads, and of equal width, so that charts align.
 
-    Over more than two decades it is logarithmic like the ranks, which keeps the ideal a straight line.
+    Over more than two decades it is logarithmic like the ranks, so that the ideal is a straight line.
     """
-    values = [value for row in rows for value in (row["value"], row["ideal"], row["low"], row["high"]) if value]
+    values: list[float] = []
+    for row in rows:
+        values += [row[name] for name in ("value", "ideal", "low", "high") if row[name]]
     scale: dict[str, Any] = {"domain": [0, max(values) * 1.12], "nice": False}
     if is_long:
         scale = {"type": "log", "base": 2, "domain": [min(values) * 0.85, max(values) * 1.25], "nice": False}
-    form = ".0%" if quantity.name == "efficiency" else ",.4~r"
+    number_format = ",.4~r"
+    if quantity.name == "efficiency":
+        number_format = ".0%"
     axis = {"tickCount": 6, "minExtent": _EXTENT, "maxExtent": _EXTENT}
-    return Axis(quantity.axis, format=form, scale=scale, axis=axis)
+    return Axis(quantity.axis, format=number_format, scale=scale, axis=axis)
 
 
 class ScalingView(GroupView):
-    """How throughput grows with the ranks."""
+    """The growth of throughput with the ranks."""
 
     id = "scaling"
     title = "Scaling"
@@ -251,47 +270,63 @@ class ScalingView(GroupView):
 
 
 def points_sheet(points: tuple[Point, ...], unit: str = "samples") -> Sheet[Point]:
-    """The points of a group; `unit`: what a sample is called."""
-    is_spread = any(point.nodes > 1 for point in points)
-    # Of a single point there is nothing to compare, for people; programs find the same columns in every report.
-    is_series = len(points) != 1
-    has_fraction = any(point.serial_fraction for point in points)
-
-    def figure(name: str, title: str, field: str, *, is_brief: bool = False) -> Column[Point]:
-        return Column(name, title, lambda point: getattr(point, field), has_interval=True, is_brief=is_brief)
-
+    """Returns the table of the points of a group; `unit` names samples."""
+    nodes = speedup = ideal = efficiency = fraction = ""
+    if any(point.nodes > 1 for point in points):
+        nodes = "Nodes"
+    # People see no comparison of a single point; programs get the same columns in every report.
+    if len(points) != 1:
+        speedup, ideal, efficiency = "Speed-up", "Ideal", "Efficiency"
+    if any(point.serial_fraction for point in points):
+        fraction = "Serial fraction"
+    throughput = f"Throughput, {unit}/s"
     columns: tuple[Column[Point], ...] = (
-        Column("ranks", "Ranks", lambda point: point.ranks, is_brief=True),
-        Column("nodes", "Nodes" * is_spread, lambda point: point.nodes, is_brief=True),
-        Column("batch_per_rank", "", lambda point: point.batch_per_rank),
-        figure("throughput_per_s", f"Throughput, {unit}/s", "throughput", is_brief=True),
-        figure("throughput_per_rank_per_s", f"Per rank, {unit}/s", "throughput_per_rank"),
-        figure("speedup", "Speed-up" * is_series, "speedup"),
-        Column("ideal_speedup", "Ideal" * is_series, lambda point: point.ideal_speedup, unit="ratio"),
-        Column(
-            "efficiency",
-            "Efficiency" * is_series,
-            lambda point: point.efficiency,
-            lambda point: Cell("baseline", number=1.0) if point.is_baseline else point.efficiency,
-            has_interval=True,
-            is_brief=True,
-        ),
-        figure("step_s", "Step, median", "step", is_brief=True),
-        figure("step_p95_s", "Step, p95", "step_p95"),
-        Column("runs", "Runs", lambda point: point.throughput.n, is_brief=True),
-        Column("throughput_interval", "", lambda point: point.throughput.kind),
-        Column("efficiency_interval", "", lambda point: point.efficiency.kind),
-        Column("paired_with_baseline", "", lambda point: point.paired_with_baseline),
-        figure("serial_fraction", "Serial fraction" * has_fraction, "serial_fraction"),
+        Column("ranks", "Ranks", "ranks", is_brief=True),
+        Column("nodes", nodes, "nodes", is_brief=True),
+        Column("batch_per_rank", "", "batch_per_rank"),
+        Column("throughput_per_s", throughput, "throughput", has_interval=True, is_brief=True),
+        Column("throughput_per_rank_per_s", f"Per rank, {unit}/s", "throughput_per_rank", has_interval=True),
+        Column("speedup", speedup, "speedup", has_interval=True),
+        Column("ideal_speedup", ideal, "ideal_speedup", unit="ratio"),
+        Column("efficiency", efficiency, "efficiency", _efficiency_cell, has_interval=True, is_brief=True),
+        Column("step_s", "Step, median", "step", has_interval=True, is_brief=True),
+        Column("step_p95_s", "Step, p95", "step_p95", has_interval=True),
+        Column("runs", "Runs", "throughput.n", is_brief=True),
+        Column("throughput_interval", "", "throughput.kind"),
+        Column("efficiency_interval", "", "efficiency.kind"),
+        Column("paired_with_baseline", "", "paired_with_baseline"),
+        Column("serial_fraction", fraction, "serial_fraction", has_interval=True),
     )
-    # What the intervals are, each kind once: of throughputs, of ratios and of steps.
-    figures: dict[str, list[str]] = {"": [], "ratios ": [], "steps ": []}
+    return Sheet(
+        name="points",
+        title="Scaling points",
+        columns=columns,
+        rows=points,
+        in_terminal=True,
+        caption=_intervals_caption(points),
+    )
+
+
+def _efficiency_cell(point: Point) -> Cell | Estimate:
+    if point.is_baseline:
+        return Cell("baseline", number=1.0)
+    return point.efficiency
+
+
+def _intervals_caption(points: Sequence[Point]) -> str:
+    """Returns the kinds of the intervals, each once: of throughputs, and of ratios and steps if they differ."""
+    throughputs, ratios, steps = [], [], []
     for point in points:
-        own = basis_text(point.throughput)
-        figures[""].append(own)
-        for name, estimate in (("ratios ", point.efficiency), ("steps ", point.step)):
-            if not (point.is_baseline and estimate is point.efficiency) and basis_text(estimate) != own:
-                figures[name].append(basis_text(estimate))
-    texts = [f"{name}{', '.join(dict.fromkeys(found))}" for name, found in figures.items() if found]
-    caption = f"Intervals: {'; '.join(texts)}." if texts else ""
-    return Sheet(name="points", title="Scaling points", columns=columns, rows=points, in_terminal=True, caption=caption)
+        throughput = basis_text(point.throughput)
+        throughputs.append(throughput)
+        if not point.is_baseline and basis_text(point.efficiency) != throughput:
+            ratios.append(basis_text(point.efficiency))
+        if basis_text(point.step) != throughput:
+            steps.append(basis_text(point.step))
+    texts = []
+    for prefix, kinds in (("", throughputs), ("ratios ", ratios), ("steps ", steps)):
+        if kinds:
+            texts.append(f"{prefix}{', '.join(dict.fromkeys(kinds))}")
+    if not texts:
+        return ""
+    return f"Intervals: {'; '.join(texts)}."

@@ -1,7 +1,4 @@
-"""Assembles the scaling report of a table of runs, as plain data and as a `Document` of the sections of all views.
-
-The views find their place themselves (`dlbench.report.views`): a new one is a new module of `dlbench.views`.
-"""
+"""Assembles the scaling report of a table of runs, as plain data and as a `Document` of the sections of all views."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from dlbench.records.scan import Scan
 from dlbench.report.document import BaseReport, Document, Section, methods_section
 from dlbench.report.views import Views, collect
 from dlbench.specs.comm import NetworkModel
-from dlbench.views.controls import controls
+from dlbench.views import controls
 from dlbench.views.environment import environment_of
 from dlbench.views.group_section import GROUP_COLUMNS, group_section, short_names
 from dlbench.views.groups import group_numbers, report_source
@@ -41,15 +38,16 @@ def assemble(
     samples: Samples = "some",
     network: NetworkModel | None = None,
 ) -> Report:
-    """Returns the report of everything found under one folder; equal folders give equal reports.
+    """Returns the report of all runs of one folder; equal folders give equal reports.
 
-    `history` says what changed over months, next to the runs. `views`: None: those of the scaling report. Without
-    digests no view may ask for single steps. `samples`: of how many nodes the samples are read.
+    `views` are by default those of the scaling report. Without digests no view may read single steps. `samples` says of
+    how many nodes the samples are read.
     """
-    views = scaling_views() if views is None else views
+    if views is None:
+        views = scaling_views()
     table = tabulate(scan, with_causes=True, with_digests=with_digests, samples=samples)
     source = report_source(scan, table, history)
-    control_runs = controls(scan.runs, [(group.id, group.runs) for group in source.results])
+    control_runs = controls.controls(scan.runs, [(group.id, group.runs) for group in source.results])
     groups = group_numbers(source, views, control_runs, network)
     damaged_samples = [reading.problem for reading in table.readings.values() if reading.problem]
     report = Report(
@@ -70,14 +68,14 @@ def assemble(
 
 def document_of(report: Report, views: Views | None = None) -> Document:
     """Returns the report ready for every format; `views` are those it was assembled with."""
-    views = scaling_views() if views is None else views
+    if views is None:
+        views = scaling_views()
     names = short_names(report.groups)
     groups = [group_section(group, name, views) for group, name in zip(report.groups, names, strict=True)]
     sections = [*views.opening_sections(report), *groups]
-    # Control runs without results to which they belong.
-    alone = tuple(one.text for one in report.controls if not one.beside)
-    if alone:
-        sections.append(Section(id="controls", title="Control runs", words=alone, brief=alone))
+    without_results = tuple(controls.text for controls in report.controls if not controls.beside)
+    if without_results:
+        sections.append(Section(id="controls", title="Control runs", words=without_results, brief=without_results))
     sections += [*views.closing_sections(report), *methods_section(report.methods)]
     if report.missing:
         sections.append(

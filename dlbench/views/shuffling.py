@@ -1,9 +1,10 @@
-"""Shuffling: the audit of who read what, and epoch times of local and partial against global shuffling."""
+"""Shuffling: the audit of the samples that ranks read, and epoch times of other shuffling against global shuffling."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from dlbench.analysis import scaling
 from dlbench.analysis.comparability import averaged_id_without
@@ -14,24 +15,37 @@ from dlbench.records.data_path import ShuffleResult
 from dlbench.records.scan import Run
 from dlbench.report.charts.chart import Chart
 from dlbench.report.document import Mark, Section
-from dlbench.report.table import Cell, Column, Sheet, column, columns_of, drop_empty_columns, times_cell
+from dlbench.report.table import (
+    Cell,
+    Column,
+    Sheet,
+    always,
+    column,
+    columns_of,
+    constant,
+    drop_empty_columns,
+    never,
+    times_cell,
+)
 from dlbench.report.wording import number_text, percent, runs_text, times_value
-from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate
+from dlbench.stats.estimates import Estimate, by_definition, geometric_mean_estimate, median_estimate, of_known
+from dlbench.stats.pairing import RunKey
+from dlbench.units import plural
 from dlbench.views.data_path import SHUFFLE_KEYS, STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.time_to_train import times_over
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns, place_of
 
-MAX_ERRORS = 20  # Errors that are listed.
+MAX_ERRORS = 20  # Number of errors that are listed.
 POINTS_CAPTION = (
     "Novelty: share of a rank's samples that it did not read in the epoch before, over that of global shuffling. Label "
     "distance: total variation between the classes of a rank and of all; 0: the same mix."
 )
 MAX_CHARTS = 4
-WORTH_SAYING = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
+MIN_AUDIT_SHARE = 0.001  # Share of the steps below which the cost of the audit is not mentioned.
 
 
-def _three(value: float) -> Cell:
+def _three_decimals(value: float) -> Cell:
     return Cell(f"{value:.3f}", number=value)
 
 
@@ -44,23 +58,25 @@ class AuditPoint:
     num_runs: int = field(metadata=column("Runs", "audited_runs"))
     num_bad: int = field(metadata=column("With errors", "bad_runs"))
     whole_epochs: int = field(metadata=column("Whole epochs"))
-    twice: int = field(metadata=column("Read twice"))  # Samples read so in an epoch, over all runs.
-    never: int = field(metadata=column("Never read"))
-    sent: int = field(metadata=column("Sent"))
-    received: int = field(metadata=column("Received"))
+    twice: int = field(metadata=column("Read twice"))  # Samples read more than once in an epoch, over all runs.
+    never: int = field(metadata=column("Never read"))  # Samples not read in an epoch, over all runs.
+    sent: int = field(metadata=column("Sent"))  # Samples sent to other ranks, over all runs.
+    received: int = field(metadata=column("Received"))  # Samples received from other ranks, over all runs.
     exchanged_share: float = field(metadata=column("Exchanged per epoch", unit="fraction"))
-    """Q in force, mean over runs."""
-    novelty: float | None = field(metadata=column("Novelty", text=_three))
-    label_distance: float | None = field(metadata=column("Label distance", text=_three, missing="no classes"))
+    """Share of a rank's samples that is exchanged in an epoch, mean over runs."""
+    novelty: float | None = field(metadata=column("Novelty", text=_three_decimals))
+    label_distance: float | None = field(metadata=column("Label distance", text=_three_decimals, missing="no classes"))
     held_samples_peak: int | None = field(metadata=column("Held per rank at most"))
-    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))  # Longest wait of any run.
-    audit_s: Estimate = field(metadata=column())  # What the audit cost, mean over ranks.
-    audit_share: float | None  # The same over the time of the measured steps, largest of any run; None: not known.
+    exchange_wait_s: float = field(metadata=column("Longest wait for samples", unit="s"))
+    audit_s: Estimate = field(metadata=column())  # Seconds that the audit took, mean over ranks.
+    audit_share: float | None
+    """Time of the audit over that of the measured steps, the largest of any run; None: not known. An upper limit, as
+    the audit also covers warm-up steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Who read what in a group of runs."""
+    """The audit of the samples that ranks read, for a group of runs."""
 
     shuffle: str
     partition: str | None
@@ -70,48 +86,59 @@ class Audit:
 
 
 def audit(group: scaling.Group, table: RunTable) -> Audit | None:
-    """The audit at each rank count; None where no run has one."""
-    found = [(point, audited) for point in group.points if (audited := _audited(point, table))]
-    if not found:
+    """Returns the audit at each rank count; None if no run has one."""
+    points: list[AuditPoint] = []
+    errors: list[str] = []
+    first: ShuffleResult | None = None
+    for point in group.points:
+        audited = _audited(point, table)
+        if not audited:
+            continue
+        points.append(_point(point, audited, table))
+        for run, result in audited:
+            first = first or result
+            errors += [f"{run.plan.run_id}: {error}" for error in result.errors]
+    if first is None:
         return None
-    first = found[0][1][0][1]
-    errors = [f"{run.plan.run_id}: {text}" for _, audited in found for run, one in audited for text in one.errors]
     return Audit(
         shuffle=first.shuffle,
         partition=first.partition,
-        points=tuple(_point(point, audited, table) for point, audited in found),
+        points=tuple(points),
         errors=tuple(errors[:MAX_ERRORS]),
         num_errors=len(errors),
     )
 
 
 def _audited(point: Point, table: RunTable) -> list[tuple[Run, ShuffleResult]]:
-    """Runs with an audit, one with errors first."""
+    """Returns runs with an audit, those with errors first."""
     runs = [table.runs[run_id] for run_id in point.run_ids]
-    found = [(run, run.record.shuffle) for run in runs if run.record is not None and run.record.shuffle is not None]
-    return sorted(found, key=lambda one: not one[1].errors)
+    audited = [(run, run.record.shuffle) for run in runs if run.record is not None and run.record.shuffle is not None]
+    return sorted(audited, key=lambda pair: not pair[1].errors)
 
 
 def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: RunTable) -> AuditPoint:
     results = [result for _, result in audited]
-    epochs = [one for result in results for one in result.epochs]
+    epochs = list(chain.from_iterable(result.epochs for result in results))
     held = [result.held_samples_peak for result in results if result.held_samples_peak is not None]
-    # Of the measured time: an upper limit, as the audit also covers warm-up steps.
-    measured = [max((rank.measured_s for rank in run.record.ranks), default=0.0) for run, _ in audited if run.record]
-    shares = [result.audit_s / seconds for result, seconds in zip(results, measured, strict=True) if seconds]
+    shares = []
+    for run, result in audited:
+        assert run.record is not None
+        measured_s = max((rank.measured_s for rank in run.record.ranks), default=0.0)
+        if measured_s:
+            shares.append(result.audit_s / measured_s)
     return AuditPoint(
         ranks=point.ranks,
         nodes=point.nodes,
         num_runs=len(results),
         num_bad=sum(bool(result.errors) for result in results),
-        whole_epochs=sum(one.is_whole for one in epochs),
-        twice=sum(one.twice for one in epochs),
-        never=sum(one.never for one in epochs),
-        sent=sum(one.sent for one in epochs),
-        received=sum(one.received for one in epochs),
+        whole_epochs=sum(epoch.is_whole for epoch in epochs),
+        twice=sum(epoch.twice for epoch in epochs),
+        never=sum(epoch.never for epoch in epochs),
+        sent=sum(epoch.sent for epoch in epochs),
+        received=sum(epoch.received for epoch in epochs),
         exchanged_share=sum(result.exchanged_share for result in results) / len(results),
-        novelty=_mean([one.novelty for one in epochs if one.is_whole]),
-        label_distance=_mean([one.label_distance for one in epochs if one.is_whole]),
+        novelty=_mean([epoch.novelty for epoch in epochs if epoch.is_whole]),
+        label_distance=_mean([epoch.label_distance for epoch in epochs if epoch.is_whole]),
         held_samples_peak=max(held, default=None),
         exchange_wait_s=max(result.exchange_wait_s for result in results),
         audit_s=median_estimate({table.keys[run.plan.run_id]: result.audit_s for run, result in audited}, "s"),
@@ -120,181 +147,231 @@ def _point(point: Point, audited: Sequence[tuple[Run, ShuffleResult]], table: Ru
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return sum(numbers) / len(numbers)
+
+
+def _optional_text(text: str) -> str | None:
+    return text or None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleRow:
-    """One way of shuffling at one rank count."""
+    """One shuffling at one rank count."""
 
     group: str
     ranks: int
     nodes: int
     shuffle: str = field(metadata=column("Shuffling"))
-    partition: str = field(metadata=column("First parts", text=lambda found: found or None))
-    """Empty under global shuffling."""
+    partition: str = field(metadata=column("First parts", text=_optional_text))
+    """Partition of the data set before the first epoch; empty with global shuffling."""
     staging: str = field(metadata=column("Staging"))
-    staging_tier: str  # Empty where nothing is staged.
-    is_reference: bool
+    staging_tier: str  # Empty without staging.
+    is_reference: bool  # Whether it is global shuffling, with which others are compared.
     epoch_s: Estimate | None = field(metadata=column("Epoch"))
-    """None where the record names no size of the data set."""
+    """Seconds of an epoch; None if the record does not have the size of the data set."""
     factor: Estimate | None = field(metadata=column("Against global", text=times_cell))
-    """Epoch of global shuffling over epoch here: above 1, epochs are faster here."""
+    """Epoch time of global shuffling over that of this shuffling: above 1, this is faster."""
     is_paired: bool
-    novelty: float | None = field(metadata=column("Novelty", text=_three))
-    label_distance: float | None = field(metadata=column("Label distance", text=_three))
-    metric: str  # Of runs to a quality; empty otherwise.
-    final: Estimate | None = field(metadata=column("Last value", "final_value"))
+    novelty: float | None = field(metadata=column("Novelty", text=_three_decimals))
+    label_distance: float | None = field(metadata=column("Label distance", text=_three_decimals))
+    metric: str  # Metric of runs to a quality; empty for other runs.
+    final: Estimate | None = field(metadata=column("Last value", "final_value"))  # Last value of the metric.
 
     @property
-    def way(self) -> str:
-        """``local, contiguous parts``."""
-        return f"{self.shuffle}, {self.partition} parts" if self.partition else self.shuffle
+    def title(self) -> str:
+        """The shuffling in words, e.g. ``local, contiguous parts``."""
+        if not self.partition:
+            return self.shuffle
+        return f"{self.shuffle}, {self.partition} parts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleComparison:
-    """Groups that differ in nothing but shuffling, and the staging that it needs."""
+    """Groups that differ only in shuffling and in the staging that it needs."""
 
-    id: str  # In the page: `shuffling-1`.
+    id: str  # Id in the page: `shuffling-1`.
     label: str
     rows: tuple[ShuffleRow, ...]  # By rank count, global shuffling first.
     has_global: bool
 
 
 def comparisons(groups: Sequence[scaling.Group], table: RunTable) -> tuple[ShuffleComparison, ...]:
-    """All sets of groups with two or more ways of shuffling."""
-    # In place rather than staged, where both ran.
+    """Returns all sets of groups with two or more kinds of shuffling."""
     comparison = Comparison(
         differ_in=lambda run: averaged_id_without(run, (*SHUFFLE_KEYS, *STAGING_KEYS)),
-        kind=_way,
-        reference=lambda group: _way(group)[0] == "global",
-        order=_order,
+        kind=_shuffling,
+        reference=lambda group: _shuffling(group)[0] == "global",
+        order=_order,  # Without staging first.
         figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, table), is_time=True)},
     )
-    made = []
-    for number, one in enumerate(comparison.of(with_real_data(groups)), 1):
-        plan = next(group.sample.plan for group in groups if group in one.groups)
-        rows = [_row(row, table) for row in one.rows]
-        label = f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling"
-        made.append(
+    sets = []
+    for number, compared in enumerate(comparison.of(with_real_data(groups)), 1):
+        plan = next(group.sample.plan for group in groups if group in compared.groups)
+        rows = tuple(_row(row, table) for row in compared.rows)
+        sets.append(
             ShuffleComparison(
-                id=f"shuffling-{number}", label=label, rows=tuple(rows), has_global=any(r.is_reference for r in rows)
+                id=f"shuffling-{number}",
+                label=f"{plan.workload.name}, {plan.workload.preset} preset, {plan.series.scaling} scaling",
+                rows=rows,
+                has_global=any(row.is_reference for row in rows),
             )
         )
-    return tuple(made)
+    return tuple(sets)
 
 
-def _way(group: scaling.Group) -> tuple[str, str]:
+def _shuffling(group: scaling.Group) -> tuple[str, str]:
+    """Returns the shuffling and the partition of a group; the latter is empty with global shuffling."""
     data = group.sample.plan.workload.data
-    return data.shuffle, "" if data.shuffle == "global" else data.partition
+    if data.shuffle == "global":
+        return data.shuffle, ""
+    return data.shuffle, data.partition
 
 
 def _order(group: scaling.Group) -> tuple[int, float, str, str, str]:
-    """Global first, then local, then partial by Q."""
+    """Sorts global shuffling first, then local, then partial by the exchanged share."""
     data = group.sample.plan.workload.data
-    kind = ("global", "local").index(data.shuffle) if data.shuffle in ("global", "local") else 2
+    kind = {"global": 0, "local": 1}.get(data.shuffle, 2)
     return kind, data.exchanged_share, data.partition, data.staging, group.id
 
 
-def _row(one: ComparedRow, table: RunTable) -> ShuffleRow:
-    group, point = one.side.group, one.side.point
+def _row(row: ComparedRow, table: RunTable) -> ShuffleRow:
+    group, point = row.side.group, row.side.point
     data = group.sample.plan.workload.data
-    own = epoch_times(point, table)
-    factor, is_paired = one.ratio("epoch")
-    if one.is_reference and own:
-        factor, is_paired = by_definition(1.0, len(own)), True
-    runs = [table.runs[run_id] for run_id in point.run_ids]
+    epochs_s = epoch_times(point, table)
+    factor, is_paired = row.ratio("epoch")
+    if row.is_reference and epochs_s:
+        factor, is_paired = by_definition(1.0, len(epochs_s)), True
+    novelty = label_distance = None
     audited = _audited(point, table)
-    found = _point(point, audited, table) if audited else None
-    qualities = {table.keys[run.plan.run_id]: run.record.quality for run in runs if run.record and run.record.quality}
-    finals = {}
-    for key, result in qualities.items():
-        known = [evaluation.value for evaluation in result.evaluations if evaluation.value is not None]
-        if known:
-            finals[key] = float(known[-1])
-    quality = next(iter(qualities.values()), None)
+    if audited:
+        audit_point = _point(point, audited, table)
+        novelty, label_distance = audit_point.novelty, audit_point.label_distance
+    metric, final = _final_value(point, table)
     return ShuffleRow(
         group=group.id,
         ranks=point.ranks,
         nodes=point.nodes,
         shuffle=data.shuffle,
-        partition=_way(group)[1],
+        partition=_shuffling(group)[1],
         staging=data.staging,
         staging_tier="" if data.staging == "none" else data.staging_tier,
-        is_reference=one.is_reference,
-        epoch_s=geometric_mean_estimate(own, "s") if own else None,
+        is_reference=row.is_reference,
+        epoch_s=of_known(geometric_mean_estimate, epochs_s, "s"),
         factor=factor,
         is_paired=is_paired,
-        novelty=found.novelty if found else None,
-        label_distance=found.label_distance if found else None,
-        metric=quality.metric if quality is not None else "",
-        final=median_estimate(finals, "error" if quality.metric == "mae" else "fraction")
-        if finals and quality is not None
-        else None,
+        novelty=novelty,
+        label_distance=label_distance,
+        metric=metric,
+        final=final,
     )
 
 
-def points_sheet(found: Audit) -> Sheet[AuditPoint]:
-    """The audit of all runs by rank count; people see it where there are errors, exchange, or whole epochs."""
-    points = found.points
-    mixed = any(point.novelty is not None for point in points)
-    is_telling = mixed or any(point.num_bad or point.whole_epochs or point.sent for point in points)
+def _final_value(point: Point, table: RunTable) -> tuple[str, Estimate | None]:
+    """Returns the metric of runs to a quality and its last value, median over runs."""
+    metric = ""
+    values: dict[RunKey, float] = {}
+    for run_id in point.run_ids:
+        record = table.runs[run_id].record
+        if record is None or not record.quality:
+            continue
+        metric = metric or record.quality.metric
+        evaluated = [evaluation.value for evaluation in record.quality.evaluations if evaluation.value is not None]
+        if evaluated:
+            values[table.keys[run_id]] = float(evaluated[-1])
+    return metric, of_known(median_estimate, values, "error" if metric == "mae" else "fraction")
+
+
+def points_sheet(audit: Audit) -> Sheet[AuditPoint]:
+    """Returns the audit by rank count; people see it if there are errors, exchanged samples, or whole epochs."""
+    points = audit.points
+    is_shown = any(point.num_bad or point.whole_epochs or point.sent for point in points)
+    caption, titles = "", {"novelty": ""}
+    if any(point.novelty is not None for point in points):
+        is_shown, caption, titles = True, POINTS_CAPTION, {}
     columns = columns_of(
         AuditPoint,
         *place_columns(),
-        Column("shuffle", "", lambda point: found.shuffle),
-        Column("partition", "", lambda point: found.partition),
+        constant("shuffle", audit.shuffle),
+        constant("partition", audit.partition),
         *("exchanged_share", "num_runs", "num_bad", "whole_epochs", "twice", "never", "sent", "received"),
         *("novelty", "label_distance", "held_samples_peak", "exchange_wait_s", "audit_s", "audit_share"),
-        titles={} if mixed else {"novelty": ""},
+        titles=titles,
     )
     return Sheet(
         name="shuffle-audit",
         title="Shuffle audit",
         columns=drop_empty_columns(columns, points),
         rows=points,
-        caption=POINTS_CAPTION if mixed else "",
-        is_shown=lambda point: is_telling,
+        caption=caption,
+        is_shown=always if is_shown else never,
     )
 
 
-def compared_sheet(found: ShuffleComparison) -> Sheet[ShuffleRow]:
-    """Ways of shuffling side by side."""
-
-    def paired(row: ShuffleRow) -> str | None:
-        return None if row.is_reference else "yes" if row.is_paired else "no"
-
+def compared_sheet(comparison: ShuffleComparison) -> Sheet[ShuffleRow]:
+    """Returns the table of kinds of shuffling side by side."""
+    titles = {}
+    if all(row.final is None for row in comparison.rows):
+        titles["final_value"] = ""
     columns = columns_of(
         ShuffleRow,
         *place_columns(),
         *("group", "shuffle", "partition", "staging", "epoch_s", "factor", "novelty", "label_distance", "metric"),
-        "final",
-        Column("is_paired", "In pairs", lambda row: row.is_paired, paired),
-        titles={} if any(row.final is not None for row in found.rows) else {"final_value": ""},
+        *("final", Column("is_paired", "In pairs", "is_paired", _paired_text)),
+        titles=titles,
     )
     return Sheet(
         name="shuffling",
-        title=f"Ways of shuffling: {found.label}",
+        title=f"Kinds of shuffling: {comparison.label}",
         columns=columns,
-        rows=found.rows,
-        caption="Runs alike but for shuffling and its staging. Above 1: faster than with global shuffling.",
+        rows=comparison.rows,
+        caption="Runs that differ only in shuffling and its staging. Above 1: faster than with global shuffling.",
     )
 
 
+def _paired_text(row: ShuffleRow) -> str | None:
+    if row.is_reference:
+        return None
+    if row.is_paired:
+        return "yes"
+    return "no"
+
+
 def samples_text(count: int) -> str:
-    """``1 sample``, ``2 samples``."""
-    return f"{number_text(count, 'count')} sample{'' if count == 1 else 's'}"
+    """Returns ``1 sample``, ``2 samples``."""
+    return f"{number_text(count, 'count')} {plural('sample', count)}"
 
 
-def _charts(found: Sequence[ShuffleComparison]) -> Iterator[Chart]:
-    for comparison in found[:MAX_CHARTS]:
-        epochs = [
-            (f"{row.way}, {row.staging} to {row.staging_tier}" if row.staging_tier else row.way, row, row.epoch_s)
-            for row in comparison.rows
-        ]
+def _charts(comparisons: Sequence[ShuffleComparison]) -> Iterator[Chart]:
+    for comparison in comparisons[:MAX_CHARTS]:
+        epochs = []
+        for row in comparison.rows:
+            name = row.title
+            if row.staging_tier:
+                name += f", {row.staging} to {row.staging_tier}"
+            epochs.append((name, row, row.epoch_s))
         yield from times_over("nodes", comparison, "Epoch", epochs, compared_sheet(comparison))
+
+
+def _audit_headline(points: Sequence[AuditPoint]) -> str:
+    num_runs, num_bad = sum(point.num_runs for point in points), sum(point.num_bad for point in points)
+    if num_bad:
+        twice, never = sum(point.twice for point in points), sum(point.never for point in points)
+        return (
+            f"errors in {num_bad} of {num_runs} runs: {samples_text(twice)} read more than once, {samples_text(never)} "
+            "never"
+        )
+    if any(point.whole_epochs for point in points):
+        return f"no sample read twice or missed in an epoch ({runs_text(num_runs)})"
+    return f"no sample read twice ({runs_text(num_runs)}); no complete epoch was read"
+
+
+def _factor_over_global(row: ShuffleRow) -> Estimate | None:
+    if row.shuffle == "global":
+        return None
+    return row.factor
 
 
 class ShuffleAuditView(GroupView):
@@ -308,51 +385,51 @@ class ShuffleAuditView(GroupView):
     def numbers(self, source: GroupSource) -> Audit | None:
         return audit(source.group, source.table)
 
-    def shown(self, group: ReportGroup, found: Audit) -> Section:
-        left, cost = found.num_errors - len(found.errors), max(point.audit_share or 0.0 for point in found.points)
-        more = [f"{left} more errors; the records hold all of them"] * bool(left)
-        bad, runs, whole, twice, never = (
-            sum(getattr(point, name) for point in found.points)
-            for name in ("num_bad", "num_runs", "whole_epochs", "twice", "never")
-        )
-        headline = f"no sample read twice ({runs_text(runs)}); no epoch was read whole"
-        if bad:
-            headline = f"errors in {bad} of {runs} runs: {samples_text(twice)} read more than once, "
-            headline += f"{samples_text(never)} never"
-        elif whole:
-            headline = f"no sample read twice or missed in an epoch ({runs_text(runs)})"
+    def shown(self, group: ReportGroup, audit: Audit) -> Section:
+        errors = list(audit.errors)
+        if audit.num_errors > len(errors):
+            errors.append(f"{audit.num_errors - len(errors)} more errors; the records have all of them")
+        notes = []
+        audit_share = max(point.audit_share or 0.0 for point in audit.points)
+        if audit_share >= MIN_AUDIT_SHARE:
+            notes.append(f"The audit costs {percent(audit_share)} of the steps.")
         return Section(
-            headline=headline,
-            marks=tuple(Mark(severity="serious", label="Error", text=text) for text in (*found.errors, *more)),
-            notes=(f"The audit costs {percent(cost)} of the steps.",) if cost >= WORTH_SAYING else (),
-            sheets=(points_sheet(found),),
+            headline=_audit_headline(audit.points),
+            marks=tuple(Mark(severity="serious", label="Error", text=error) for error in errors),
+            notes=tuple(notes),
+            sheets=(points_sheet(audit),),
         )
 
 
 class ShufflingView(ReportView):
-    """Local and partial shuffling against global shuffling."""
+    """Local and partial shuffling compared with global shuffling."""
 
     id = "shuffling"
-    title = "Ways of shuffling compared"
+    title = "Kinds of shuffling compared"
     key = "shuffling"
     after = "break-even"
 
     def numbers(self, source: ReportSource) -> tuple[ShuffleComparison, ...]:
         return comparisons(source.groups, source.table)
 
-    def shown(self, report: Report, found: tuple[ShuffleComparison, ...]) -> Section:
-        best = best_at_last(found[0].rows, lambda row: None if row.shuffle == "global" else row.factor)
-        headline = "nothing to compare: other shuffling, or global shuffling, did not run"
+    def shown(self, report: Report, comparisons: tuple[ShuffleComparison, ...]) -> Section:
+        best = best_at_last(comparisons[0].rows, _factor_over_global)
+        headline = "nothing to compare: there are no runs with global shuffling, or none with other shuffling"
         if best is not None:
             factor, row = best
-            headline = f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.way} as with global shuffling"
+            headline = (
+                f"{place_of(row)}: epochs {times_value(factor)} as fast with {row.title} as with global shuffling"
+            )
+        incomplete = [
+            comparison.label
+            for comparison in comparisons
+            if not any(row.is_reference for row in at_last_place(comparison.rows))
+        ]
         return Section(
             headline=headline,
             words=tuple(
-                f"{one.label}: global shuffling did not run: there is nothing to compare with."
-                for one in found
-                if not any(row.is_reference for row in at_last_place(one.rows))
+                f"{label}: no runs with global shuffling, so there is nothing to compare with." for label in incomplete
             ),
-            charts=lambda: list(_charts(found)),
-            sheets=tuple(map(compared_sheet, found)),
+            charts=lambda: list(_charts(comparisons)),
+            sheets=tuple(map(compared_sheet, comparisons)),
         )

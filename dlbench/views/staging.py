@@ -1,14 +1,16 @@
-"""What staging took on each node, and after how many epochs it has paid.
+"""The time of staging on each node, and the number of epochs after which it has paid off.
 
-Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ in nothing but the settings of
-staging. Its interval is made of the ends of both: the shortest staging over the largest gain, and the longest over the
-smallest; where the smallest is no gain there is no upper end.
+Break-even epochs = T_stage / (epoch in place - epoch staged), of groups that differ only in the settings of staging.
+Its interval goes from the shortest staging over the largest gain to the longest over the smallest; without an upper end
+if the smallest gain is not above 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import attrgetter
 
 from dlbench.analysis import scaling
 from dlbench.analysis.attribution import about_means
@@ -22,7 +24,7 @@ from dlbench.report.table import Cell, Column, Sheet, column, columns_of, times_
 from dlbench.report.wording import DASH, number_text, place_text, times_value, value_text
 from dlbench.stats.estimates import Estimate, difference_estimate, geometric_mean_estimate, median_estimate
 from dlbench.stats.pairing import RunKey
-from dlbench.units import format_bytes
+from dlbench.units import first_of, format_bytes
 from dlbench.views.data_path import STAGING_KEYS, epoch_times, with_real_data
 from dlbench.views.model import Report, ReportGroup
 from dlbench.views.view import GroupSource, GroupView, ReportSource, ReportView, place_columns
@@ -32,12 +34,14 @@ STRATEGY_TITLES = {
     "shard": "each rank's samples on its node (shard)",
     "lazy": "kept on the node when first read (lazy)",
 }
-CAPTION = "Needed and free: on the node that needs most, and that had least. Staging is outside the measured steps."
+CAPTION = (
+    "Needed: on the node that needs most. Free: on the node that had least. Staging is outside the measured steps."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagingPoint:
-    """Staging at one rank count; over its runs that say something of it."""
+    """The staging at one rank count, over the runs that recorded it."""
 
     ranks: int
     nodes: int
@@ -46,31 +50,33 @@ class StagingPoint:
     method: str = field(metadata=column("Copied by"))
     streams: int = field(metadata=column("Streams"))
     seconds: Estimate = field(metadata=column("Until all were ready", "staging_s"))
-    """Until all nodes were ready; over runs that copied everything, where there are some, else over all."""
-    num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that found some or all of it of an earlier run.
+    """Seconds until all nodes were ready, over runs that copied everything; without such runs, over all."""
+    num_reused: int = field(metadata=column(name="reused_runs"))  # Runs that reused samples of an earlier run.
     num_runs: int
     needed_bytes: int = field(metadata=column("Needed per node", unit="bytes"))
-    free_bytes: int = field(metadata=column("Free there", unit="bytes"))
-    """On the node that had least, before the first byte was copied."""
+    free_bytes: int = field(metadata=column("Free per node", unit="bytes"))
+    """Bytes on the node that had least, before the first byte was copied."""
     copied_bytes: int = field(metadata=column("Copied, all nodes", unit="bytes"))  # The most of any run.
-    slowest_bytes_per_s: float | None  # Of a node, over all runs; None where nothing was copied before training.
+    slowest_bytes_per_s: float | None  # Lowest rate of a node in any run; None if nothing was copied before training.
     fastest_bytes_per_s: float | None = field(metadata=column(name="node_bytes_per_s_fastest"))
-    kept: bool = field(metadata=column("Kept"))
-    paths: tuple[str, ...]
-    verified: str
+    kept: bool = field(metadata=column("Kept"))  # Whether copies stay for the next run.
+    paths: tuple[str, ...]  # Folders of the copies.
+    verified: str  # How copies were compared with their source.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """Staging of a group of runs."""
+    """The staging of a group of runs."""
 
     points: tuple[StagingPoint, ...]
 
 
 def staged(group: scaling.Group, table: RunTable) -> Staged | None:
-    """Staging at each rank count; None where no run staged."""
-    points = tuple(found for point in group.points if (found := _point(point, table)) is not None)
-    return Staged(points=points) if points else None
+    """Returns the staging at each rank count; None if no run staged."""
+    points = [_point(point, results) for point in group.points if (results := _results(point, table))]
+    if not points:
+        return None
+    return Staged(points=tuple(points))
 
 
 def _results(point: Point, table: RunTable) -> dict[RunKey, StagingResult]:
@@ -78,13 +84,10 @@ def _results(point: Point, table: RunTable) -> dict[RunKey, StagingResult]:
     return {key: record.staging for key, record in records if record is not None and record.staging is not None}
 
 
-def _point(point: Point, table: RunTable) -> StagingPoint | None:
-    by_run = _results(point, table)
-    if not by_run:
-        return None
+def _point(point: Point, by_run: Mapping[RunKey, StagingResult]) -> StagingPoint:
     results = list(by_run.values())
     first = results[0]
-    nodes = [node for result in results for node in result.nodes]
+    nodes = list(chain.from_iterable(result.nodes for result in results))
     rates = [node.copied_bytes / node.seconds for node in nodes if node.copied_bytes and node.seconds]
     return StagingPoint(
         ranks=point.ranks,
@@ -112,14 +115,14 @@ def _has_reused(result: StagingResult) -> bool:
 
 
 def _seconds(results: Mapping[RunKey, StagingResult]) -> Estimate:
-    """Runs that found samples of an earlier run say nothing of what copying takes."""
-    whole = {key: result for key, result in results.items() if not _has_reused(result)}
-    return median_estimate({key: result.seconds for key, result in (whole or results).items()}, "s")
+    """Returns the time of copying; runs that reused samples count only if there are no others."""
+    complete = {key: result for key, result in results.items() if not _has_reused(result)}
+    return median_estimate({key: result.seconds for key, result in (complete or results).items()}, "s")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BreakEven:
-    """A staged group against the one that reads in place, at one rank count."""
+    """A staged group compared with the one that reads in place, at one rank count."""
 
     ranks: int
     nodes: int
@@ -130,33 +133,35 @@ class BreakEven:
     tier: str = field(metadata=column("To"))
     staging: Estimate = field(metadata=column("Staging", "staging_s"))
     unstaged_epoch: Estimate = field(metadata=column("Epoch in place", "unstaged_epoch_s"))
-    """Seconds of an epoch, reading in place."""
-    staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))
+    """Seconds of an epoch that reads in place."""
+    staged_epoch: Estimate = field(metadata=column("Epoch staged", "staged_epoch_s"))  # Seconds of a staged epoch.
     gain: Estimate = field(metadata=column("Gain of an epoch", "gain_s"))  # Seconds in place less seconds staged.
     factor: Estimate = field(metadata=column("Factor", text=times_cell))
     """Epoch in place over epoch staged: above 1, staged epochs are faster."""
     is_paired: bool
-    epochs: float | None  # Break-even epochs; None: never, by these means, or nothing is copied before training.
+    epochs: float | None  # Break-even epochs; None: staged epochs are not faster, or staging is lazy.
     epochs_low: float | None = field(metadata=column(name="break_even_epochs_low"))
     epochs_high: float | None = field(metadata=column(name="break_even_epochs_high"))  # None: no upper end.
-    is_lazy: bool  # Nothing is copied before training: there is nothing to pay back.
+    is_lazy: bool  # Whether nothing is copied before training, so that there is no time to pay back.
 
 
-def _row(one: ComparedRow, table: RunTable) -> BreakEven | None:
-    """None where there is nothing to compare with, nothing was staged, or an epoch's time is not known."""
-    side, base = one.side, one.reference
-    if base is None or one.is_reference:
+def _row(row: ComparedRow, table: RunTable) -> BreakEven | None:
+    """Returns the break-even of a staged group; None without staging, a reference, or the time of an epoch."""
+    side, base = row.side, row.reference
+    if base is None or row.is_reference:
         return None
     results = _results(side.point, table)
-    own, reference = epoch_times(side.point, table), epoch_times(base.point, table)
-    if not (results and own and reference):
+    epochs_s, reference_s = epoch_times(side.point, table), epoch_times(base.point, table)
+    if not (results and epochs_s and reference_s):
         return None
     plan, staging = side.group.sample.plan, _seconds(results)
     data = plan.workload.data
-    gain = difference_estimate(_about_mean(reference), _about_mean(own), "s")
-    factor, is_paired = one.ratio("epoch")
+    gain = difference_estimate(_about_mean(reference_s), _about_mean(epochs_s), "s")
+    factor, is_paired = row.ratio("epoch")
     assert factor is not None
-    low, value, high = (None, None, None) if data.staging == "lazy" else break_even_epochs(staging, gain)
+    low = epochs = high = None
+    if data.staging != "lazy":
+        low, epochs, high = break_even_epochs(staging, gain)
     return BreakEven(
         ranks=side.point.ranks,
         nodes=side.point.nodes,
@@ -166,37 +171,40 @@ def _row(one: ComparedRow, table: RunTable) -> BreakEven | None:
         strategy=data.staging,
         tier=data.staging_tier,
         staging=staging,
-        unstaged_epoch=geometric_mean_estimate(reference, "s"),
-        staged_epoch=geometric_mean_estimate(own, "s"),
+        unstaged_epoch=geometric_mean_estimate(reference_s, "s"),
+        staged_epoch=geometric_mean_estimate(epochs_s, "s"),
         gain=gain,
         factor=factor,
         is_paired=is_paired,
-        epochs=value,
+        epochs=epochs,
         epochs_low=low,
         epochs_high=high,
         is_lazy=data.staging == "lazy",
     )
 
 
-def _about_mean(epochs: Mapping[RunKey, float]) -> dict[RunKey, float]:
-    return {key: one["s"] for key, one in zip(epochs, about_means([{"s": s} for s in epochs.values()]), strict=True)}
+def _about_mean(epochs_s: Mapping[RunKey, float]) -> dict[RunKey, float]:
+    about_mean = about_means([{"epoch": seconds} for seconds in epochs_s.values()])
+    return {key: parts["epoch"] for key, parts in zip(epochs_s, about_mean, strict=True)}
 
 
 def break_even_epochs(staging: Estimate, gain: Estimate) -> tuple[float | None, float | None, float | None]:
-    """Low end, value and high end of the epochs after which seconds of staging have paid for the seconds that an epoch
-    gains; None where there is none.
+    """Returns low end, value and high end of the epochs after which staging has paid off; None where there is none.
+
+    `staging` is in seconds, `gain` in seconds per epoch.
     """
-    value = staging.value / gain.value if gain.value > 0 else None
-    low = high = None
+    low = value = high = None
+    if gain.value > 0:
+        value = staging.value / gain.value
     if gain.high is not None and gain.high > 0:
-        low = (staging.low if staging.low is not None else staging.value) / gain.high
+        low = (staging.value if staging.low is None else staging.low) / gain.high
     if gain.low is not None and gain.low > 0:
-        high = (staging.high if staging.high is not None else staging.value) / gain.low
+        high = (staging.value if staging.high is None else staging.high) / gain.low
     return low, value, high
 
 
 class StagingView(GroupView):
-    """How samples were brought to the nodes."""
+    """The staging of samples to the nodes."""
 
     id = "staging"
     title = "Staging"
@@ -206,33 +214,34 @@ class StagingView(GroupView):
     def numbers(self, source: GroupSource) -> Staged | None:
         return staged(source.group, source.table)
 
-    def shown(self, group: ReportGroup, found: Staged) -> Section:
-        last = found.points[-1]
-        took = "; no time before training"
-        if last.strategy != "lazy":
-            took = f": {value_text(last.seconds)} at {place_text(last.ranks, last.nodes)}"
+    def shown(self, group: ReportGroup, staging: Staged) -> Section:
+        last = staging.points[-1]
+        time = f": {value_text(last.seconds)} at {place_text(last.ranks, last.nodes)}"
+        if last.strategy == "lazy":
+            time = "; no time before training"
         return Section(
-            headline=f"{STRATEGY_TITLES.get(last.strategy, last.strategy)}, to {last.tier}{took}",
-            sheets=(_sheet(found.points),),
-            notes=_notes(found.points),
+            headline=f"{STRATEGY_TITLES.get(last.strategy, last.strategy)}, to {last.tier}{time}",
+            sheets=(_sheet(staging.points),),
+            notes=tuple(_notes(staging.points)),
         )
 
 
-def _notes(points: Sequence[StagingPoint]) -> tuple[str, ...]:
-    notes = []
-    reused = [point for point in points if point.num_reused]
-    for point in reused:
-        left = "" if point.num_reused < point.num_runs else ": the time above is not that of copying everything"
-        notes.append(
-            f"{place_text(point.ranks, point.nodes)}: {point.num_reused} of {point.num_runs} runs found samples of an "
-            f"earlier run{left}."
-        )
-    verified = dict.fromkeys(point.verified for point in points if point.verified)
-    notes += [f"Copies compared with their source: {text}." for text in verified]
-    paths = dict.fromkeys(path for point in points for path in point.paths)
-    shown = ", ".join(list(paths)[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+def _notes(points: Sequence[StagingPoint]) -> Iterator[str]:
+    for point in points:
+        if point.num_reused:
+            note = (
+                f"{place_text(point.ranks, point.nodes)}: {point.num_reused} of {point.num_runs} runs reused samples "
+            )
+            note += "of an earlier run"
+            if point.num_reused == point.num_runs:
+                note += ": the time above is not that of copying everything"
+            yield f"{note}."
+    for verified in dict.fromkeys(point.verified for point in points if point.verified):
+        yield f"Copies compared with their source: {verified}."
+    paths = list(dict.fromkeys(chain.from_iterable(point.paths for point in points)))
     kept = "kept for the next run" if any(point.kept for point in points) else "removed when the run ended"
-    return (*notes, *((f"In {shown}; {kept}.",) if paths else ()))
+    if paths:
+        yield f"In {first_of(paths, 4)}; {kept}."
 
 
 def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
@@ -240,22 +249,24 @@ def _sheet(points: Sequence[StagingPoint]) -> Sheet[StagingPoint]:
         StagingPoint,
         *place_columns(),
         *("strategy", "tier", "method", "streams", "seconds", "runs=seconds.n"),
-        Column("node_bytes_per_s_slowest", "Rate per node", lambda point: point.slowest_bytes_per_s, _rate),
+        Column("node_bytes_per_s_slowest", "Rate per node", "slowest_bytes_per_s", _rate_cell),
         *("fastest_bytes_per_s", "copied_bytes", "needed_bytes", "free_bytes", "num_reused", "kept"),
     )
     return Sheet(name="staging", title="Staging by rank count", columns=columns, rows=points, caption=CAPTION)
 
 
-def _rate(point: StagingPoint) -> Cell:
+def _rate_cell(point: StagingPoint) -> Cell:
     low, high = point.slowest_bytes_per_s, point.fastest_bytes_per_s
     if low is None or high is None:
         return Cell(DASH)
     text = f"{format_bytes(low)}/s"
-    return Cell(text if high <= low * 1.005 else f"{text} to {format_bytes(high)}/s", number=low)
+    if high > low * 1.005:
+        text += f" to {format_bytes(high)}/s"
+    return Cell(text, number=low)
 
 
 class BreakEvenView(ReportView):
-    """After how many epochs staging has paid."""
+    """The number of epochs after which staging has paid off."""
 
     id = "break-even"
     title = "Staged against read in place"
@@ -263,54 +274,56 @@ class BreakEvenView(ReportView):
     after = "stalls"
 
     def numbers(self, source: ReportSource) -> tuple[BreakEven, ...]:
-        # Every staged group next to the one that differs in nothing but staging, by rank count.
+        # Every staged group with the one that differs only in staging, by rank count.
         comparison = Comparison(
             differ_in=lambda run: averaged_id_without(run, STAGING_KEYS),
-            kind=lambda group: group.id,
+            kind=attrgetter("id"),
             reference=lambda group: group.sample.plan.workload.data.staging == "none",
             figures={"epoch": ComparedFigure(lambda side: epoch_times(side.point, source.table), is_time=True)},
         )
-        rows = [
-            _row(row, source.table)
-            for found in comparison.of(with_real_data(source.groups))
-            for row in sorted(found.rows, key=lambda row: found.groups.index(row.side.group))
-        ]
-        return tuple(row for row in rows if row is not None)
+        rows = []
+        for compared in comparison.of(with_real_data(source.groups)):
+            for compared_row in sorted(compared.rows, key=lambda row: compared.groups.index(row.side.group)):
+                row = _row(compared_row, source.table)
+                if row is not None:
+                    rows.append(row)
+        return tuple(rows)
 
-    def shown(self, report: Report, found: tuple[BreakEven, ...]) -> Section:
-        last = found[-1]
+    def shown(self, report: Report, rows: tuple[BreakEven, ...]) -> Section:
+        last = rows[-1]
         headline = f"{last.strategy} to {last.tier} at {place_text(last.ranks, last.nodes)}"
         if last.is_lazy:
-            headline += f": epochs in place take {times_value(last.factor)} as long; nothing to pay back"
+            headline += f": epochs in place take {times_value(last.factor)} as long; no staging time to pay back"
         elif last.epochs is None:
-            headline += " never pays: staged epochs are not faster"
+            headline += " never pays off: staged epochs are not faster"
         else:
-            headline += f" has paid after {number_text(last.epochs, 'epochs')} epochs"
-
-        def epochs(row: BreakEven) -> Cell:
-            return Cell(break_even_text(row), number=row.epochs)
-
+            headline += f" has paid off after {number_text(last.epochs, 'epochs')} epochs"
         columns = columns_of(
             BreakEven,
             "label",
             *place_columns(),
             *("staged_group", "unstaged_group", "strategy", "tier", "staging", "unstaged_epoch", "staged_epoch"),
             *("gain", "factor"),
-            Column("break_even_epochs", "Break-even epochs", lambda row: row.epochs, epochs),
+            Column("break_even_epochs", "Break-even epochs", "epochs", _epochs_cell),
             *("epochs_low", "epochs_high", "is_paired"),
         )
-        caption = "Break-even: staging time over what an epoch gains; no upper end: the gain may be none."
-        sheet = Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=found, caption=caption)
+        caption = "Break-even: staging time over the gain of an epoch; no upper end: there may be no gain."
+        sheet = Sheet(name="break-even", title="Break-even epochs", columns=columns, rows=rows, caption=caption)
         return Section(headline=headline, sheets=(sheet,))
 
 
+def _epochs_cell(row: BreakEven) -> Cell:
+    return Cell(break_even_text(row), number=row.epochs)
+
+
 def break_even_text(row: BreakEven) -> str:
-    """``3.2 [2.9, 3.6]``, ``never``, ``3.2 [2.9, no upper end]``."""
+    """Returns e.g. ``3.2 [2.9, 3.6]``, ``never``, ``3.2 [2.9, no upper end]``."""
     if row.is_lazy:
         return "nothing to pay back"
     if row.epochs is None:
-        least = "" if row.epochs_low is None else f" (at best {number_text(row.epochs_low, 'epochs')})"
-        return f"never{least}"
+        if row.epochs_low is None:
+            return "never"
+        return f"never (at best {number_text(row.epochs_low, 'epochs')})"
     text = number_text(row.epochs, "epochs")
     if row.epochs_low is None or row.gain.low is None:
         return text

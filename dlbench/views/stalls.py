@@ -246,8 +246,8 @@ def _runs_sheet(found: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
         return storage_cell(tier.storage_share)
 
     title: Column[Any] = Column("", "Runs with", lambda one: TIER_TITLES[one.tier], is_brief=True)
-    from_storage: Column[Any] = Column("storage_share", "From storage", lambda one: one.storage_share, share)
-    runs: Column[Any] = Column("runs", "Runs", lambda one: one.step_s.n)
+    from_storage: Column[Any] = Column("storage_share", "From storage", "storage_share", share)
+    runs: Column[Any] = Column("runs", "Runs", "step_s.n")
     picks = ("tier", title, "rate", "step_s", from_storage, "epochs", runs, "cache")
     return Sheet(
         name="stall-runs",

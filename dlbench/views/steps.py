@@ -23,7 +23,7 @@ from dlbench.report.charts.chart import Chart, Rows, Subject, finish, inline, sh
 from dlbench.report.charts.style import RANK_COLOURS, WIDE, si_label
 from dlbench.report.document import Section
 from dlbench.report.table import Column, Pivot, Sheet, column, columns_of
-from dlbench.report.wording import PART_TITLES, figure_text, percent, shown, value_text
+from dlbench.report.wording import PART_TITLES, estimate_parts, figure_text, percent, value_text
 from dlbench.stats.estimates import Estimate, geometric_mean_estimate, median_estimate, of_known
 from dlbench.views.model import ReportGroup
 from dlbench.views.next_step import second_rank
@@ -159,7 +159,7 @@ def steps_sheet(found: StepDistribution) -> Sheet[StepPoint]:
             StepPoint,
             *("ranks", "nodes", "is_baseline", "run_ids", "num_steps", "num_warmup"),
             *("p50", "p95", "p99", "longest", "fence", "outlier_share"),
-            Column("outlier_steps", "Outliers" if has_outliers else "", lambda one: one.num_outliers, outliers),
+            Column("outlier_steps", "Outliers" if has_outliers else "", "num_outliers", outliers),
             *("autocorrelation", "interval=p50.kind"),
             titles=hidden | ({} if has_outliers else {"fence_s": ""}),
         ),
@@ -302,7 +302,7 @@ class StepsView(GroupView):
         tail = f"95 % within {value_text(last.p95)}" if supports(last, 95) else f"longest {value_text(last.longest)}"
         count = f"{last.num_outliers or 'no'} outlier{'s' * (last.num_outliers != 1)} in {last.num_steps:,} steps"
         correlated = [
-            f"{' '.join(filter(None, shown(point.autocorrelation, 2)))} at {place_of(point)}"
+            f"{' '.join(filter(None, estimate_parts(point.autocorrelation, 2)))} at {place_of(point)}"
             for point in found.points
             if point.autocorrelation is not None and point.autocorrelation.value >= CORRELATED
         ]

@@ -202,7 +202,7 @@ def io_document(found: Io) -> Document:
         Supply,
         *("cache", "ranks", "samples_per_s", "bytes_per_s", "fetch_share", "prepare_share"),
         *("fetching", "preparing", "neither"),
-        Column("storage_share", "From storage", lambda one: one.storage_share, storage, is_brief=True),
+        Column("storage_share", "From storage", "storage_share", storage, is_brief=True),
         *("loader_workers", "prefetch_batches", "limit", "told"),
     )
     sheets: list[Sheet[Any]] = [
@@ -274,11 +274,11 @@ def _needs_sheets(found: Io) -> tuple[Sheet[Any], ...]:
         return Column(name, title, in_mb, cell, is_brief=True)
 
     columns: tuple[Column[Need], ...] = (
-        Column("accelerator", "One", lambda need: need.demand.accelerator, is_brief=True),
-        Column("samples_per_s", "Samples/s", lambda need: need.demand.samples_per_s, unit="samples/s", is_brief=True),
+        Column("accelerator", "One", "demand.accelerator", is_brief=True),
+        Column("samples_per_s", "Samples/s", "demand.samples_per_s", unit="samples/s", is_brief=True),
         rate("published_mb_per_s", "MB/s, published set", lambda need: need.demand.bytes_per_s),
         rate("mb_per_s", "MB/s, this set", lambda need: need.bytes_per_s),
-        Column("source", "Source", lambda need: need.demand.source),
+        Column("source", "Source", "demand.source"),
     )
     title = "What one accelerator needs"
     needs = Sheet(name="io-needs", title=title, columns=columns, rows=found.needs, in_terminal=True)

@@ -221,7 +221,7 @@ class SystemsView(ReportView):
 def _sheet(found: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
     known = list(dict.fromkeys(title for system in found for title, _ in system.fields))
     lines = ["Runs", "Hosts", *known, "Not recorded"]
-    system_columns = columns_of(SystemDescription, "name", "title", "num_runs", "num_hosts", of=lambda row: row.system)
+    system_columns = columns_of(SystemDescription, "name", "title", "num_runs", "num_hosts", of="system")
     return Sheet(
         name="systems",
         title="Systems",
@@ -229,9 +229,9 @@ def _sheet(found: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
         rows=[row for system in found for row in _rows(system)],
         pivot=Pivot(
             corner="What",
-            down=lambda row: row.what,
+            down="what",
             across=lambda row: f"{row.system.name}: {row.system.title}",
-            cell=lambda row: row.text,
+            cell="text",
         ),
         is_data=lambda row: row.is_data,
         is_shown=lambda row: row.what in lines,

@@ -258,7 +258,7 @@ def means_sheet(found: Telemetry) -> Sheet[NodeMeans]:
     empty = {one.name: "" for one in columns_of(NodeMeans) if is_empty(one)}
     columns: tuple[Column[NodeMeans], ...] = (
         Column("", "At", lambda node: f"{place_of(node)}, {node.host[:MAX_HOST] or f'node {node.node_rank}'}"),
-        Column("", "Power of its GPUs" if has_power else "", lambda node: node.gpu_power_w, lambda node: node.power),
+        Column("", "Power of its GPUs" if has_power else "", "gpu_power_w", "power"),
         *columns_of(NodeMeans, titles=empty),
     )
     partial = [f"Samples of {found.num_read} of {found.num_runs} runs; dlbench diagnose reads them all."]

@@ -329,13 +329,13 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         Column(
             "published_per_gpu_s",
             "Published per GPU",
-            lambda rate: rate.published,
+            "published",
             lambda rate: f"{format_number(rate.published)} {rate.measured.unit.removesuffix('/rank')}",
         ),
         "measured",
         "ratio",
         "differences",
-        Column("source", "Source", lambda rate: rate.source, lambda rate: f"{rate.source}, {rate.address}"),
+        Column("source", "Source", "source", lambda rate: f"{rate.source}, {rate.address}"),
         "address",
     )
     return Sheet(
@@ -353,18 +353,18 @@ def _sheet(found: Utilisation) -> Sheet[UtilisationPoint]:
     unit, factor = _unit(found)
     columns: tuple[Column[UtilisationPoint], ...] = (
         *place_columns(),
-        Column("throughput_per_s", "", lambda point: point.throughput),
+        Column("throughput_per_s", "", "throughput"),
         Column(
             "tflops_per_rank",
             f"Model {unit} per rank",
-            lambda point: point.achieved,
+            "achieved",
             lambda point: point.achieved and point.achieved.scaled(factor),
             has_interval=True,
         ),
         Column(
             "peak_tflops_per_rank",
             f"Peak {unit} per rank" if has_mfu else "",
-            lambda point: point.peak_tflops,
+            "peak_tflops",
             lambda point: point.peak_tflops and point.peak_tflops * factor,
             unit="TFLOP/s/rank",
         ),

@@ -1,4 +1,4 @@
-"""What the views of reports about training runs compute their numbers from (see `dlbench.report.views`)."""
+"""Sources of the numbers of views about training runs (see `dlbench.report.views`)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ MEANS = "Means over the runs of a point."  # Caption of a section whose figures 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSource(HasViews):
-    """What a view computes its numbers of a group from."""
+    """The runs of a group, from which a view computes its numbers."""
 
     group: scaling.Group
     table: RunTable
     doubts: tuple[Doubt, ...]
     views: Mapping[str, object]  # Numbers of the views before this one, by key.
-    network: NetworkModel | None = None  # Fitted costs of the network, where they were given.
+    network: NetworkModel | None = None  # Fitted costs of the network, if they were given.
 
     @property
     def is_oversubscribed(self) -> bool:
@@ -39,24 +39,24 @@ class GroupSource(HasViews):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSource:
-    """What a view computes its numbers of the whole report from."""
+    """The runs of a whole report, from which a view computes its numbers."""
 
     scan: Scan
     table: RunTable
-    groups: Sequence[scaling.Group]  # All groups, those of control runs too.
-    results: Sequence[scaling.Group]
-    history: BaseReport | None  # What changed over months; None where the report is made without a history.
+    groups: Sequence[scaling.Group]  # All groups, also those of control runs.
+    results: Sequence[scaling.Group]  # Groups that are not of control runs.
+    history: BaseReport | None  # Changes over months; None if the report is made without a history.
 
 
 def place_of(row: Any) -> str:
-    """Of a row with `ranks` and `nodes`, e.g. ``4 ranks on 2 nodes``."""
+    """Returns ranks and nodes of a row that has both, e.g. ``4 ranks on 2 nodes``."""
     return place_text(row.ranks, row.nodes)
 
 
 def place_columns() -> tuple[Column[Any], ...]:
-    """Of rows with `ranks` and `nodes`: two columns for programs, and one for people."""
+    """Returns columns of rows with `ranks` and `nodes`: two for programs, and one for people."""
     return (
-        Column("ranks", "", lambda row: row.ranks),
-        Column("nodes", "", lambda row: row.nodes),
+        Column("ranks", "", "ranks"),
+        Column("nodes", "", "nodes"),
         Column("", "At", place_of, is_brief=True),
     )

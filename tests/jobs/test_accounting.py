@@ -187,7 +187,7 @@ def test_jobs_that_never_started_took_nothing_and_hide_nothing(tmp_path: Path, s
     assert why_not == {}
     for run in told[1:]:
         assert (run.accounting.waited_s, run.accounting.job_node_s, run.accounting.energy_j) == (None, 0, None)
-        assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it was started"}
+        assert set(run.accounting.not_measured.values()) == {f"job {run.accounting.job_id} ended before it started"}
     found = campaign_cost(told)
     assert (found.jobs, found.energy_j, found.median_wait_s) == (4, 2e6, 60)
     assert found.node_hours * 3600 == pytest.approx(200)
@@ -212,7 +212,10 @@ def test_energy_is_that_of_all_attempts_or_none(
     (run,), _ = with_accounting(runs)
     assert run.accounting.job_energy_j == joules
     why = run.accounting.not_measured.get("energy_j", "")
-    assert ("a part of" in why, "AcctGatherEnergyType" in why) == (joules is None and any(energies), not any(energies))
+    assert ("only some of" in why, "AcctGatherEnergyType" in why) == (
+        joules is None and any(energies),
+        not any(energies),
+    )
     found = campaign_cost([run])
     # Nodes are asked for anew each time; what the first attempt took is lost.
     assert found.asked_node_hours == pytest.approx(2 * 2 * 600 / 3600)
@@ -228,7 +231,7 @@ def test_a_job_that_ran_past_its_limit_is_no_share_of_what_was_asked_for(
     assert found is not None
     (words, *_) = cost_section(found).words
     assert words.startswith(
-        "Asked for 0.333 node-hours (nodes x time limit); jobs ran past their time limit and held 2."
+        "Requested: 0.333 node-hours (nodes x time limit); jobs exceeded their time limit and used 2."
     )
 
 
@@ -335,7 +338,7 @@ def test_the_command_tells_the_cost_on_one_screen(
     assert "2.5 node-hours in 2 jobs" in done.output
     assert "queue wait 5 min 30 s (median)" in done.output
     assert "Nodes idle during a smaller run" in done.output
-    assert "Asked for 0.5 node-hours" in done.output
+    assert "Requested: 0.5 node-hours" in done.output
     assert f"dlbench: no cost of {ids[2]}: job 8 has not ended" in done.output
     assert max(map(len, done.output.splitlines())) <= 100
     told = json.loads(CliRunner().invoke(command_line, ["cost", "runs", "--json"]).stdout)

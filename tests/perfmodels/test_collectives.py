@@ -313,7 +313,7 @@ def test_a_line_is_never_negative() -> None:
 
 def test_too_little_is_refused() -> None:
     points = measured(SHAPED)
-    with pytest.raises(UserError, match="needs 5 points or more of two sizes or more, here are 3 of 3"):
+    with pytest.raises(UserError, match="needs at least 5 points of at least two sizes; got 3 points of 3"):
         fitted(points[:3])
     with pytest.raises(UserError, match="of two sizes or more, here are 12 of 1"):
         fitted([point for point in points if point.num_bytes == MIB])

@@ -37,12 +37,12 @@ def test_names_of_drivers_are_products(device: str, product: str, tflops: dict[s
     [
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16", "MIG slice"),
         ("AMD Instinct MI250X / MI250", "bf16", "MI250X and MI250 alike"),
-        ("AMD Radeon Graphics", "bf16", "names no product"),
+        ("AMD Radeon Graphics", "bf16", "does not name the product"),
         ("GRID A100X-40C", "bf16", "vGPU"),
         ("NVIDIA H2000", "bf16", "no data sheet of that name"),
         ("AMD EPYC 7763", "fp32", "no data sheet of that name"),
-        ("Tesla V100-SXM2-16GB", "bf16", "the V100 SXM2 has no bf16 of its own"),
-        ("AMD Instinct MI250X", "tf32", "has no tf32 of its own"),
+        ("Tesla V100-SXM2-16GB", "bf16", "the V100 SXM2 has no bf16 units"),
+        ("AMD Instinct MI250X", "tf32", "has no tf32 units"),
     ],
 )
 def test_what_a_name_does_not_tell_has_no_peak_and_a_reason(device: str, precision: str, reason: str) -> None:

@@ -136,7 +136,7 @@ def test_shifts_use_one_length_a_step(halves: int) -> None:
         ("rings", 4, {}, "did you mean ring?"),
         ("hierarchical", 6, {"group_size": 4}, "groups of 4 do not divide 6 ranks"),
         ("leader", 6, {"group_size": 0}, "groups of 0 do not divide 6 ranks"),
-        ("parameter-server", 4, {"shards": 5}, "5 shards; takes 1 to 4"),
+        ("parameter-server", 4, {"shards": 5}, "5 shards; needs 1 to 4"),
         ("ring", 0, {}, "at least 1"),
     ],
 )

@@ -75,7 +75,7 @@ def test_a_layer_takes_its_operations_at_peak_or_its_bytes_whichever_is_longer()
         ({"device": {"name": "Tesla P40", "source": "x"}}, None),
         (
             {"device": {"name": "Tesla P41", "source": "x"}},
-            r"no device.name that has one \(no data sheet of that name is on file\)",
+            r"no device.name that has one \(dlbench has no data sheet of that name\)",
         ),
         ({"node": {"peak_tflops": {"fp32": 1.0}, "peak_source": "x"}}, "device.memory_gb_per_s: is missing"),
     ],
@@ -97,7 +97,7 @@ def measured(**changes: Any) -> Ingredients:
 
 
 def step_at(given: Ingredients, ranks: int, there: Ingredients | None = None) -> Projection:
-    return project(given, [ranks], there=there, draws=200)
+    return project(given, [ranks], other_system=there, draws=200)
 
 
 def test_another_system_with_the_same_nodes_and_costs_projects_the_same() -> None:

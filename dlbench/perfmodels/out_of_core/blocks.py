@@ -1,26 +1,25 @@
-"""What a block of a chain takes (seconds, and bytes at each point of a pass), and the schedule of a pass over blocks.
+"""Seconds and bytes of the blocks of a chain, and the schedule of a pass over blocks.
 
-A unit's boundary is its input, which the unit before makes. **Owner rule**: the boundary at which a block begins
-belongs to that block, whoever saved it: the block's decision says whether it stays or moves. It is released after the
-block's backward pass; where the unit before saved it as well, it is part of what that one's backward pass works with.
-Two exceptions:
+A unit's boundary is its input, which the unit before computes. **Owner rule**: the boundary at which a block begins
+belongs to that block, whichever unit saved it: the block's decision says whether it stays or moves. It is released
+after the block's backward pass; if the unit before saved it as well, it is part of the workspace of that unit's
+backward pass. Two exceptions:
 
-- what other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it anyway;
-- what nobody saves (`input_saved` is False) is gone after the block's forward pass, unless the block is recomputed
-  from it or others use it.
+- a boundary that other modules use as well (`joins` is False, `input_shared` not) never moves, because they hold it;
+- a boundary that no unit saves (`input_saved` is False) is freed after the block's forward pass, unless the block is
+  recomputed from it or other modules use it.
 
-Inner boundaries are saved or not like everything else. Those that are not saved are held while the two units next to
-them run.
+Inner boundaries that are not saved are held while the two units next to them run.
 
-**Moments**: what a unit holds for a while (workspace, gradients) counts while its own pass runs, and only then. So a
-block needs the most that any of its units needs, each with what the others hold at that moment.
+Temporary memory of a unit (workspace, gradients) counts while its own pass runs. So a block needs the most that any of
+its units needs, each with the bytes that the others hold at that time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from dlbench.errors import UserError, nearest
@@ -29,54 +28,56 @@ from dlbench.specs.out_of_core import Chain, Decision, PlannedBlock, Prediction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockCost:
-    """One block under one decision."""
+    """The seconds and bytes of one block with one decision."""
 
     forward_s: float
     backward_s: float
     recomputes: bool
-    input_bytes: int  # Of the boundary at which it begins; held while its forward pass runs.
+    input_bytes: int  # Bytes of the boundary at which it begins; held while its forward pass runs.
     kept_bytes: int
-    """Of `input_bytes`: what is held after the forward pass (before it has left, if it moves) and again until its
-    backward pass is done."""
+    """Bytes of `input_bytes` that are held from the forward pass until their swap-out ends, if they move, and again
+    until the backward pass has ended."""
     own_bytes: int
-    """What its forward pass saves besides its boundaries, held until it has left or its backward pass is done; 0 where
-    it is recomputed."""
-    forward_bytes: int  # Room that its forward pass needs besides its input, its output included.
-    moved_bytes: int  # What leaves the device after its forward pass, and comes back; 0: nothing moves.
-    moved_count: int  # Storages that this lies in; each takes a transfer's fixed time.
-    freed_bytes: int  # What is freed when that has left, and has to find room again.
-    backward_bytes: int  # Room that its backward pass needs besides `own_bytes` and `kept_bytes`, recomputing included.
+    """Bytes that its forward pass saves without its boundaries, held until their swap-out or its backward pass has
+    ended; 0 if it is recomputed."""
+    forward_bytes: int  # Bytes that its forward pass needs without its input, including its output.
+    moved_bytes: int  # Bytes that leave the device after its forward pass and come back; 0: nothing moves.
+    moved_count: int  # Storages of these bytes; each has a transfer's latency.
+    freed_bytes: int  # Bytes that are freed when the swap-out has ended, and allocated again for the swap-in.
+    backward_bytes: int  # Bytes that its backward pass needs besides `own_bytes` and `kept_bytes`, with recomputing.
     gradient_bytes: int  # Gradients of its parameters, which stay.
-    gradients_before_bytes: int  # Gradients of parameters that are there when its backward pass begins.
+    gradients_before_bytes: int  # Gradients of parameters that exist when its backward pass begins.
 
 
 class BlockCosts:
-    """Costs of all blocks that a chain can be cut into; each is computed once. `chain`: the chain. `blocking`: tensors
-    leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block holds what one unit
-    needs at a time.
+    """The costs of all blocks that a chain can be cut into; each is computed once.
+
+    With `blocking`, tensors leave one by one while a block computes, as in torch's save_on_cpu, so that a swapped block
+    only holds the bytes of one unit at a time.
     """
 
     def __init__(self, chain: Chain, *, blocking: bool = False) -> None:
         self.chain = chain
         self._blocking = blocking
-        self._known: dict[tuple[int, int, Decision], BlockCost] = {}
-        made = [chain.turn_gradient_bytes, *(unit.gradient_bytes for unit in reversed(chain.units[1:]))]
-        self._gradients_behind = list(accumulate(made))[::-1]
+        self._cache: dict[tuple[int, int, Decision], BlockCost] = {}
+        gradients = [chain.turn_gradient_bytes, *(unit.gradient_bytes for unit in reversed(chain.units[1:]))]
+        self._gradients_behind = list(accumulate(gradients))[::-1]  # Bytes behind each unit.
 
     def of(self, first: int, last: int, decision: Decision) -> BlockCost:
         key = (first, last, decision)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._cost(first, last, decision)
-        return found
+        cost = self._cache.get(key)
+        if cost is None:
+            cost = self._cache[key] = self._cost(first, last, decision)
+        return cost
 
     def of_all(self, blocks: Sequence[tuple[int, int, Decision]]) -> list[BlockCost]:
-        known = self._known
-        return [known.get(block) or self.of(*block) for block in blocks]
+        cache = self._cache
+        return [cache.get(block) or self.of(*block) for block in blocks]
 
     def of_plan(self, blocks: Sequence[PlannedBlock]) -> list[BlockCost]:
-        """The blocks of a plan. Raises `ValueError`: they are not all units in order, or a block spans a boundary that
-        others use.
+        """Returns the costs of the blocks of a plan.
+
+        Raises `ValueError`: they are not all units in order, or a block spans a boundary that others use.
         """
         check_blocks(self.chain, blocks)
         return [self.of(block.first, block.last, block.decision) for block in blocks]
@@ -88,48 +89,59 @@ class BlockCosts:
             outputs.append(self.chain.output_bytes)
         begin = units[0]
         recomputes = decision in ("recompute", "recompute-swap")
+        blocking = decision == "swap" and self._blocking
         held_by_others = begin.input_shared and not begin.joins
-        kept = begin.input_bytes if begin.input_saved or recomputes or held_by_others else 0
-        moving = 0 if held_by_others else kept
+        input_kept = moving = 0
+        if begin.input_saved or recomputes or held_by_others:
+            input_kept = begin.input_bytes
+        if not held_by_others:
+            moving = input_kept
 
-        # With what units before it in the block have saved; backward also with the gradients of those behind it.
-        saved = count = forward = passing = again = 0
-        held = []
+        # Bytes include those that units before it in the block have saved; in backward also gradients of those behind
+        # it.
+        saved = count = forward = passing = recomputing = 0
+        saved_up_to = []
         for position, (unit, output) in enumerate(zip(units, outputs, strict=True)):
             entering = unit.input_bytes if position else 0
-            # Where recomputing ends with this unit, it does so when all is saved.
-            again = max(forward, saved + entering + unit.saved_bytes + unit.recomputing_working_bytes)
+            # If recomputing ends with this unit, it does so when all is saved.
+            recomputing = max(forward, saved + entering + unit.saved_bytes + unit.recomputing_working_bytes)
             forward = max(forward, saved + entering + unit.saved_bytes + output + unit.forward_working_bytes)
             passing = max(passing, entering + output + unit.passing_working_bytes)
-            saved += (entering if unit.input_saved else 0) + unit.saved_bytes
-            count += (1 if unit.input_saved and entering else 0) + (unit.saved_count if unit.saved_bytes else 0)
-            held.append(saved)
+            if unit.input_saved and entering:
+                saved += entering
+                count += 1
+            if unit.saved_bytes:
+                saved += unit.saved_bytes
+                count += unit.saved_count
+            saved_up_to.append(saved)
         backward = piecemeal = gradients = 0
-        for unit, here in zip(reversed(units), reversed(held), strict=True):
-            backward = max(backward, here + unit.backward_working_bytes + gradients)
+        for unit, unit_saved in zip(reversed(units), reversed(saved_up_to), strict=True):
+            backward = max(backward, unit_saved + unit.backward_working_bytes + gradients)
             piecemeal = max(piecemeal, unit.piecemeal_bytes + gradients)
             gradients += unit.gradient_bytes
 
-        moves = decision in ("swap", "recompute-swap")
-        blocking = decision == "swap" and self._blocking
-        own = 0 if recomputes or blocking else saved
-        moved = (moving if recomputes else saved + moving) if moves else 0
-        is_counted = any(unit.saved_count for unit in units)
-        count = count + (1 if moving else 0) if is_counted and not recomputes else 1
-        needed = piecemeal if blocking else backward - saved
-        if recomputes:  # the gradient of its output is there while its forward pass is repeated
-            needed = max(backward, again + outputs[-1])
+        moved = {"swap": saved + moving, "recompute-swap": moving}.get(decision, 0)
+        if recomputes or not any(unit.saved_count for unit in units):
+            count = 1
+        elif moving:
+            count += 1
+        own_bytes, needed, freed = saved, backward - saved, moved
+        if recomputes:  # The gradient of its output exists while its forward pass is repeated.
+            own_bytes, forward, needed = 0, passing, max(backward, recomputing + outputs[-1])
+        elif blocking:
+            own_bytes, forward, needed, freed = 0, passing, piecemeal, 0
+            input_kept -= moving
         return BlockCost(
             forward_s=sum(unit.forward_s for unit in units),
             backward_s=sum(unit.backward_s for unit in units),
             recomputes=recomputes,
             input_bytes=begin.input_bytes,
-            kept_bytes=kept - moving if blocking else kept,
-            own_bytes=own,
-            forward_bytes=passing if recomputes or blocking else forward,
+            kept_bytes=input_kept,
+            own_bytes=own_bytes,
+            forward_bytes=forward,
             moved_bytes=moved,
             moved_count=count if moved else 0,
-            freed_bytes=0 if blocking else moved,
+            freed_bytes=freed,
             backward_bytes=needed,
             gradient_bytes=gradients,
             gradients_before_bytes=self._gradients_behind[last],
@@ -137,7 +149,7 @@ class BlockCosts:
 
 
 def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
-    """Raises a ValueError where blocks are not all units of the chain in order, or span a boundary that others use."""
+    """Raises a ValueError unless blocks are all units of the chain in order and span no boundary that others use."""
     expected = 0
     for block in blocks:
         if block.first != expected or not block.first <= block.last < len(chain.units):
@@ -156,18 +168,20 @@ def check_blocks(chain: Chain, blocks: Sequence[PlannedBlock]) -> None:
 
 
 def cut(chain: Chain, starts: Sequence[int] | None = None) -> tuple[tuple[int, int], ...]:
-    """First and last unit of each block. `chain`: the chain. `starts`: numbers of the units with which blocks begin;
-    None: every unit is a block. Unit 0 and units whose input others use as well always begin one.
+    """Returns first and last unit of each block.
+
+    `starts` are the units with which blocks begin; None: every unit is a block. Unit 0 and units whose input other
+    modules use as well always begin one.
     """
     count = len(chain.units)
     if starts is None:
         return tuple((number, number) for number in range(count))
     begins = sorted({0, *starts, *(number for number in range(1, count) if not chain.units[number].joins)})
-    return tuple((first, after - 1) for first, after in zip(begins, [*begins[1:], count], strict=True))
+    return tuple((first, after - 1) for first, after in pairwise([*begins, count]))
 
 
 def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None:
-    """Numbers of the units with which blocks begin (`train.memory.blocks`); None where no names are given."""
+    """Returns the numbers of the units with which blocks begin (`train.memory.blocks`); None without names."""
     if not names:
         return None
     for name in names:
@@ -177,7 +191,7 @@ def block_starts(names: Sequence[str], units: Sequence[str]) -> list[int] | None
 
 
 def spans_of(chain: Chain, longest: int | None = None) -> tuple[tuple[int, int], ...]:
-    """First and last units of all blocks that there may be, of at most `longest` units."""
+    """Returns first and last unit of every possible block of at most `longest` units."""
     spans = []
     for first in range(len(chain.units)):
         spans.append((first, first))
@@ -194,13 +208,13 @@ Kind = Literal["forward", "recompute", "backward", "outside", "wait", "swap out"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """Something that one lane does."""
+    """A time span in which one lane is busy or waits."""
 
     lane: Lane
-    kind: Kind  # outside: what is not of the chain (before it, head and loss, after it). wait: computing stands still.
+    kind: Kind  # outside: not part of the chain (before it, head and loss, after it). wait: computing stalls.
     block: int | None  # Number of the block, from 0; for wait the block that waits. None: outside.
-    start_s: float  # From the start of the pass.
-    end_s: float
+    start_s: float  # Seconds from the start of the pass.
+    end_s: float  # Seconds from the start of the pass.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,14 +224,14 @@ class Schedule:
     operations: tuple[Operation, ...]  # In the order of their start.
     makespan: float  # The pass, seconds.
     useful_s: float  # The pass in core, seconds.
-    recompute_s: float  # Recomputing, seconds; what transfers slow down included.
-    room_wait_s: float  # Forward passes waited for room, seconds.
-    swap_wait_s: float  # Backward passes waited for what comes back, or for its room, seconds.
-    peak_bytes: int  # The most that is held at a time: `chain.fixed_bytes` and activations.
-    swapped_bytes: int  # What leaves the device; as much comes back.
-    leaving: frozenset[int]  # The blocks that it is of.
-    over_bytes: int  # By how much the capacity is too small; 0: it fits.
-    held: tuple[tuple[float, int], ...]  # What is held (as `peak_bytes`) from each of these times on; times ascend.
+    recompute_s: float  # Recomputing, with the slowdown by transfers, seconds.
+    room_wait_s: float  # Forward passes waited for free memory, seconds.
+    swap_wait_s: float  # Backward passes waited for swap-ins, or for free memory, seconds.
+    peak_bytes: int  # Largest bytes held at a time: `chain.fixed_bytes` and activations.
+    swapped_bytes: int  # Bytes that leave the device; as many come back.
+    leaving: frozenset[int]  # The blocks of these bytes.
+    over_bytes: int  # Bytes by which the capacity is too small; 0: the pass fits.
+    held: tuple[tuple[float, int], ...]  # Times, ascending, and the bytes that are held from then on (as `peak_bytes`).
 
     @property
     def fits(self) -> bool:
@@ -229,7 +243,7 @@ class Schedule:
 
     @property
     def occupancy(self) -> float:
-        """Share of the pass in which something is computed, recomputing included."""
+        """Share of the pass in which the device computes, recomputing included."""
         return _share(self.makespan - self.stall_s, self.makespan)
 
     @property
@@ -238,10 +252,12 @@ class Schedule:
 
 
 def predicted(schedule: Schedule) -> Prediction:
-    """The schedule in the numbers that a plan and a record hold."""
-    same = {name: getattr(schedule, name) for name in Prediction.model_fields if name != "pass_s"}
-    return Prediction(pass_s=schedule.makespan, **same)
+    """Returns the figures of the schedule that a plan and a record hold."""
+    figures = {name: getattr(schedule, name) for name in Prediction.model_fields if name != "pass_s"}
+    return Prediction(pass_s=schedule.makespan, **figures)
 
 
-def _share(part: float, whole: float) -> float:
-    return min(1.0, max(0.0, part / whole)) if whole > 0 else 1.0
+def _share(part: float, total: float) -> float:
+    if total <= 0:
+        return 1.0
+    return min(1.0, max(0.0, part / total))

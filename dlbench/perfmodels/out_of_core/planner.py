@@ -1,23 +1,24 @@
 """Plans for a capacity: which blocks stay, move or are recomputed; and step time against capacity and batch.
 
-Other batches are not measured: `scaled` takes times and activations in proportion to the samples, and the state as it
-is. Times per sample often fall with the batch, so that larger batches may turn out faster than predicted, smaller ones
-slower; bytes are exact where every activation has the batch as one of its dimensions.
+Other batches are not measured: `scaled` assumes times and activations in proportion to the samples. Times per sample
+often fall with the batch, so larger batches may be faster than predicted and smaller ones slower; bytes are exact if
+every activation has the batch as one of its dimensions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from dlbench.perfmodels.out_of_core.blocks import cut, predicted
 from dlbench.perfmodels.out_of_core.search import EFFORT, DoesNotFitError, allowed, best_found, fits, smallest_capacity
 from dlbench.perfmodels.out_of_core.simulator import Prefetch, simulate
-from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates, Unit
+from dlbench.specs.out_of_core import BlockPlan, Chain, Decision, PlannedBlock, Recompute, Swap, TransferRates
 
 PREFETCH: dict[Swap, Prefetch] = {"none": "room", "offload": "blocking", "streamed": "one-block", "planned": "room"}
-"""How early blocks come back, by `train.swap`."""
+"""Prefetch of swapped blocks, by `train.swap`."""
 PLANNER = "dynamic programming and local search"
 Method = tuple[Recompute, Swap]  # train.recompute and train.swap.
 METHODS: tuple[Method, ...] = (
@@ -30,10 +31,17 @@ METHODS: tuple[Method, ...] = (
     ("none", "planned"),
     ("planned", "planned"),
 )
-LARGEST_BATCH = 1 << 20  # No larger batch is looked for.
-LEAST_SAVING = 0.01  # Of what training in core holds: less saves nothing (reported and live bytes agree no better).
+LARGEST_BATCH = 1 << 20  # No larger batch is tried.
+LEAST_SAVING = 0.01  # Share of the bytes in core; less is no saving (reported and live bytes agree no better).
 CURVE_EFFORT = 60_000  # Effort of each plan of a curve (`dlbench.perfmodels.out_of_core.search`).
 
+_ACTIVATIONS = (
+    "saved_bytes",
+    "input_bytes",
+    "forward_working_bytes",
+    "recomputing_working_bytes",
+    "passing_working_bytes",
+)
 _DECISION: dict[tuple[Recompute, Swap], Decision] = {
     ("none", "none"): "keep",
     ("blocks", "none"): "recompute",
@@ -52,10 +60,12 @@ def fixed_plan(
     starts: Sequence[int] | None = None,
     capacity_bytes: int | None = None,
 ) -> BlockPlan:
-    """The plan of a method that treats all blocks alike; it may need more than the capacity (see its peak).
+    """Returns the plan of a method that treats all blocks equally; its peak may exceed the capacity.
 
-    `recompute`, `swap`: as of train.recompute and train.swap. `starts`: units with which blocks begin; None: every unit
-    is a block. Raises `ValueError`: a method that has no fixed plan, or that moves something without rates.
+    `recompute` and `swap` are values of train.recompute and train.swap. `starts` are the units with which blocks begin;
+    None: every unit is a block.
+
+    Raises `ValueError`: the method decides block by block, or moves bytes without rates.
     """
     decision = _DECISION.get((recompute, swap))
     if decision is None:
@@ -65,7 +75,7 @@ def fixed_plan(
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner="fixed")
 
 
-def plan_blocks(
+def plan_blocks(  # noqa: PLR0913  # The capacity, what a plan may do, and where the search starts and ends.
     chain: Chain,
     rates: TransferRates | None,
     capacity_bytes: int,
@@ -76,32 +86,34 @@ def plan_blocks(
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = EFFORT,
 ) -> BlockPlan:
-    """The plan with the shortest pass that was found; always the same for the same arguments.
+    """Returns the plan with the shortest pass that the search found; equal arguments give equal plans.
 
-    `starts`: units with which blocks begin; None: the planner chooses. `known`: plans to begin with, besides its own.
-    Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would do.
+    `starts` are the units with which blocks begin; None: the planner chooses. `known` are plans from which the search
+    begins in addition to its own.
+
+    Raises `DoesNotFitError`: no plan fits; it names the smallest capacity that would suffice.
     """
-    found = best_found(
+    plan = best_found(
         chain,
         rates,
         capacity_bytes,
         decisions=allowed(recompute=recompute, swap=swap),
         starts=starts,
-        known=[tuple((block.first, block.last, block.decision) for block in plan) for plan in known],
+        known=[tuple((block.first, block.last, block.decision) for block in blocks) for blocks in known],
         effort=effort,
     )
-    if found is None:
+    if plan is None:
         raise DoesNotFitError(
             chain, capacity_bytes, smallest_capacity(chain, recompute=recompute, swap=swap, starts=starts)
         )
-    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in found)
+    blocks = tuple(PlannedBlock(first=first, last=last, decision=decision) for first, last, decision in plan)
     schedule = simulate(chain, blocks, rates, capacity_bytes)
     return BlockPlan(blocks=blocks, capacity_bytes=capacity_bytes, predicted=predicted(schedule), planner=PLANNER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityPoint:
-    """A method with a batch and a capacity."""
+    """The plan of a method for one batch and one capacity."""
 
     method: Method
     batch: int  # Samples of a pass.
@@ -110,47 +122,42 @@ class CapacityPoint:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples of the batch over the predicted pass; None where it does not fit, or takes no time."""
+        """Samples of the batch over the predicted pass; None if it does not fit or takes no time."""
         if self.plan is None or self.plan.predicted.pass_s == 0:
             return None
         return self.batch / self.plan.predicted.pass_s
 
 
 def scaled(chain: Chain, batch: int) -> Chain:
-    """The chain for another batch: times and activations in proportion, state and parameters' gradients as they are."""
+    """Returns the chain for another batch: times and activations in proportion, state and gradients unchanged."""
     factor = batch / chain.batch
 
-    def size(count: int, fixed: int = 0) -> int:
-        return min(count, fixed) + math.ceil(max(0, count - fixed) * batch / chain.batch)
+    def size(num_bytes: int, fixed: int = 0) -> int:
+        return min(num_bytes, fixed) + math.ceil(max(0, num_bytes - fixed) * batch / chain.batch)
 
-    def grown(names: str, unit: Unit, fixed: int = 0) -> dict[str, int]:
-        return {name: size(getattr(unit, name), fixed) for name in names.split()}
-
-    saved = "saved_bytes input_bytes forward_working_bytes recomputing_working_bytes passing_working_bytes"
-    units = tuple(
-        unit.model_copy(
-            update={
-                **{name: getattr(unit, name) * factor for name in ("forward_s", "backward_s")},
-                **grown(saved, unit),
-                **grown("backward_working_bytes piecemeal_bytes", unit, unit.gradient_bytes),
-            }
-        )
-        for unit in chain.units
-    )
-    update: dict[str, object] = {name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")}
+    units = []
+    for unit in chain.units:
+        update: dict[str, object] = {name: getattr(unit, name) * factor for name in ("forward_s", "backward_s")}
+        for name in _ACTIVATIONS:
+            update[name] = size(getattr(unit, name))
+        for name in ("backward_working_bytes", "piecemeal_bytes"):
+            update[name] = size(getattr(unit, name), unit.gradient_bytes)
+        units.append(unit.model_copy(update=update))
+    update = {"batch": batch, "units": tuple(units)}
+    update |= {name: getattr(chain, name) * factor for name in ("before_s", "turn_s", "after_s")}
     update |= {name: size(getattr(chain, name)) for name in ("output_bytes", "outside_bytes")}
-    for part in ("turn", "after"):
-        update[f"{part}_bytes"] = size(getattr(chain, f"{part}_bytes"), getattr(chain, f"{part}_gradient_bytes"))
-    return chain.model_copy(update={**update, "batch": batch, "units": units})
+    update["turn_bytes"] = size(chain.turn_bytes, chain.turn_gradient_bytes)
+    update["after_bytes"] = size(chain.after_bytes, chain.after_gradient_bytes)
+    return chain.model_copy(update=update)
 
 
 def in_core_bytes(chain: Chain) -> int:
-    """What training holds in core."""
+    """Returns the peak of a pass without recomputing and swapping, in bytes."""
     return fixed_plan(chain, None, "none", "none").predicted.peak_bytes
 
 
 def saves_nothing(peak_bytes: int, in_core: int) -> bool:
-    """Whether a pass with this peak is as good as in core, where training holds `in_core` bytes."""
+    """Returns whether a peak is hardly below `in_core`, the peak of training in core, both in bytes."""
     return peak_bytes > (1 - LEAST_SAVING) * in_core
 
 
@@ -164,31 +171,34 @@ def point(
     known: Iterable[Sequence[PlannedBlock]] = (),
     effort: int = CURVE_EFFORT,
 ) -> CapacityPoint:
-    """A method with the chain's batch. One that treats all blocks alike does not know of the capacity: it fits or not.
+    """Returns the plan of a method for the chain's batch, if it fits the capacity.
 
-    `rates`: of transfers; None: methods that swap do not fit. `method`: train.recompute and train.swap. `starts`: units
-    with which blocks begin; None: every unit, or what the planner chooses.
+    Without `rates`, methods that swap do not fit. `starts` are the units with which blocks begin; None: every unit, or
+    those that the planner chooses.
     """
     recompute, swap = method
     plan: BlockPlan | None = None
-    if swap == "none" or rates is not None:
-        if "planned" in method:
-            try:
-                plan = plan_blocks(
-                    chain,
-                    rates if swap == "planned" else None,
-                    capacity_bytes,
-                    recompute=recompute == "planned",
-                    swap=swap == "planned",
-                    starts=starts,
-                    known=known,
-                    effort=effort,
-                )
-            except DoesNotFitError:
-                plan = None
-        else:
-            plan = fixed_plan(chain, rates if swap != "none" else None, recompute, swap, starts=starts)
-            plan = plan if plan.predicted.peak_bytes <= capacity_bytes else None
+    if swap == "none":
+        rates = None
+    if swap != "none" and rates is None:
+        pass
+    elif "planned" in method:
+        may_recompute, may_swap = recompute == "planned", swap == "planned"
+        with suppress(DoesNotFitError):
+            plan = plan_blocks(
+                chain,
+                rates if may_swap else None,
+                capacity_bytes,
+                recompute=may_recompute,
+                swap=may_swap,
+                starts=starts,
+                known=known,
+                effort=effort,
+            )
+    else:
+        fixed = fixed_plan(chain, rates, recompute, swap, starts=starts)
+        if fixed.predicted.peak_bytes <= capacity_bytes:
+            plan = fixed
     return CapacityPoint(method=method, batch=chain.batch, capacity_bytes=capacity_bytes, plan=plan)
 
 
@@ -201,13 +211,13 @@ def against_batch(
     *,
     starts: Sequence[int] | None = None,
 ) -> tuple[CapacityPoint, ...]:
-    """Returns the points of a method with one capacity, batch by batch; each plan begins with the one before."""
+    """Returns the points of a method with one capacity, by batch; each search begins with the plan before."""
     points: list[CapacityPoint] = []
-    blocks: list[Sequence[PlannedBlock]] = []
+    known: list[Sequence[PlannedBlock]] = []
     for batch in batches:
-        points.append(point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=blocks))
-        plan = points[-1].plan
-        blocks = [] if plan is None else [plan.blocks]
+        batch_point = point(scaled(chain, batch), rates, method, capacity_bytes, starts=starts, known=known)
+        points.append(batch_point)
+        known = [batch_point.plan.blocks] if batch_point.plan else []
     return tuple(points)
 
 
@@ -219,24 +229,29 @@ def largest_batch(
     *,
     starts: Sequence[int] | None = None,
 ) -> int:
-    """The largest batch that fits, whatever its time; 0: none does. At most `LARGEST_BATCH`."""
+    """Returns the largest batch that fits, at most `LARGEST_BATCH`; 0 if none does."""
     recompute, swap = method
-    if swap != "none" and rates is None:
+    if swap == "none":
+        rates = None
+    elif rates is None:
         return 0
 
-    def does(batch: int) -> bool:
-        other = scaled(chain, batch)
+    def fits_batch(batch: int) -> bool:
+        chain_of_batch = scaled(chain, batch)
         if "planned" in method:
             may_recompute, may_swap = recompute == "planned", swap == "planned"
-            return fits(other, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
-        plan = fixed_plan(other, rates if swap != "none" else None, recompute, swap, starts=starts)
+            return fits(chain_of_batch, capacity_bytes, recompute=may_recompute, swap=may_swap, starts=starts)
+        plan = fixed_plan(chain_of_batch, rates, recompute, swap, starts=starts)
         return plan.predicted.peak_bytes <= capacity_bytes
 
     low, high = 0, 1
-    while high < LARGEST_BATCH and does(high):
+    while high < LARGEST_BATCH and fits_batch(high):
         low, high = high, 2 * high
     high = min(high, LARGEST_BATCH + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if does(middle) else (low, middle)
+        if fits_batch(middle):
+            low = middle
+        else:
+            high = middle
     return low

@@ -1,18 +1,18 @@
-"""Plans that fit, by dynamic programming over the chain: what has to be held does not depend on times.
+"""Plans that fit, by dynamic programming over the chain, and a local search among them.
 
-When all swap-outs have ended, a block's forward and backward pass find held what earlier blocks leave on the device,
-whatever the order of events (`dlbench.perfmodels.out_of_core.simulator`). So a plan fits just when each block finds its
-room besides that sum, and of two ways to treat the first units the one that leaves less is never the worse one. Times
-count here by a price: recomputing at its length, moving at `price` times the length of its transfer.
+When all swap-outs have ended, the bytes on the device when a block runs are those that earlier blocks leave there,
+whatever the order of events (`dlbench.perfmodels.out_of_core.simulator`). So a plan fits if each block fits in addition
+to that sum, and of two partial plans for the first units the one that leaves less is never worse. The price of a
+partial plan is the time of recomputing plus `price` times the time of its transfers.
 
-The search for a plan begins with every method that treats all blocks alike, with those where as many of the first, the
-largest or the cheapest blocks are treated so as are needed to fit, and with the cheapest plans that fit at some prices
-of moving, which choose where blocks begin as well; so what is found is never worse than any of these. Offloading is
-none of them: it waits for each transfer, and may fit where swapping in a plan does not.
+The search begins with every method that treats all blocks equally, with plans that treat only as many of the first,
+the largest or the cheapest blocks so as are needed to fit, and with the cheapest plans that fit at some prices of
+moving, which also choose where blocks begin; the result is never worse than any of these. Offloading is not among
+them: it waits for each transfer, and may fit when no plan that swaps does.
 
-A plan is made better by changing one block, or two, or where a block begins, as long as the simulated pass gets
-shorter. Where nothing near helps, some blocks are changed at random (always in the same way) and the search goes on
-from there. It ends when its simulations are used up, so that it takes a bounded time and always finds the same.
+A descent changes one block, or two, or where a block begins, as long as the simulated pass gets shorter. Then some
+blocks are changed at random (with a fixed seed) for the next descent. The search ends when its simulations are used up,
+so it takes a bounded time and always gives the same result.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from dlbench.units import format_bytes
 
 Blocks = tuple[tuple[int, int, Decision], ...]  # First unit, last unit and decision of each block.
 
-FRONT = 12  # Ways to treat the first units that are followed at a time: from the one that leaves least to the fastest.
-EFFORT = 120_000  # Blocks that are simulated at most; about 3 microseconds each.
-PATIENCE = 30  # Random changes in a row that may come to nothing.
-NEAR = 4  # How many blocks apart two may be that are changed together, where there are more than `FEW`.
-FEW = 16
+FRONT = 12  # Partial plans that are continued at a time: from the one that leaves the least bytes to the fastest.
+EFFORT = 120_000  # Largest number of simulated blocks; about 3 microseconds each.
+PATIENCE = 30  # Random changes in a row without a better plan after which the search ends.
+NEAR = 4  # Largest distance of two blocks that are changed together, in plans of more than `FEW` blocks.
+FEW = 16  # Units or blocks up to which all combinations are tried.
 LONGEST = 8  # Units of a block in the first plans, in chains of more than `FEW` units.
 PRICES = (0.0, 0.1, 0.3, 1.0, 3.0)  # Seconds of computing that a second of moving may cost; hidden transfers cost 0.
-DESCENTS = 4  # First plans that are made better.
+DESCENTS = 4  # First plans from which a descent begins.
 
 
-_Way = tuple[int, float, int, tuple[int, int, Decision] | None, "_Way | None"]
-"""What the blocks so far leave on the device, their price in seconds, the most that they need at a time, the last of
-them, and the way before it. Plain, as hundreds of thousands are made."""
+_PartialPlan = tuple[int, float, int, tuple[int, int, Decision] | None, "_PartialPlan | None"]
+"""Bytes that the blocks so far leave on the device, their price in seconds, the most bytes that they need at a time,
+the last block, and the partial plan before it. A plain tuple, because there are hundreds of thousands."""
 
 
 def cheapest_fitting(
@@ -54,57 +54,59 @@ def cheapest_fitting(
     *,
     front: int = FRONT,
 ) -> tuple[Blocks, int] | None:
-    """The plan of the least price that was found, and its peak in bytes of activations; None: no plan fits.
+    """Returns the plan of the lowest price and its peak in bytes of activations; None if no plan fits.
 
-    None is exact; the price is exact where `front` ways are enough.
-
-    `setting`: of the pass; its budget must hold the peak. `spans`: first and last units that blocks may have. `price`:
-    what a second of moving costs, in seconds of computing. `front`: ways that are followed at a time.
+    None is exact; the price is the lowest one only if `front` partial plans are enough. The budget of `setting` must
+    hold the peak. `spans` are the first and last units of possible blocks. `price` is the cost of a second of moving in
+    seconds of computing. `front` is the number of partial plans that are continued at a time.
     """
     units = costs.chain.units
-    per_byte, each = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
-    after: list[list[int]] = [[] for _ in units]
+    price_per_byte, price_per_storage = price * (setting.in_s + setting.out_s) / 2, price * setting.latency_s
+    last_units: list[list[int]] = [[] for _ in units]  # Last units of the blocks that begin with each unit.
     for first, last in spans:
-        after[first].append(last)
-    ways: list[list[_Way]] = [[] for _ in range(len(units) + 1)]
+        last_units[first].append(last)
+    plans: list[list[_PartialPlan]] = [[] for _ in range(len(units) + 1)]  # Partial plans before each unit.
     if setting.last_bytes <= setting.budget:
-        ways[0].append((0, 0.0, setting.last_bytes, None, None))
+        plans[0].append((0, 0.0, setting.last_bytes, None, None))
     for first in range(len(units)):
-        known = _thinned(ways[first], front)
-        for last in after[first] if known else ():
+        front_plans = _thinned(plans[first], front)
+        if not front_plans:
+            continue
+        for last in last_units[first]:
             for decision in decisions:
                 cost = costs.of(first, last, decision)
-                seconds = cost.forward_s if cost.recomputes else 0.0
-                seconds += cost.moved_bytes * per_byte + cost.moved_count * each
+                seconds = cost.moved_bytes * price_per_byte + cost.moved_count * price_per_storage
+                if cost.recomputes:
+                    seconds += cost.forward_s
                 stays = cost.own_bytes + cost.kept_bytes
                 forward = cost.input_bytes + cost.forward_bytes
                 needed = max(forward, stays + cost.gradients_before_bytes + cost.backward_bytes)
                 gain = stays - cost.freed_bytes
-                ways[last + 1].extend(
-                    (way[0] + gain, way[1] + seconds, max(way[2], way[0] + needed), (first, last, decision), way)
-                    for way in known
-                    if way[0] + needed <= setting.budget
+                plans[last + 1].extend(
+                    (plan[0] + gain, plan[1] + seconds, max(plan[2], plan[0] + needed), (first, last, decision), plan)
+                    for plan in front_plans
+                    if plan[0] + needed <= setting.budget
                 )
     turn = setting.output_bytes + setting.turn_bytes
-    ended = _thinned([way for way in ways[-1] if way[0] + turn <= setting.budget], front)
-    if not ended:
+    complete = _thinned([plan for plan in plans[-1] if plan[0] + turn <= setting.budget], front)
+    if not complete:
         return None
-    best = min(ended, key=itemgetter(1, 2))
+    best = min(complete, key=itemgetter(1, 2))
     peak = max(best[2], best[0] + turn)
     blocks = []
-    way: _Way | None = best
-    while way is not None and way[3] is not None:
-        blocks.append(way[3])
-        way = way[4]
+    plan: _PartialPlan | None = best
+    while plan is not None and plan[3] is not None:
+        blocks.append(plan[3])
+        plan = plan[4]
     return tuple(reversed(blocks)), peak
 
 
-def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:
-    """Those that no other way beats in both, at most `front` of them: the first leaves the least."""
-    best: list[_Way] = []
-    for way in sorted(ways, key=itemgetter(0, 1)):
-        if not best or way[1] < best[-1][1]:
-            best.append(way)
+def _thinned(plans: Sequence[_PartialPlan], front: int) -> list[_PartialPlan]:
+    """Returns at most `front` Pareto-optimal plans in bytes left and price; the first leaves the least."""
+    best: list[_PartialPlan] = []
+    for plan in sorted(plans, key=itemgetter(0, 1)):
+        if not best or plan[1] < best[-1][1]:
+            best.append(plan)
     if len(best) <= front:
         return best
     if front == 1:
@@ -113,52 +115,52 @@ def _thinned(ways: Sequence[_Way], front: int) -> list[_Way]:
 
 
 class DoesNotFitError(EnvironmentLacksError):
-    """No plan fits the capacity; `smallest_bytes` would do."""
+    """No plan fits the capacity; `smallest_bytes` would suffice."""
 
     def __init__(self, chain: Chain, capacity_bytes: int, smallest_bytes: int) -> None:
         self.smallest_bytes = smallest_bytes
         super().__init__(
-            f"training does not fit into {format_bytes(capacity_bytes)} even so: needs at least "
+            f"training does not fit into {format_bytes(capacity_bytes)} with any plan: it needs at least "
             f"{exact_bytes(smallest_bytes)}: {largest_items(chain, smallest_bytes)}"
         )
 
 
 def allowed(*, recompute: bool, swap: bool) -> tuple[Decision, ...]:
-    """Decisions that a plan may take."""
-    every: tuple[tuple[Decision, bool], ...] = (
-        ("keep", True),
-        ("swap", swap),
-        ("recompute", recompute),
-        ("recompute-swap", recompute and swap),
-    )
-    return tuple(decision for decision, may in every if may)
+    """Returns the decisions that a plan may take."""
+    decisions: list[Decision] = ["keep"]
+    if swap:
+        decisions.append("swap")
+    if recompute:
+        decisions.append("recompute")
+    if recompute and swap:
+        decisions.append("recompute-swap")
+    return tuple(decisions)
 
 
 def smallest_capacity(chain: Chain, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None) -> int:
-    """Bytes of the smallest capacity that some plan fits; no plan fits one byte less.
+    """Returns the bytes of the smallest capacity that some plan fits; no plan fits one byte less.
 
-    Where blocks may be swapped, single units as blocks need the least: nothing else has to be held, and a block needs
-    no less than each of its units by itself. Otherwise all ways to cut the chain count.
-
-    `starts`: units with which blocks begin; None: all ways to cut the chain.
+    If blocks may be swapped, single units as blocks need the least: no other activations have to be held, and a block
+    needs no less than each of its units alone. Otherwise all ways to cut the chain are tried, unless `starts` are
+    given, the units with which blocks begin.
     """
-    most = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
-    assert most is not None, "without a limit everything fits"
-    least = 0
-    while least < most:
-        middle = (least + most) // 2
-        found = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
-        if found is None:
-            least = middle + 1
+    high = _least_peak(chain, None, recompute=recompute, swap=swap, starts=starts)
+    assert high is not None, "without a limit everything fits"
+    low = 0
+    while low < high:
+        middle = (low + high) // 2
+        peak = _least_peak(chain, middle, recompute=recompute, swap=swap, starts=starts)
+        if peak is None:
+            low = middle + 1
         else:
-            most = found
-    return chain.fixed_bytes + most
+            high = peak
+    return chain.fixed_bytes + high
 
 
 def fits(
     chain: Chain, capacity_bytes: int, *, recompute: bool, swap: bool, starts: Sequence[int] | None = None
 ) -> bool:
-    """Whether some plan fits the capacity."""
+    """Returns whether some plan fits the capacity."""
     budget = capacity_bytes - chain.fixed_bytes
     return budget >= 0 and _least_peak(chain, budget, recompute=recompute, swap=swap, starts=starts) is not None
 
@@ -166,15 +168,22 @@ def fits(
 def _least_peak(
     chain: Chain, budget: int | None, *, recompute: bool, swap: bool, starts: Sequence[int] | None
 ) -> int | None:
-    """Peak of activations of some plan that keeps to the budget; None: there is none."""
-    spans = cut(chain, starts) if starts is not None or swap or not recompute else spans_of(chain)
-    setting = PassSetting.of(chain, None, None if budget is None else chain.fixed_bytes + budget)
-    found = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
-    return None if found is None else found[1]
+    """Returns the peak of activations of some plan within the budget, in bytes; None if there is no such plan."""
+    if starts is None and recompute and not swap:
+        spans = spans_of(chain)
+    else:
+        spans = cut(chain, starts)
+    capacity = None if budget is None else chain.fixed_bytes + budget
+    setting = PassSetting.of(chain, None, capacity)
+    plan = cheapest_fitting(BlockCosts(chain), setting, allowed(recompute=recompute, swap=swap), spans, 0.0, front=1)
+    if plan is None:
+        return None
+    _, peak = plan
+    return peak
 
 
 def largest_items(chain: Chain, smallest_bytes: int) -> str:
-    """What takes most of the smallest capacity, in words."""
+    """Returns the three largest items of the smallest capacity, in words."""
     outputs = [*(unit.input_bytes for unit in chain.units[1:]), chain.output_bytes]
     sizes = [
         unit.input_bytes + unit.saved_bytes + max(output, unit.backward_working_bytes)
@@ -182,21 +191,23 @@ def largest_items(chain: Chain, smallest_bytes: int) -> str:
     ]
     largest = chain.units[sizes.index(max(sizes))].name
     passing = smallest_bytes - chain.fixed_bytes
-    what = f"activations, their gradients and workspace (the largest: {largest})"
+    passing_title = f"activations, their gradients and workspace (the largest: {largest})"
     if passing == last_bytes(chain):
-        what = "gradients and what the optimiser's update works with"
+        passing_title = "gradients and workspace of the optimizer's update"
     items = [
-        (chain.state_bytes, "parameters and optimiser state"),
+        (chain.state_bytes, "parameters and optimizer state"),
         (chain.exchange_bytes, "buffers of the exchange"),
         (chain.outside_bytes, "batch and modules before the chain"),
-        (passing, what),
+        (passing, passing_title),
     ]
-    return ", ".join(f"{format_bytes(size)} {what}" for size, what in sorted(items, reverse=True)[:3] if size > 0)
+    return ", ".join(f"{format_bytes(size)} {title}" for size, title in sorted(items, reverse=True)[:3] if size > 0)
 
 
 def exact_bytes(count: int) -> str:
-    """Bytes as text that can be given as a capacity, and in words."""
-    return f"{count} B" if count < 1024 else f"{count} B ({format_bytes(count)})"
+    """Returns bytes exactly, as text that can be given as a capacity, and rounded if they are many."""
+    if count < 1024:
+        return f"{count} B"
+    return f"{count} B ({format_bytes(count)})"
 
 
 def best_found(
@@ -209,7 +220,7 @@ def best_found(
     known: Sequence[Blocks] = (),
     effort: int = EFFORT,
 ) -> Blocks | None:
-    """The best plan that was found; None where none fits."""
+    """Returns the best plan of the search; None if no plan fits."""
     return _Search(chain, PassSetting.of(chain, rates, capacity_bytes), decisions, starts, effort).run(known)
 
 
@@ -228,69 +239,68 @@ class _Search:
         self._decisions = decisions
         self._spans = cut(chain, starts)
         self._pinned = starts is not None
-        self._left = effort
+        self._effort_left = effort  # Blocks that may still be simulated.
         self._random = random.Random(0)
-        self._useful = chain.useful_s
-        self._seen: dict[Blocks, float] = {}
+        self._useful = chain.useful_s  # Seconds of a pass in core.
+        self._rated: dict[Blocks, float] = {}  # Seconds of the pass of each plan that was simulated.
         self.best: Blocks | None = None
         self.least = math.inf
 
     def run(self, known: Sequence[Blocks] = ()) -> Blocks | None:
-        """First plans, descents from the best of them, and random changes."""
+        """Rates first plans, descends from the best of them, and tries random changes."""
         keep = self._plan(["keep"] * len(self._spans))
         if self.rate(keep) < math.inf:
             return keep
-        rated = sorted(
-            (self.rate(plan), number, plan) for number, plan in enumerate(dict.fromkeys((*known, *self._first_plans())))
-        )
-        rated = [found for found in rated if found[0] < math.inf]
+        plans = enumerate(dict.fromkeys((*known, *self._first_plans())))
+        rated = sorted((self.rate(plan), number, plan) for number, plan in plans)
+        rated = [(seconds, number, plan) for seconds, number, plan in rated if seconds < math.inf]
         if not rated:
             return None
         self.least, _, self.best = rated[0]
-        for least, _, plan in rated[:DESCENTS]:
-            self._keep(*self._descend(plan, least))
+        for seconds, _, plan in rated[:DESCENTS]:
+            self._update_best(*self._descend(plan, seconds))
         idle = 0
-        while idle < PATIENCE and self._left > 0 and self.least > self._useful * (1 + 1e-9):
-            shaken = list(self.best)
+        while idle < PATIENCE and self._effort_left > 0 and self.least > self._useful * (1 + 1e-9):
+            blocks = list(self.best)
             for _ in range(self._random.randint(2, 4)):
-                block = self._random.randrange(len(shaken))
-                shaken[block] = (*shaken[block][:2], self._random.choice(self._decisions))
-            changed = tuple(shaken)
-            least = self.rate(changed)
-            if least < math.inf and self._keep(*self._descend(changed, least)):
+                block = self._random.randrange(len(blocks))
+                blocks[block] = (*blocks[block][:2], self._random.choice(self._decisions))
+            changed = tuple(blocks)
+            seconds = self.rate(changed)
+            if seconds < math.inf and self._update_best(*self._descend(changed, seconds)):
                 idle = 0
             else:
                 idle += 1
         return self._lightened(self.best)
 
-    def _keep(self, plan: Blocks, least: float) -> bool:
-        if least < self.least * (1 - 1e-9):
-            self.best, self.least = plan, least
+    def _update_best(self, plan: Blocks, seconds: float) -> bool:
+        if seconds < self.least * (1 - 1e-9):
+            self.best, self.least = plan, seconds
             return True
         return False
 
     def rate(self, plan: Blocks, cutoff: float = math.inf) -> float:
-        """Seconds of the pass; infinite where it does not fit, or takes `cutoff` or more."""
-        known = self._seen.get(plan)
-        if known is not None:
-            return known
+        """Returns the seconds of the pass; infinite if it does not fit, or takes `cutoff` or more."""
+        seconds = self._rated.get(plan)
+        if seconds is not None:
+            return seconds
         costs = self._costs.of_all(plan)
         setting = self._setting
-        again = sum(cost.forward_s for cost in costs if cost.recomputes)
-        if self._useful + again >= cutoff:
+        recompute_s = sum(cost.forward_s for cost in costs if cost.recomputes)
+        if self._useful + recompute_s >= cutoff:
             return math.inf
-        self._left -= len(costs)
-        done = begin(costs, setting)
-        forward(done, costs, range(len(costs)), setting)
-        if done.peak <= setting.budget:
-            backward(done, costs, setting, cutoff=cutoff)
-        if done.peak > setting.budget:
-            self._seen[plan] = math.inf
+        self._effort_left -= len(costs)
+        state = begin(costs, setting)
+        forward(state, costs, range(len(costs)), setting)
+        if state.peak <= setting.budget:
+            backward(state, costs, setting, cutoff=cutoff)
+        if state.peak > setting.budget:
+            self._rated[plan] = math.inf
             return math.inf
-        if done.clock >= cutoff:
+        if state.clock >= cutoff:
             return math.inf
-        self._seen[plan] = done.clock
-        return done.clock
+        self._rated[plan] = state.clock
+        return state.clock
 
     def _first_plans(self) -> Iterator[Blocks]:
         keep: list[Decision] = ["keep"] * len(self._spans)
@@ -299,107 +309,123 @@ class _Search:
             yield self._plan([decision] * len(keep))
             for order in ([*range(len(keep))], *self._orders()):
                 yield self._shortest(order, decision)
-        longest = None if len(self._chain.units) <= FEW else LONGEST
-        spans = self._spans if self._pinned else spans_of(self._chain, longest)
-        without = [decision for decision in self._decisions if decision in ("keep", "recompute")]
-        for decisions, price in ((without, 0.0), *((self._decisions, price) for price in PRICES)):
-            found = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
-            if found is not None:
-                yield found[0]
+        if self._pinned:
+            spans = self._spans
+        elif len(self._chain.units) <= FEW:
+            spans = spans_of(self._chain)
+        else:
+            spans = spans_of(self._chain, LONGEST)
+        without_swap = [decision for decision in self._decisions if decision in ("keep", "recompute")]
+        for decisions, price in ((without_swap, 0.0), *((self._decisions, price) for price in PRICES)):
+            plan = cheapest_fitting(self._costs, self._setting, decisions, spans, price)
+            if plan is not None:
+                blocks, _ = plan
+                yield blocks
 
     def _shortest(self, order: Sequence[int], decision: Decision) -> Blocks:
-        """This many of the first blocks in this order as a plan needs to fit; all where that is not enough."""
+        """Returns the plan with the decision for as many of the first blocks in this order as are needed to fit.
+
+        If all are not enough, all have it.
+        """
 
         def plan(count: int) -> Blocks:
-            some: list[Decision] = ["keep"] * len(order)
+            decisions: list[Decision] = ["keep"] * len(order)
             for block in order[:count]:
-                some[block] = decision
-            return self._plan(some)
+                decisions[block] = decision
+            return self._plan(decisions)
 
         low, high = 0, len(order)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (low, middle) if self.rate(plan(middle)) < math.inf else (middle, high)
+            if self.rate(plan(middle)) < math.inf:
+                high = middle
+            else:
+                low = middle
         return plan(high)
 
     def _orders(self) -> Iterator[list[int]]:
-        kept = [self._costs.of(*span, "keep") for span in self._spans]
-        sizes = [cost.own_bytes + cost.kept_bytes for cost in kept]
-        yield sorted(range(len(kept)), key=lambda block: kept[block].forward_s / max(1, sizes[block]))
-        yield sorted(range(len(kept)), key=lambda block: -sizes[block])
+        costs = [self._costs.of(*span, "keep") for span in self._spans]
+        sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
+        yield sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
+        yield sorted(range(len(costs)), key=lambda block: -sizes[block])
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))
 
-    def _descend(self, plan: Blocks, least: float) -> tuple[Blocks, float]:
-        """The plan that is left when no change of one block, or of two near each other, makes it shorter."""
+    def _descend(self, plan: Blocks, seconds: float) -> tuple[Blocks, float]:
+        """Returns the plan and its seconds when no change of one block, or of two near each other, makes it shorter."""
         pairs = False
-        while self._left > 0:
-            better, value = self._round(plan, least, pairs=pairs)
-            if value < least:
-                plan, least, pairs = better, value, False
+        while self._effort_left > 0:
+            better, better_seconds = self._round(plan, seconds, pairs=pairs)
+            if better_seconds < seconds:
+                plan, seconds, pairs = better, better_seconds, False
             elif not pairs:
                 pairs = True
             else:
                 break
-        return plan, least
+        return plan, seconds
 
-    def _round(self, plan: Blocks, least: float, *, pairs: bool) -> tuple[Blocks, float]:
-        """Looks once at every block, and takes what is better at once."""
+    def _round(self, plan: Blocks, seconds: float, *, pairs: bool) -> tuple[Blocks, float]:
+        """Tries changes of each block once, and continues from each better plan."""
+        changes = self._pairs if pairs else self._changes
         block = 0
-        while block < len(plan) and self._left > 0:
-            for changed in self._pairs(plan, block) if pairs else self._changes(plan, block):
-                value = self.rate(changed, least)
-                if value < least * (1 - 1e-9):
-                    plan, least = changed, value
+        while block < len(plan) and self._effort_left > 0:
+            for changed in changes(plan, block):
+                changed_seconds = self.rate(changed, seconds)
+                if changed_seconds < seconds * (1 - 1e-9):
+                    plan, seconds = changed, changed_seconds
                     break
             else:
                 block += 1
                 continue
             if pairs:
                 break
-        return plan, least
+        return plan, seconds
 
     def _changes(self, plan: Blocks, block: int) -> Iterator[Blocks]:
-        first, last, now = plan[block]
+        """Yields plans in which a block has another decision or borders."""
+        first, last, decision = plan[block]
         head, tail = plan[:block], plan[block + 1 :]
-        for decision in self._decisions:
-            if decision != now:
-                yield (*head, (first, last, decision), *tail)
+        for other in self._decisions:
+            if other != decision:
+                yield (*head, (first, last, other), *tail)
         if self._pinned:
             return
         if tail:
-            (after, end, then), tail = tail[0], tail[1:]
-            if self._chain.units[after].joins:
-                for decision in dict.fromkeys((now, then, *self._decisions[2:3])):
-                    yield (*head, (first, end, decision), *tail)
-                if after < end:
-                    yield (*head, (first, after, now), (after + 1, end, then), *tail)
+            next_first, next_last, next_decision = tail[0]
+            if self._chain.units[next_first].joins:
+                for other in dict.fromkeys((decision, next_decision, *self._decisions[2:3])):
+                    yield (*head, (first, next_last, other), *tail[1:])
+                if next_first < next_last:
+                    yield (*head, (first, next_first, decision), (next_first + 1, next_last, next_decision), *tail[1:])
                 if last > first:
-                    yield (*head, (first, last - 1, now), (last, end, then), *tail)
-            tail = plan[block + 1 :]
+                    yield (*head, (first, last - 1, decision), (last, next_last, next_decision), *tail[1:])
         if last > first:
             for second in sorted({(first + last + 1) // 2, first + 1, last}):
-                yield (*head, (first, second - 1, now), (second, last, now), *tail)
+                yield (*head, (first, second - 1, decision), (second, last, decision), *tail)
 
     def _pairs(self, plan: Blocks, block: int) -> Iterator[Blocks]:
-        first, last, now = plan[block]
-        near = len(plan) if len(plan) <= FEW else NEAR
-        for other in range(block + 1, min(len(plan), block + near + 1)):
-            for decision in self._decisions:
-                for second in self._decisions:
-                    if decision != now and second != plan[other][2]:
+        """Yields plans in which a block and one near it have other decisions."""
+        first, last, decision = plan[block]
+        end = len(plan)
+        if len(plan) > FEW:
+            end = min(end, block + NEAR + 1)
+        for second in range(block + 1, end):
+            second_first, second_last, second_decision = plan[second]
+            for new in self._decisions:
+                for second_new in self._decisions:
+                    if new != decision and second_new != second_decision:
                         changed = list(plan)
-                        changed[block] = (first, last, decision)
-                        changed[other] = (*plan[other][:2], second)
+                        changed[block] = (first, last, new)
+                        changed[second] = (second_first, second_last, second_new)
                         yield tuple(changed)
 
     def _lightened(self, plan: Blocks) -> Blocks:
-        """With less moved and recomputed, where the pass takes no longer for it."""
+        """Returns the plan with less moved and recomputed, if the pass takes no longer."""
         for block in range(len(plan)):
-            first, last, now = plan[block]
-            for decision in self._decisions[: self._decisions.index(now)]:
-                changed = (*plan[:block], (first, last, decision), *plan[block + 1 :])
+            first, last, decision = plan[block]
+            for lighter in self._decisions[: self._decisions.index(decision)]:
+                changed = (*plan[:block], (first, last, lighter), *plan[block + 1 :])
                 if self.rate(changed) <= self.least * (1 + 1e-9):
                     plan = changed
                     break

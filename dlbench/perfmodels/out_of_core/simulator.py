@@ -1,55 +1,51 @@
-"""One pass over a chain of blocks on three resources: computing, the way out of the device, and the way back.
+"""A simulated pass over a chain of blocks on three resources: computing, swap-outs and swap-ins.
 
-The rules, which the executor (`dlbench.node.out_of_core`) follows too. Bytes of a block are those of
-`dlbench.perfmodels.out_of_core.blocks`; budget = capacity - what no plan can move (`Chain.fixed_bytes`); *held* is the
-sum of all activations and gradients that are on the device, or have room reserved there.
+The executor (`dlbench.node.out_of_core`) follows the same rules. Bytes of a block are those of
+`dlbench.perfmodels.out_of_core.blocks`; budget = capacity - `Chain.fixed_bytes`, which no plan can move; *held* is the
+sum of all activations and gradients that are on the device, or have memory reserved there.
 
 **Forward pass of block b**, first to last:
 
-1. It starts when held + `forward_bytes` <= budget. Until then it waits for the oldest swap-out that is not finished,
-   and for the next one, in order.
-2. It holds `forward_bytes` more while it runs; afterwards its `own_bytes` and its output stay. Its input goes but for
-   its `kept_bytes`.
-3. A block that moves something appends its `moved_bytes` to the way out, which works in order, one storage at a time,
-   each latency + bytes / rate. When its `moved_count` storages have left, `freed_bytes` are freed.
+1. It starts when held + `forward_bytes` <= budget. Until then it waits for the swap-outs that have not ended, the
+   oldest first.
+2. It holds `forward_bytes` more while it runs; afterwards its `own_bytes`, its output and its `kept_bytes` of its input
+   stay.
+3. A block that moves bytes appends its `moved_bytes` to the swap-outs, which run in order, one storage at a time, each
+   latency + bytes / rate. When its `moved_count` storages have left, `freed_bytes` are freed.
 
-**Turn**: head and loss (`turn_s`) start when held + `turn_bytes` <= budget, and wait likewise; then the chain's output
-goes, and the gradients of the head's parameters stay.
+**Turn**: head and loss (`turn_s`) start when held + `turn_bytes` <= budget, and wait in the same way; then the chain's
+output is freed, and the gradients of the head's parameters stay.
 
 **Backward pass of block b**, last to first:
 
-1. *Issuing*, at the start of the backward pass and at the end of each block's: the blocks that have not been issued
-   are looked at in backward order, as long as the first of them can be issued; none overtakes another.
+1. *Issuing*, at the start of the backward pass and after each block: blocks are issued in backward order as long as the
+   next one can be; none overtakes another.
 
-   - keep: nothing to do.
-   - swap: needs room for `freed_bytes`; they are reserved, and its `moved_bytes` are appended to the way in,
-     which works like the way out.
-   - recompute: nothing is reserved.
-   - recompute-swap: as swap.
-   - **Still here**: a block whose swap-out is not finished needs no transfer and no more room: its tensors stay as
-     they are. It is among those that never leave (`Schedule.leaving`): training does not send it. What such a swap-out
-     slowed computing down until then is not taken back.
-   - **Owed room**: what is issued beyond a block that has not started must leave it the room that it will need: all
-     `freed_bytes` issued beyond it, those still here included, may be at most its `spare` = budget - what is held when
-     it starts if nothing is issued beyond it - `backward_bytes`.
-2. A block that has not been issued when its turn comes waits for the oldest swap-out that is not finished, then
-   issuing is tried again, and so on. (Were tensors issued at the ends of blocks alone, the first block of the backward
-   pass could wait for ever.) It waits likewise until held + `backward_bytes` <= budget. If no swap-out is left, nothing
-   can make room: the plan does not fit.
-3. It starts when its transfer has ended; recomputing comes first.
-4. At its end all of that, its `own_bytes` and its `kept_bytes` go, but for the `gradient_bytes` of its parameters.
+   - keep and recompute: nothing is reserved.
+   - swap and recompute-swap: `freed_bytes` must be free; they are reserved, and `moved_bytes` are appended to the
+     swap-ins, which run like the swap-outs.
+   - A block whose swap-out has not ended needs no transfer and no more memory: its tensors stay. It is not in
+     `Schedule.leaving`: training does not send it. The slowdown of computing by such a swap-out until then remains.
+   - Blocks that are issued before a block has started must leave it the memory that it will need: their `freed_bytes`,
+     also of tensors that stayed, may be at most its `spare` = budget - held when it starts if no block behind it is
+     issued - `backward_bytes`.
+2. A block that has not been issued when its turn comes waits for the oldest swap-out that has not ended, then issuing
+is tried again, and so on. (If blocks were only issued after other blocks, the first one of the backward pass could wait
+for ever.) In the same way it waits until held + `backward_bytes` <= budget. If all swap-outs have ended, no memory will
+become free: the plan does not fit. 3. It starts when its transfer has ended; recomputing comes first. 4. At its end all
+of that, its `own_bytes` and its `kept_bytes` are freed, except the `gradient_bytes` of its parameters.
 
-What is before the chain takes `after_bytes`, and the optimizer's update `update_bytes`, besides all gradients.
+Modules before the chain take `after_bytes`, and the optimizer's update `update_bytes`, in addition to all gradients.
 
-Whether a plan fits does not depend on times: waiting lets every swap-out end, and what is issued beyond a block leaves
-it its room. Where it does not fit, the simulator goes on as if there was room.
+Whether a plan fits does not depend on times: every swap-out ends while a block waits, and issued blocks leave it its
+memory. If a plan does not fit, the simulator continues as if the memory were free.
 
 **Prefetch**: `room` is the above. `one-block` (streamed) issues block b when block b + 1 is next to run its backward
-pass, not earlier, and starts a forward pass only when at most one swap-out is not finished: two blocks' buffers do.
-`blocking` (offload) computes nothing during a transfer, in both directions.
+pass, not earlier, and starts a forward pass only when at most one swap-out has not ended: buffers of two blocks are
+enough. `blocking` (offload) computes nothing during a transfer, in both directions.
 
 **Computing during transfers** takes `drag` seconds longer for each second in which any transfer runs; from 1 on it
-stands still meanwhile. A pass ends when computing and all transfers have ended.
+stalls during transfers. A pass ends when computing and all transfers have ended.
 """
 
 from __future__ import annotations
@@ -58,6 +54,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from dlbench.perfmodels.out_of_core.blocks import BlockCost, BlockCosts, Kind, Lane, Operation, Schedule
@@ -74,63 +71,73 @@ def simulate(
     *,
     prefetch: Prefetch = "room",
 ) -> Schedule:
-    """A pass with these blocks. `blocks`: all its units, in order. `rates`: of transfers; None where no block moves
-    anything. `capacity_bytes`: what may be held; None: no limit. Raises `ValueError`: blocks that are not the chain's,
-    or that move something without rates.
+    """Returns a simulated pass with these blocks, which are all units of the chain in order.
+
+    `rates` may be None if no block moves bytes; without `capacity_bytes` there is no limit.
+
+    Raises `ValueError`: blocks are not those of the chain, or move bytes without rates.
     """
     costs = BlockCosts(chain, blocking=prefetch == "blocking").of_plan(blocks)
     if rates is None and any(cost.moved_bytes for cost in costs):
         raise ValueError("blocks that are swapped need transfer rates")
     setting = PassSetting.of(chain, rates, capacity_bytes, prefetch)
     trace = Trace()
-    done = run(costs, setting, trace)
+    state = run(costs, setting, trace)
+    over_bytes = 0
+    if math.isfinite(setting.budget):
+        over_bytes = max(0, math.ceil(state.peak - setting.budget))
     return Schedule(
-        operations=tuple(sorted(trace.operations, key=lambda found: (found.start_s, found.end_s))),
-        makespan=done.clock,
+        operations=tuple(sorted(trace.operations, key=attrgetter("start_s", "end_s"))),
+        makespan=state.clock,
         useful_s=chain.useful_s,
-        recompute_s=sum(found.end_s - found.start_s for found in trace.operations if found.kind == "recompute"),
-        room_wait_s=done.room_wait_s,
-        swap_wait_s=done.swap_wait_s,
-        peak_bytes=chain.fixed_bytes + done.peak,
-        swapped_bytes=sum(costs[out.block].moved_bytes for out in done.outs),
-        leaving=frozenset(out.block for out in done.outs),
-        over_bytes=max(0, math.ceil(done.peak - setting.budget)) if math.isfinite(setting.budget) else 0,
+        recompute_s=sum(span.end_s - span.start_s for span in trace.operations if span.kind == "recompute"),
+        room_wait_s=state.room_wait_s,
+        swap_wait_s=state.swap_wait_s,
+        peak_bytes=chain.fixed_bytes + state.peak,
+        swapped_bytes=sum(costs[out.block].moved_bytes for out in state.outs),
+        leaving=frozenset(out.block for out in state.outs),
+        over_bytes=over_bytes,
         held=trace.curve(chain.fixed_bytes),
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassSetting:
-    """What is the same for every plan."""
+    """The figures of a pass that do not depend on the plan."""
 
     budget: float  # Bytes for activations; infinite: no limit.
-    out_s: float  # Seconds per byte.
-    in_s: float
-    latency_s: float
-    drag: float
-    one_block: bool
-    blocking: bool
-    output_bytes: int
-    turn_bytes: int
-    turn_gradient_bytes: int
-    last_bytes: int
-    """The most that is held after the chain's backward pass: besides all gradients, by what is before it, or in the
-    update."""
-    before_s: float
-    turn_s: float
-    after_s: float
+    out_s: float  # Seconds per byte of a swap-out.
+    in_s: float  # Seconds per byte of a swap-in.
+    latency_s: float  # Seconds per storage of a transfer.
+    drag: float  # Seconds by which computing takes longer per second of transfers.
+    one_block: bool  # Whether blocks are streamed, one ahead.
+    blocking: bool  # Whether computing waits for transfers.
+    output_bytes: int  # Output of the chain.
+    turn_bytes: int  # Bytes that head and loss need.
+    turn_gradient_bytes: int  # Gradients of the head's parameters.
+    last_bytes: int  # See `last_bytes`.
+    before_s: float  # Seconds before the chain's forward pass.
+    turn_s: float  # Seconds of head and loss.
+    after_s: float  # Seconds after the chain's backward pass.
 
     @classmethod
     def of(
         cls, chain: Chain, rates: TransferRates | None, capacity_bytes: int | None, prefetch: Prefetch = "room"
     ) -> PassSetting:
-        """Of a chain within a capacity; no rates: nothing moves."""
+        """Returns the setting of a chain within a capacity; None: no limit. Without rates nothing moves."""
+        budget = math.inf
+        if capacity_bytes is not None:
+            budget = capacity_bytes - chain.fixed_bytes
+        out_s = in_s = latency_s = drag = 0.0
+        if rates is not None:
+            out_s, in_s = 1 / rates.out_bytes_per_s, 1 / rates.in_bytes_per_s
+            latency_s, drag = rates.latency_s, min(1.0, rates.drag)
         return cls(
-            budget=math.inf if capacity_bytes is None else capacity_bytes - chain.fixed_bytes,
-            out_s=1 / rates.out_bytes_per_s if rates else 0.0,
-            in_s=1 / rates.in_bytes_per_s if rates else 0.0,
-            latency_s=rates.latency_s if rates else 0.0,
-            drag=min(1.0, rates.drag) if rates else 0.0,
+            budget=budget,
+            out_s=out_s,
+            in_s=in_s,
+            latency_s=latency_s,
+            drag=drag,
             one_block=prefetch == "one-block",
             blocking=prefetch == "blocking",
             output_bytes=chain.output_bytes,
@@ -144,70 +151,75 @@ class PassSetting:
 
 
 def last_bytes(chain: Chain) -> int:
-    """The most that is held when the chain's backward pass is done, in that of what is before it or in the update."""
-    made = chain.turn_gradient_bytes + sum(unit.gradient_bytes for unit in chain.units)
-    return made + max(chain.after_bytes, chain.after_gradient_bytes + chain.update_bytes)
+    """Returns the most bytes that are held after the chain's backward pass: by the modules before it or in the update.
+
+    They include all gradients.
+    """
+    gradients = chain.turn_gradient_bytes + sum(unit.gradient_bytes for unit in chain.units)
+    return gradients + max(chain.after_bytes, chain.after_gradient_bytes + chain.update_bytes)
 
 
 class SwapOut(NamedTuple):
     """A transfer out of the device."""
 
     block: int
-    start: float
-    end: float
-    freed: int
+    start: float  # Seconds from the start of the pass.
+    end: float  # Seconds from the start of the pass.
+    freed: int  # Bytes that are freed at its end.
 
 
 @dataclass(slots=True)
 class Pass:
-    """A pass while it is simulated: times in seconds from its start, bytes of activations."""
+    """The state of a pass during simulation: times in seconds from its start, bytes of activations."""
 
     clock: float = 0.0
     held: int = 0
     peak: int = 0
     room_wait_s: float = 0.0
     swap_wait_s: float = 0.0
-    recompute_s: float = 0.0  # Of the blocks so far, undisturbed.
+    recompute_s: float = 0.0  # Recomputing of the blocks so far, without slowdown.
     outs: list[SwapOut] = field(default_factory=list)
     oldest: int = 0  # The first swap-out that has not ended.
-    out_free: float = 0.0  # When the way out has nothing to do.
+    out_free: float = 0.0  # Time at which the last swap-out ends.
 
 
 @dataclass
 class Trace:
-    """What a simulated pass gives besides its totals."""
+    """The operations and the memory curve of a simulated pass."""
 
     operations: list[Operation] = field(default_factory=list)
-    changes: list[tuple[float, int]] = field(default_factory=list)  # Time, and bytes held from then on.
+    changes: list[tuple[float, int]] = field(default_factory=list)  # Time, and bytes held more from then on.
 
     def add(self, lane: Lane, kind: Kind, block: int | None, start: float, end: float) -> None:
-        """An operation; nothing where it takes no time."""
+        """Adds an operation, unless it takes no time."""
         if end > start:
             self.operations.append(Operation(lane=lane, kind=kind, block=block, start_s=start, end_s=end))
 
     def curve(self, fixed_bytes: int) -> tuple[tuple[float, int], ...]:
-        """What is held from each time on; what is freed at a time goes before what is taken then."""
+        """Returns times and the bytes that are held from then on; at equal times memory is freed before it is
+        allocated.
+        """
         points: list[tuple[float, int]] = [(0.0, fixed_bytes)]
-        held = fixed_bytes
+        held_bytes = fixed_bytes
         for when, change in sorted(self.changes):
-            held += change
+            held_bytes += change
             if when == points[-1][0]:
-                points[-1] = (when, held)
+                points[-1] = (when, held_bytes)
             else:
-                points.append((when, held))
+                points.append((when, held_bytes))
         return tuple(points)
 
 
 def run(costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None) -> Pass:
-    """Simulates a pass over blocks."""
-    done = begin(costs, setting, trace)
-    forward(done, costs, range(len(costs)), setting, trace)
-    backward(done, costs, setting, trace)
-    return done
+    """Simulates a pass over blocks and returns its end."""
+    state = begin(costs, setting, trace)
+    forward(state, costs, range(len(costs)), setting, trace)
+    backward(state, costs, setting, trace)
+    return state
 
 
 def begin(costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None) -> Pass:
-    """A pass at the start of the first block's forward pass."""
+    """Returns the state of a pass at the start of the first block's forward pass."""
     first = costs[0].input_bytes
     if trace:
         trace.add("compute", "outside", None, 0.0, setting.before_s)
@@ -216,20 +228,19 @@ def begin(costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None 
 
 
 def forward(
-    done: Pass, costs: Sequence[BlockCost], blocks: range, setting: PassSetting, trace: Trace | None = None
+    state: Pass, costs: Sequence[BlockCost], blocks: range, setting: PassSetting, trace: Trace | None = None
 ) -> None:
-    """Goes on with the forward passes of some blocks, which come next. What it says of a block does not depend on what
-    is decided for later ones.
-    """
-    clock, held, peak, oldest, out_free, outs = done.clock, done.held, done.peak, done.oldest, done.out_free, done.outs
+    """Simulates the forward passes of the next blocks. They do not depend on the decisions for later blocks."""
+    clock, held, peak = state.clock, state.held, state.peak
+    oldest, out_free, outs = state.oldest, state.out_free, state.outs
     budget, drag = setting.budget, setting.drag
-    allowed = 1 if setting.one_block else len(costs)
+    num_allowed = 1 if setting.one_block else len(costs)  # Swap-outs that may run when a block starts.
     for block in blocks:
-        cost, since = costs[block], clock
+        cost, ready = costs[block], clock
         output = costs[block + 1].input_bytes if block + 1 < len(costs) else setting.output_bytes
         needed = cost.forward_bytes
         while oldest < len(outs) and (
-            outs[oldest].end <= clock or held + needed > budget or len(outs) - oldest > allowed
+            outs[oldest].end <= clock or held + needed > budget or len(outs) - oldest > num_allowed
         ):
             held -= outs[oldest].freed
             clock = max(clock, outs[oldest].end)
@@ -240,12 +251,12 @@ def forward(
         stays = cost.own_bytes + output + cost.kept_bytes - cost.input_bytes
         held += stays
         if trace:
-            trace.add("compute", "wait", block, since, start)
+            trace.add("compute", "wait", block, ready, start)
             trace.add("compute", "forward", block, start, clock)
             trace.changes += [(start, needed), (clock, stays - needed)]
-        done.room_wait_s += start - since
+        state.room_wait_s += start - ready
         if cost.recomputes:
-            done.recompute_s += cost.forward_s
+            state.recompute_s += cost.forward_s
         if cost.moved_bytes:
             start = max(clock, out_free)
             out_free = start + cost.moved_count * setting.latency_s + cost.moved_bytes * setting.out_s
@@ -253,53 +264,54 @@ def forward(
             if setting.blocking:
                 if trace:
                     trace.add("compute", "wait", block, clock, out_free)
-                done.room_wait_s += out_free - clock
+                state.room_wait_s += out_free - clock
                 clock = out_free
-    done.clock, done.held, done.peak, done.oldest, done.out_free = clock, held, peak, oldest, out_free
+    state.clock, state.held, state.peak, state.oldest, state.out_free = clock, held, peak, oldest, out_free
 
 
 def backward(
-    done: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None, cutoff: float = math.inf
+    state: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None = None, cutoff: float = math.inf
 ) -> None:
-    """Ends a pass after all forward passes: from head and loss on. Where it finds that the pass cannot end before
-    `cutoff`, it stops, and leaves its clock there or beyond.
+    """Simulates the rest of a pass after all forward passes, from head and loss on.
+
+    If the pass cannot end before `cutoff`, it stops early, with the clock there or beyond.
     """
-    way = _WayBack(done, costs, setting, trace)
-    since = done.clock
-    way.make_room(setting.turn_bytes)
+    steps = _BackwardSteps(state, costs, setting, trace)
+    ready = state.clock
+    steps.make_room(setting.turn_bytes)
     if trace:
-        trace.add("compute", "wait", len(costs) - 1, since, done.clock)
-    done.room_wait_s += done.clock - since
-    way.compute("outside", None, setting.turn_s)
-    way.free(setting.turn_bytes - setting.turn_gradient_bytes + setting.output_bytes, done.clock)
-    left = done.recompute_s + setting.after_s + sum(cost.backward_s for cost in costs)
+        trace.add("compute", "wait", len(costs) - 1, ready, state.clock)
+    state.room_wait_s += state.clock - ready
+    steps.compute("outside", None, setting.turn_s)
+    steps.free(setting.turn_bytes - setting.turn_gradient_bytes + setting.output_bytes, state.clock)
+    remaining_s = state.recompute_s + setting.after_s + sum(cost.backward_s for cost in costs)
     for block in range(len(costs) - 1, -1, -1):
-        if done.clock + left >= cutoff:
-            done.clock = max(cutoff, done.clock)
+        if state.clock + remaining_s >= cutoff:
+            state.clock = max(cutoff, state.clock)
             return
-        cost, since = costs[block], done.clock
-        way.bring(block)
-        way.start(block)
+        cost, ready = costs[block], state.clock
+        steps.swap_in(block)
+        steps.start(block)
         if trace:
-            trace.add("compute", "wait", block, since, done.clock)
-        done.swap_wait_s += done.clock - since
+            trace.add("compute", "wait", block, ready, state.clock)
+        state.swap_wait_s += state.clock - ready
         if cost.recomputes:
-            way.compute("recompute", block, cost.forward_s)
-            left -= cost.forward_s
-        way.compute("backward", block, cost.backward_s)
-        left -= cost.backward_s
-        way.free(cost.backward_bytes - cost.gradient_bytes + cost.own_bytes + cost.kept_bytes, done.clock)
-    done.peak = max(done.peak, setting.last_bytes)
-    way.compute("outside", None, setting.after_s)
-    done.clock = max(done.clock, done.out_free)
+            steps.compute("recompute", block, cost.forward_s)
+            remaining_s -= cost.forward_s
+        steps.compute("backward", block, cost.backward_s)
+        remaining_s -= cost.backward_s
+        steps.free(cost.backward_bytes - cost.gradient_bytes + cost.own_bytes + cost.kept_bytes, state.clock)
+    state.peak = max(state.peak, setting.last_bytes)
+    steps.compute("outside", None, setting.after_s)
+    state.clock = max(state.clock, state.out_free)
     if trace:
-        for out in done.outs:
+        for out in state.outs:
             trace.add("out", "swap out", out.block, out.start, out.end)
-        trace.changes += [(out.end, -out.freed) for out in done.outs]
+        trace.changes += [(out.end, -out.freed) for out in state.outs]
 
 
 def stretched(seconds: float, transfers_s: float, drag: float) -> float:
-    """How long computing takes that alone takes `seconds`, where transfers run for the next `transfers_s` seconds."""
+    """Returns the seconds of computing, `seconds` alone, if transfers run for the next `transfers_s` seconds."""
     if seconds <= 0:
         return 0.0
     if seconds <= transfers_s * (1 - drag):
@@ -307,88 +319,94 @@ def stretched(seconds: float, transfers_s: float, drag: float) -> float:
     return seconds + transfers_s * drag
 
 
-class _WayBack:
-    """What comes back, and when: the queue of blocks that have not been issued, and the room that is owed."""
+class _BackwardSteps:
+    """The steps of a backward pass, with the queue of swap-ins and the memory that must be left to earlier blocks."""
 
-    __slots__ = ("_below", "_costs", "_done", "_in_free", "_issued", "_limits", "_next", "_ready", "_setting", "_trace")
+    __slots__ = (
+        *("_below", "_costs", "_in_free", "_issued", "_limits", "_next", "_ready", "_setting", "_state", "_trace"),
+    )
 
-    def __init__(self, done: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None) -> None:
-        self._done, self._costs, self._setting, self._trace = done, costs, setting, trace
-        self._in_free = 0.0
+    def __init__(self, state: Pass, costs: Sequence[BlockCost], setting: PassSetting, trace: Trace | None) -> None:
+        self._state, self._costs, self._setting, self._trace = state, costs, setting, trace
+        self._in_free = 0.0  # Time at which the last swap-in ends.
         self._next = len(costs) - 1  # The block that is issued next.
-        self._ready = [0.0] * len(costs)
-        self._issued = 0  # `freed_bytes` of all that was issued.
+        self._ready = [0.0] * len(costs)  # Time at which the swap-in of each block ends.
+        self._issued = 0  # Sum of `freed_bytes` of all issued blocks.
         self._limits: deque[tuple[int, float]] = deque()
-        """Blocks that have been passed and have not started, each with what `_issued` may be until it starts;
-        those whose limit a later one undercuts are left out, so that the first is the least."""
-        freed = sum(out.freed for out in done.outs[done.oldest :])
-        self._below = done.held - setting.output_bytes - freed  # What blocks up to `_next` hold after their swap-outs.
+        """Blocks that have been issued and have not started, each with the limit of `_issued` until it starts; those
+        with a limit above that of a later block are left out, so that the first limit is the lowest."""
+        freed = sum(out.freed for out in state.outs[state.oldest :])
+        self._below = state.held - setting.output_bytes - freed  # Bytes of blocks up to `_next` after their swap-outs.
 
     def compute(self, kind: Kind, block: int | None, seconds: float) -> None:
-        done, start = self._done, self._done.clock
-        transfers_s = max(done.out_free, self._in_free) - start
-        done.clock += seconds if transfers_s <= 0 else stretched(seconds, transfers_s, self._setting.drag)
+        state, start = self._state, self._state.clock
+        transfers_s = max(state.out_free, self._in_free) - start
+        state.clock += seconds if transfers_s <= 0 else stretched(seconds, transfers_s, self._setting.drag)
         if self._trace:
-            self._trace.add("compute", kind, block, start, done.clock)
+            self._trace.add("compute", kind, block, start, state.clock)
 
-    def take(self, count: int) -> None:
-        done = self._done
-        done.held += count
-        done.peak = max(done.peak, done.held)
+    def take(self, num_bytes: int) -> None:
+        state = self._state
+        state.held += num_bytes
+        state.peak = max(state.peak, state.held)
         if self._trace:
-            self._trace.changes.append((done.clock, count))
+            self._trace.changes.append((state.clock, num_bytes))
 
-    def free(self, count: int, when: float) -> None:
-        self._done.held -= count
+    def free(self, num_bytes: int, when: float) -> None:
+        self._state.held -= num_bytes
         if self._trace:
-            self._trace.changes.append((when, -count))
+            self._trace.changes.append((when, -num_bytes))
 
-    def bring(self, block: int) -> None:
-        """Issues what has room, waits until `block` has been issued, and for its transfer."""
-        done, outs = self._done, self._done.outs
+    def swap_in(self, block: int) -> None:
+        """Issues blocks while memory is free, waits until `block` has been issued, and for its transfer."""
+        state, outs = self._state, self._state.outs
         setting = self._setting
-        last = block if setting.blocking else max(0, block - 1) if setting.one_block else 0
+        last = 0  # The last block that may be issued now.
+        if setting.blocking:
+            last = block
+        elif setting.one_block:
+            last = max(0, block - 1)
         while True:
-            while done.oldest < len(outs) and outs[done.oldest].end <= done.clock:
-                done.held -= outs[done.oldest].freed
-                done.oldest += 1
+            while state.oldest < len(outs) and outs[state.oldest].end <= state.clock:
+                state.held -= outs[state.oldest].freed
+                state.oldest += 1
             while self._next >= last and self._issue(setting.budget):
                 pass
             if self._next < block:
                 break
-            if done.oldest < len(outs):
-                done.clock = max(done.clock, outs[done.oldest].end)
+            if state.oldest < len(outs):
+                state.clock = max(state.clock, outs[state.oldest].end)
             else:
                 self._issue(math.inf)
-        done.clock = max(done.clock, self._ready[block])
+        state.clock = max(state.clock, self._ready[block])
 
     def _issue(self, budget: float) -> bool:
-        """Issues the next block in backward order; False: it has no room."""
-        number, done = self._next, self._done
+        """Issues the next block in backward order; returns False if it does not fit."""
+        number, state = self._next, self._state
         cost = self._costs[number]
         if cost.moved_bytes:
             freed = cost.freed_bytes
-            here = done.oldest < len(done.outs)
+            is_on_device = state.oldest < len(state.outs)
             if self._limits and self._issued + freed > self._limits[0][1]:
                 return False
-            if freed and not here and done.held + freed > budget:
+            if freed and not is_on_device and state.held + freed > budget:
                 return False
             self._issued += freed
-            if here:
+            if is_on_device:
                 # The newest swap-out has not ended: its block does not leave.
-                del done.outs[-1]
-                done.out_free = done.outs[-1].end if done.outs else 0.0
+                del state.outs[-1]
+                state.out_free = state.outs[-1].end if state.outs else 0.0
             else:
                 self.take(freed)
-                start = max(done.clock, self._in_free)
-                fixed_s = cost.moved_count * self._setting.latency_s
-                self._in_free = start + fixed_s + cost.moved_bytes * self._setting.in_s
+                start = max(state.clock, self._in_free)
+                latency_s = cost.moved_count * self._setting.latency_s
+                self._in_free = start + latency_s + cost.moved_bytes * self._setting.in_s
                 self._ready[number] = self._in_free
                 if self._trace:
                     self._trace.add("in", "swap in", number, start, self._in_free)
-        own = cost.own_bytes + cost.kept_bytes
-        self._below -= own - cost.freed_bytes
-        spare = self._setting.budget - self._below - own - cost.gradients_before_bytes - cost.backward_bytes
+        stays = cost.own_bytes + cost.kept_bytes
+        self._below -= stays - cost.freed_bytes
+        spare = self._setting.budget - self._below - stays - cost.gradients_before_bytes - cost.backward_bytes
         limit = self._issued + spare
         while self._limits and self._limits[-1][1] >= limit:
             self._limits.pop()
@@ -396,16 +414,16 @@ class _WayBack:
         self._next -= 1
         return True
 
-    def make_room(self, count: int) -> None:
-        """Holds this many bytes more, as soon as swap-outs leave room for them."""
-        done = self._done
-        while done.oldest < len(done.outs) and (
-            done.outs[done.oldest].end <= done.clock or done.held + count > self._setting.budget
+    def make_room(self, num_bytes: int) -> None:
+        """Holds `num_bytes` more as soon as swap-outs have freed enough memory."""
+        state = self._state
+        while state.oldest < len(state.outs) and (
+            state.outs[state.oldest].end <= state.clock or state.held + num_bytes > self._setting.budget
         ):
-            done.held -= done.outs[done.oldest].freed
-            done.clock = max(done.clock, done.outs[done.oldest].end)
-            done.oldest += 1
-        self.take(count)
+            state.held -= state.outs[state.oldest].freed
+            state.clock = max(state.clock, state.outs[state.oldest].end)
+            state.oldest += 1
+        self.take(num_bytes)
 
     def start(self, block: int) -> None:
         self.make_room(self._costs[block].backward_bytes)

@@ -41,7 +41,7 @@ def methods_sheet(found: MethodComparison) -> Sheet[MethodPoint]:
 
     title = f"{found.sample_unit}/s"
     throughput: Column[MethodPoint] = Column(
-        "throughput_per_s", title, lambda one: one.throughput, rate, has_interval=True, is_brief=True
+        "throughput_per_s", title, "throughput", rate, has_interval=True, is_brief=True
     )
     said = ("method", "label", "recompute", "swap", "capacity", "batch", "parts", throughput)
     memory = ("device_peak", "predicted_peak_bytes", "peak_error", "capacity_bytes", "in_core_bytes", "process_peak")
