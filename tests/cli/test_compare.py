@@ -438,7 +438,7 @@ def test_a_baseline_of_one_session_says_so_and_a_history_helps(tmp_path: Path) -
     assert judged(*gate)[0] == 1
     assert "no such folder" in str(refused(*gate, "--history", tmp_path / "nowhere"))
     other = write_side(tmp_path / "other", STEADY[:5], points=(2,))
-    assert "holds no run of these workloads and sizes" in str(refused(*gate, "--history", other))
+    assert "contains no run of these workloads and sizes" in str(refused(*gate, "--history", other))
 
 
 def test_both_sides_in_one_job_have_runs_as_the_unit(tmp_path: Path) -> None:
