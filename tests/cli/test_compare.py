@@ -322,7 +322,7 @@ def test_sides_of_one_folder_by_their_properties(tmp_path: Path) -> None:
         assert result.exit_code == 1
         assert "commit aaa" in result.output
     assert "are the same 5 runs" in str(refused("compare", out, out, "--where", "ranks=1", "--where", "series=first"))
-    assert "values there: first, second; did you mean first?" in str(
+    assert "existing values: first, second; did you mean first?" in str(
         refused("compare", out, out, "--where-a", "series=firs")
     )
     assert "no such property" in str(refused("compare", out, out, "--where-b", "serie=first"))

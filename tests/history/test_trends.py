@@ -555,7 +555,7 @@ def test_a_regression_is_named_until_somebody_acknowledges_it(store: Path, tmp_p
         ),
         (["SERIES", "2026-03-02", "--reason", "x"], "has no change on that day, only: 2026-03-15"),
         (["SERIES", "2", "--reason", "x"], "has no change on that day"),
-        (["SERIES", "2026-03-15", "--reason", " "], "--reason: must have 1 to"),
+        (["SERIES", "2026-03-15", "--reason", " "], "--reason: must have 1 to 500 characters"),
     ],
 )
 def test_only_what_is_there_can_be_acknowledged(store: Path, arguments: list[str], message: str) -> None:

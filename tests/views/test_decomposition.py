@@ -235,7 +235,7 @@ def test_a_run_that_went_on_after_an_interruption_is_subtracted_from_none(tmp_pa
     point = only_point(tmp_path)
     assert {what.seconds.n for what in both(point)} == {4}
     assert [line.partition(" ")[2] for line in point.missing] == [
-        "was resumed after an interruption: no repeat of runs that ran through"
+        "was resumed after an interruption: not a repeat of uninterrupted runs"
     ]
 
 
