@@ -315,7 +315,7 @@ def test_too_little_is_refused() -> None:
     points = measured(SHAPED)
     with pytest.raises(UserError, match="needs at least 5 points of at least two sizes; got 3 points of 3"):
         fitted(points[:3])
-    with pytest.raises(UserError, match="of two sizes or more, here are 12 of 1"):
+    with pytest.raises(UserError, match="of at least two sizes; got 12 points of 1"):
         fitted([point for point in points if point.num_bytes == MIB])
     with pytest.raises(UserError, match="are no measurement"):
         fitted([Observation(**{**vars(points[0]), "seconds": 0.0}), *points])

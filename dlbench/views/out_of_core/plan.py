@@ -275,9 +275,7 @@ def _batch_sheet(found: CapacityPlan) -> Sheet[MethodForecast]:
         title=f"Batches in {format_bytes(found.capacity_bytes)}: {found.measured.sample_unit}/s",
         columns=columns_of(MethodForecast, *names),
         rows=found.by_batch,
-        pivot=Pivot(
-            corner="Batch", down="method", across=lambda one: str(one.batch), cell=_rate_if_it_fits
-        ),
+        pivot=Pivot(corner="Batch", down="method", across=lambda one: str(one.batch), cell=_rate_if_it_fits),
         caption="Samples per second of forward and backward passes, predicted: times and activations in proportion to "
         "the batch. A dash: the method does not fit.",
         in_terminal=True,
