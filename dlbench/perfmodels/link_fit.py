@@ -411,7 +411,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Structure:
-    """Which costs a fit has: sizes in bytes up to which each piece goes (the last has no limit), and whether gamma."""
+    """The costs of a fit: sizes in bytes up to which each piece goes (the last has no limit), and whether gamma."""
 
     limits: Mapping[LevelName, tuple[int, ...]] = field(default_factory=dict)
     gamma: bool = False

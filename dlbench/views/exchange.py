@@ -136,6 +136,14 @@ class WayRow:
     point: ExchangePoint
     way: Way
 
+    @property
+    def num_runs(self) -> int:
+        return len(self.point.run_ids)
+
+    @property
+    def is_first(self) -> bool:
+        return self.way is self.point.ways[0]
+
 
 def exchange_points(group: Runs, table: RunTable) -> tuple[ExchangePoint, ...]:
     """Returns the exchange of every point with more than one rank whose runs record it, by rank count."""
@@ -275,7 +283,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
         *of_point("wire_overflows", "dense_switches"),
         *of_model("startup_s", "per_byte_s"),
         *of_point("why_not_predicted=why"),
-        Column("runs", "", lambda row: len(row.point.run_ids)),
+        Column("runs", "", "num_runs"),
     )
     rows: list[WayRow] = []
     for point in points:
@@ -285,7 +293,7 @@ def what_ran(points: tuple[ExchangePoint, ...]) -> Sheet[WayRow]:
         title="Exchange that ran",
         columns=tuple(replace(original, title=titles.get(original.name, original.title)) for original in columns),
         rows=rows,
-        is_data=lambda row: row.way is row.point.ways[0],
+        is_data=attrgetter("is_first"),
         caption="It may differ from the requested exchange. Bytes sent per rank follow from the algorithm that ran.",
     )
 
@@ -443,7 +451,8 @@ def spans(rows: Rows, colours: Mapping[str, str]) -> Any:
         y = y.scale(paddingInner=0.0).axis(labels=False, labelLimit=260, ticks=False, domain=False, title=title)
     label = si_label("s")
     x = alt.X("from:Q", title="time since the start of the backward pass").axis(labelExpr=label, tickCount=6)
-    present = [kind for kind in colours if any(row["kind"] == kind for row in rows)]
+    kinds = {row["kind"] for row in rows}
+    present = [kind for kind in colours if kind in kinds]
     colour = alt.Color("kind:N", title=None, sort=list(colours)).scale(
         domain=present, range=[colours[kind] for kind in present]
     )

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from dlbench.analysis import scaling
@@ -306,7 +307,7 @@ def _limit(group: scaling.Group, batches: tuple[BatchMemory, ...]) -> str:
     candidates = [
         row for row in batches if row.precision == train.precision and row.parts == train.gradient_accumulation
     ]
-    largest = max((row for row in candidates if row.num_runs), key=lambda row: row.batch)
+    largest = max((row for row in candidates if row.num_runs), key=attrgetter("batch"))
     clauses = [f"{largest.batch} samples per rank fitted in {train.precision}"]
     if largest.peak_bytes:
         clauses[0] += f" ({format_bytes(largest.peak_bytes)})"

@@ -24,7 +24,7 @@ from dlbench.stats.pairing import RunKey
 from dlbench.views.decomposition import SeriesPoint, series_facts
 from dlbench.views.model import Report
 from dlbench.views.readers import WARM_SHARE, storage_cell, storage_share
-from dlbench.views.view import ReportSource, ReportView, place_of
+from dlbench.views.view import ReportSource, ReportView, optional_text, place_of
 
 Tier = Literal["synthetic", "cached", "cold"]
 VARIANTS: Mapping[Tier, Variant] = {"synthetic": "synthetic-input", "cached": "cached-input", "cold": "plain"}
@@ -44,10 +44,6 @@ _NAMES = {"preparation": "preparing samples (decode, augment)", "fetch": "fetchi
 _SHORT_NAMES = {"preparation": "preparing", "fetch": "fetching"}
 
 
-def _optional_text(text: str) -> str | None:
-    return text or None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StallPart:
     """One part of the step with a cold page cache, or with a warm one if cold was not possible."""
@@ -58,6 +54,10 @@ class StallPart:
     share: Estimate | None = field(metadata=column("Share", is_brief=True))
     """Share of the step; shares of the measured parts sum to 1."""
     why: str = field(metadata=column(name="why_not_measured"))
+
+    @property
+    def title(self) -> str:
+        return PART_TITLES[self.name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,11 @@ class TierRuns:
     storage_share: float | None
     """Share of the bytes read that came from storage and not from the page cache, mean over runs; None: not known."""
     epochs: float | None  # Most epochs that a run read; None: not known.
-    cache: str = field(metadata=column("Page cache", value=_optional_text))
+    cache: str = field(metadata=column("Page cache", value=optional_text))
+
+    @property
+    def title(self) -> str:
+        return TIER_TITLES[self.tier]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,7 +248,7 @@ def _of_point(*picks: str) -> tuple[Column[Any], ...]:
 
 
 def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
-    title: Column[Any] = Column("", "Part of the step", lambda part: PART_TITLES[part.name], is_brief=True)
+    title: Column[Any] = Column("", "Part of the step", "title", is_brief=True)
     rows: list[tuple[Stalls, StallPart]] = []
     for point in points:
         rows += [(point, part) for part in point.parts]
@@ -265,7 +269,7 @@ def _parts_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, StallPart]]:
 
 
 def _runs_sheet(points: Sequence[Stalls]) -> Sheet[tuple[Stalls, TierRuns]]:
-    title: Column[Any] = Column("", "Runs with", lambda tier: TIER_TITLES[tier.tier], is_brief=True)
+    title: Column[Any] = Column("", "Runs with", "title", is_brief=True)
     from_storage: Column[Any] = Column("storage_share", "From storage", "storage_share", _storage_cell)
     runs: Column[Any] = Column("runs", "Runs", "step_s.n")
     picks = ("tier", title, "rate", "step_s", from_storage, "epochs", runs, "cache")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from typing import Any, Literal
 
 from dlbench.analysis import scaling
@@ -70,6 +71,10 @@ class StepPoint:
     outliers: tuple[OutlierStep, ...]  # The longest steps of each run, the largest ratio first.
     autocorrelation: Estimate | None
     """Correlation of successive step times (ratio), median over the runs that have it; None: no run has it."""
+
+    @property
+    def place(self) -> str:
+        return place_of(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,9 +191,9 @@ def outlier_sheet(points: Sequence[StepPoint]) -> Sheet[OutlierRow]:
     rows: list[OutlierRow] = []
     for point in points:
         rows += [OutlierRow(point, step) for step in point.outliers]
-    shown_rows = {id(row) for row in sorted(rows, key=lambda row: -row.step.ratio)[:MAX_OUTLIERS]}
+    shown_rows = {id(row) for row in sorted(rows, key=attrgetter("step.ratio"), reverse=True)[:MAX_OUTLIERS]}
     columns: tuple[Column[OutlierRow], ...] = (
-        Column("", "At", lambda row: place_of(row.point)),
+        Column("", "At", "point.place"),
         *columns_of(StepPoint, "ranks", "nodes", "is_baseline", of="point"),
         Column("step", "Step", "step.step"),
         Column("seconds", "Time", "step.seconds", unit="s"),
@@ -218,6 +223,10 @@ class QuantileRow:
     percent: int
     quantile: StepQuantile
 
+    @property
+    def share_text(self) -> str:
+        return f"{self.percent} %"
+
 
 def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
     """Returns the distribution of step times; for people a column per rank count."""
@@ -235,8 +244,8 @@ def quantile_sheet(distribution: StepDistribution) -> Sheet[QuantileRow]:
         rows=rows,
         pivot=Pivot(
             corner="Share of steps",
-            down=lambda row: f"{row.percent} %",
-            across=lambda row: place_of(row.point),
+            down="share_text",
+            across="point.place",
             cell="quantile.seconds",
         ),
         is_shown=lambda row: row.percent in LISTED and supports(row.point, row.percent),

@@ -292,7 +292,7 @@ def _supply_words(io: Io) -> Iterator[str]:
         )
         yield from _listing_words(measured[0])  # Cold, at the fewest ranks, if cold was in force.
     warnings = chain.from_iterable(supply.warnings for supply in measured)
-    yield from (f"{text}." for text in dict.fromkeys(text.rstrip(".") for text in warnings))
+    yield from dict.fromkeys(f"{warning.rstrip('.')}." for warning in warnings)
 
 
 def _listing_words(supply: Supply) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from dlbench.analysis.side_by_side import alike
 from dlbench.analysis.table import RunTable
@@ -66,7 +66,7 @@ class SystemDescription:
 def systems(table: RunTable) -> tuple[SystemDescription, ...]:
     """Returns each system by its name in the plans, the one with most runs first."""
     recorded = [run for run in table.runs.values() if run.record is not None]
-    by_name = alike(recorded, lambda run: run.plan.system.name)
+    by_name = alike(recorded, attrgetter("plan.system.name"))
     ordered = sorted(by_name.items(), key=lambda item: (-len(item[1]), item[0]))
     return tuple(_system(name, runs) for name, runs in ordered)
 
@@ -207,7 +207,7 @@ def _nccl(run: Run) -> str:
         adapters = sorted(Counter(nccl.adapters.values()).items())
         parts.append(f"adapters {', '.join(f'{kind} ({count})' for kind, count in adapters)}")
     if nccl.channels:
-        channels = sorted(nccl.channels.items(), key=lambda item: -item[1])
+        channels = sorted(nccl.channels.items(), key=itemgetter(1), reverse=True)
         parts.append(f"connections {', '.join(f'{kind} ({count})' for kind, count in channels)}")
     if nccl.collective_channels:
         parts.append(f"{nccl.collective_channels} channels")
@@ -232,6 +232,10 @@ class SystemProperty:
     what: str = field(metadata=column())
     text: str = field(metadata=column(name="value", limit=1000))
     is_data: bool = True  # Whether it is a field of the description; others are counts and lists for people only.
+
+    @property
+    def system_title(self) -> str:
+        return f"{self.system.name}: {self.system.title}"
 
 
 class SystemsView(ReportView):
@@ -264,7 +268,7 @@ def _sheet(systems: Sequence[SystemDescription]) -> Sheet[SystemProperty]:
         pivot=Pivot(
             corner="Property",
             down="what",
-            across=lambda row: f"{row.system.name}: {row.system.title}",
+            across="system_title",
             cell="text",
         ),
         is_data=attrgetter("is_data"),

@@ -97,7 +97,6 @@ class NodeMeans:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Ranks and nodes."""
         return self.ranks, self.nodes
 
     @property
@@ -153,7 +152,7 @@ class DetailedTelemetry(Telemetry):
 
 
 def _by_rank_count(group: RunGroup) -> list[Run]:
-    return sorted(group.runs, key=lambda run: (run.plan.layout.ranks, run.plan.layout.nodes))
+    return sorted(group.runs, key=attrgetter("plan.layout.ranks", "plan.layout.nodes"))
 
 
 def _telemetry(group: RunGroup, table: RunTable) -> Telemetry:

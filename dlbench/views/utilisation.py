@@ -162,7 +162,7 @@ def _point(point: Point, flops: int | None, peak: RankPeak | None) -> Utilisatio
 def _no_peak(group: scaling.Group) -> str:
     plan = group.sample.plan
     unit = "GPU" if plan.system.node.gpus else "core"
-    names = sorted({name for run in group.runs for name in gpu_names(run)})
+    names = sorted(set().union(*map(gpu_names, group.runs)))
     precision = plan.workload.train.precision
     why = f"{names[0]}: {why_no_peak(names[0], precision)}; " if len(names) == 1 else ""
     return (
@@ -264,8 +264,11 @@ class PublishedRate:
     address: str
 
     @property
+    def source_text(self) -> str:
+        return f"{self.source}, {self.address}"
+
+    @property
     def published_text(self) -> str:
-        """The published rate with its unit."""
         return f"{format_number(self.published)} {self.measured.unit.removesuffix('/rank')}"
 
 
@@ -383,7 +386,7 @@ def _published_sheet(rates: tuple[PublishedRate, ...]) -> Sheet[PublishedRate]:
         "gpus",
         Column("published_per_gpu_s", "Published per GPU", "published", "published_text"),
         *("measured", "ratio", "differences"),
-        Column("source", "Source", "source", lambda rate: f"{rate.source}, {rate.address}"),
+        Column("source", "Source", "source", "source_text"),
         "address",
     )
     return Sheet(

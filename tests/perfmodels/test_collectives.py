@@ -320,7 +320,7 @@ def test_too_little_is_refused() -> None:
     with pytest.raises(UserError, match="are no measurement"):
         fitted([Observation(**{**vars(points[0]), "seconds": 0.0}), *points])
     alone = {"collective": "allreduce", "algorithm": "ring", "layout": Layout(ranks=1, group_size=1)}
-    with pytest.raises(UserError, match="of one rank alone"):
+    with pytest.raises(UserError, match="of a single rank"):
         fitted([Observation(**{**vars(point), **alone}) for point in points])
     with pytest.raises(UserError, match="two sizes or more, here are 1"):
         fit_line("test", 2, [8, 8], [1.0, 1.0])

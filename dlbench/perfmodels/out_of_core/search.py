@@ -347,7 +347,7 @@ class _Search:
         costs = [self._costs.of(*span, "keep") for span in self._spans]
         sizes = [cost.own_bytes + cost.kept_bytes for cost in costs]
         yield sorted(range(len(costs)), key=lambda block: costs[block].forward_s / max(1, sizes[block]))
-        yield sorted(range(len(costs)), key=lambda block: -sizes[block])
+        yield sorted(range(len(costs)), key=sizes.__getitem__, reverse=True)
 
     def _plan(self, decisions: Sequence[Decision]) -> Blocks:
         return tuple((first, last, decision) for (first, last), decision in zip(self._spans, decisions, strict=True))

@@ -36,6 +36,7 @@ from dlbench.specs.training import TrainSpec
 from dlbench.stats.estimates import Estimate, mean_estimate, median_estimate, of_known
 from dlbench.stats.pairing import RunKey
 from dlbench.views.peak_memory import ended_without_memory, runs_or_none
+from dlbench.views.view import optional_text
 
 IN_CORE = ("none", "none")
 
@@ -75,10 +76,6 @@ def signed_percent(error: float) -> Cell:
 
 def _bytes_or_no(num_bytes: int) -> int | Cell:
     return num_bytes or Cell("no")
-
-
-def _optional_text(text: str) -> str | None:
-    return text or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +132,7 @@ class MethodPoint:
     """Bytes of gradients and parameters copied for the host's update, per step."""
     checksum_share: float | None = field(default=None, metadata=column("Verified", "checksum_fraction", text=percent))
     """Verified share of the swapped bytes (1), the lowest of any run; None without verification."""
-    tier: str = field(default="", metadata=column("To", text=_optional_text))  # The memory or disk of swapped tensors.
+    tier: str = field(default="", metadata=column("To", text=optional_text))  # The memory or disk of swapped tensors.
     num_runs: int = field(default=0, metadata=column("Runs", "runs"))
     num_without_memory: int = field(default=0, metadata=column("Did not fit", "runs_without_memory", text=runs_or_none))
     """Runs that ended because memory was used up, or because no plan fits."""
@@ -143,7 +140,6 @@ class MethodPoint:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Ranks and nodes."""
         return self.ranks, self.nodes
 
     @property
@@ -160,12 +156,11 @@ class MethodPoint:
 
     @property
     def is_in_core(self) -> bool:
-        """Whether nothing is recomputed or swapped."""
         return (self.recompute, self.swap) == IN_CORE
 
     @property
     def is_planned(self) -> bool:
-        """Whether a plan decides for every block."""
+        """True if a plan decides for each block."""
         return "planned" in (self.recompute, self.swap)
 
 
@@ -195,8 +190,7 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class AtLimit:
-    """One method, with one batch and rank count, at a memory limit for which a plan was made; it may shard its state.
-    """
+    """A method, with one batch and rank count, at a memory limit for which a plan was made; it may shard its state."""
 
     ranks: int
     nodes: int
@@ -588,7 +582,7 @@ def _at_limit(groups: Sequence[Group], others: Sequence[Group], table: RunTable)
             continue
         for (ranks, nodes), sides_at_place in comparable.places.items():
             sides = [_side(side, table) for side in sides_at_place]
-            sides.sort(key=lambda side: -side.throughput.value)
+            sides.sort(key=attrgetter("throughput.value"), reverse=True)
             for limit in sorted(frozenset().union(*(side.capacities for side in sides))):
                 best = next((side for side in sides if side.fits(limit)), None)
                 for side in sides:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain as chain_items
+from operator import attrgetter
 
 import dlbench
 from dlbench.perfmodels.out_of_core.blocks import Operation
@@ -319,7 +320,7 @@ def _trade_words(plan: CapacityPlan) -> Iterator[str]:
     if not fixed:
         yield "No method that treats all blocks equally fits."
     elif planned is not None and planned.pass_s:
-        best = min(fixed, key=lambda forecast: forecast.pass_s or 0.0)
+        best = min(fixed, key=attrgetter("pass_s"))
         yield (
             f"Of the methods that treat all blocks equally and fit, {best.method} is the fastest; the plan is predicted"
             f" to be {(best.pass_s or 0.0) / planned.pass_s:.2f}x as fast."

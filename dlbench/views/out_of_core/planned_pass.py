@@ -107,7 +107,8 @@ def lanes_chart(operations: Sequence[Operation], blocks: Sequence[PlannedPart], 
                 "shown": format_seconds(span.end_s - span.start_s),
             }
         )
-    present = [kind for kind in KINDS.values() if any(row["kind"] == kind[0] for row in rows)]
+    titles = {row["kind"] for row in rows}
+    present = [kind for kind in KINDS.values() if kind[0] in titles]
     colour = alt.Color("kind:N", title=None, legend=alt.Legend(orient="bottom", columns=4)).scale(
         domain=[title for title, _ in present], range=[colour for _, colour in present]
     )

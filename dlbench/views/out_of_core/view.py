@@ -269,7 +269,7 @@ def _headline(comparison: MethodComparison) -> str:
 
 def _words(comparison: MethodComparison) -> Iterator[str]:
     yield from map(_choice, list(alike(comparison.at_limit, _limit_text).values())[-MAX_GAINS:])
-    for gain in sorted(comparison.gains, key=lambda gain: (-gain.ranks, -gain.batch))[:MAX_GAINS]:
+    for gain in sorted(comparison.gains, key=attrgetter("ranks", "batch"), reverse=True)[:MAX_GAINS]:
         yield _gain_text(gain)
     for limit in comparison.limits:
         place = place_text(limit.ranks, limit.nodes)
